@@ -1,0 +1,62 @@
+"""What a comparison says: one `Measurement` per case, edge, quantity and metric.
+
+Source: spec/parity.md "Metrics" and "Fail closed", spec/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What one measurement means; only `PASS` and `INFO` are not a problem."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INFO = "info"
+    """Reported for the reader; no tolerance applies."""
+    NOT_COMPARABLE = "not comparable"
+    """The two sides are not the same work (missing, extra, other shape, other recording)."""
+
+
+class Kind(StrEnum):
+    """The family a quantity belongs to; tolerances are chosen by it."""
+
+    LOGITS = "logits"
+    LOSS = "loss"
+    BLOCK = "block"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One number about one tensor on one edge of the triangle.
+
+    `tolerance` is the largest `value` that passes, so `value` is also the minimum tolerance that
+    would pass. It is NaN where the metric is informative only.
+    """
+
+    case: str
+    edge: str
+    quantity: str
+    kind: Kind
+    stage: int
+    """Position in the order of computation, -1 where there is none (loss, gradients)."""
+    metric: str
+    value: float
+    tolerance: float
+    verdict: Verdict
+    dtype: str
+    device: str
+    identity: str
+    """Hash of case, weights, inputs, metric version and device class; deltas need it equal."""
+    note: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the tolerance used; NaN where none applies."""
+        if math.isnan(self.tolerance):
+            return math.nan
+        return self.value / self.tolerance if self.tolerance else math.inf
