@@ -1,0 +1,257 @@
+"""The configuration: every size, rate and dtype of a Megalodon, validated once and hashable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
+GemmBackend = Literal["default"]
+
+_DTYPES = ("float32", "bfloat16", "float64")
+_DTYPE_FIELDS = ("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype")
+_SIZES = (
+    "vocab_size",
+    "model_dim",
+    "num_layers",
+    "num_heads",
+    "z_dim",
+    "value_dim",
+    "ffn_hidden_dim",
+    "cema_ndim",
+    "chunk_size",
+    "norm_num_groups",
+    "max_positions",
+)
+_RATES = ("dropout", "attention_dropout", "hidden_dropout")
+# megalodon-hf says the same thing in another word.
+_HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
+
+
+@dataclasses.dataclass(frozen=True)
+class MegalodonConfig:
+    """Sizes, rates and dtypes of a Megalodon; the defaults are the 200M setup.
+
+    Frozen and hashable, so it can be a static argument under `jax.jit`. Symbols are those of the
+    paper: D `model_dim`, H `num_heads`, Z `z_dim`, E `value_dim`, F `ffn_hidden_dim`, N `cema_ndim`,
+    C `chunk_size`, G `norm_num_groups`, V `vocab_size`.
+
+    Four dtypes say what happens where: parameters are stored in `param_dtype` (precision-sensitive
+    ones never below float32), operands of matrix products are rounded to `compute_dtype`, products
+    and every activation between them are kept in `accum_dtype`, softmax and loss are taken in
+    `softmax_dtype`.
+
+    Raises:
+        ValueError: a field breaks its rule; the message names the field, its value and the rule.
+    """
+
+    vocab_size: int = 32_000
+    model_dim: int = 1024
+    num_layers: int = 12
+    num_heads: int = 1
+    z_dim: int = 256
+    value_dim: int = 2048
+    ffn_hidden_dim: int = 2560
+    cema_ndim: int = 16
+    chunk_size: int = 2048
+    max_cache_len: int | None = None
+    cache_unbounded: bool = False
+    norm_num_groups: int = 32
+    norm_eps: float = 1e-5
+    rope_base: float | None = None
+    swiglu: bool = False
+    rescale_nffn: bool = False
+    scale_emb: bool = False
+    norm_affine: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    pad_token_id: int = 0
+    bos_token_id: int = 1
+    eos_token_id: int = 2
+    max_positions: int = 1_000_000
+    init_mode: InitMode = "he"
+    use_checkpoint: bool = False
+    output_size: int = -1
+    param_dtype: DTypeLike = jnp.float32
+    compute_dtype: DTypeLike = jnp.float32
+    accum_dtype: DTypeLike = jnp.float32
+    softmax_dtype: DTypeLike = jnp.float32
+    gemm_backend: GemmBackend = "default"
+
+    def __post_init__(self) -> None:
+        for name in _DTYPE_FIELDS:
+            object.__setattr__(self, name, _dtype(name, getattr(self, name)))
+        for name in _SIZES:
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
+        for name in _RATES:
+            _require(self, name, 0.0 <= getattr(self, name) <= 1.0, "in [0, 1]")
+        self._check_divisibility()
+        self._check_ranges()
+        self._check_dtypes()
+
+    def _check_divisibility(self) -> None:
+        heads, groups = self.num_heads, self.norm_num_groups
+        _require(self, "z_dim", self.z_dim % heads == 0, f"a multiple of num_heads={heads}")
+        _require(self, "value_dim", self.value_dim % heads == 0, f"a multiple of num_heads={heads}")
+        _require(
+            self, "z_dim", self.head_dim % 2 == 0, f"an even width per head, for RoPE (/{heads})"
+        )
+        _require(
+            self, "model_dim", self.model_dim % groups == 0, f"a multiple of norm_num_groups={groups}"
+        )
+
+    def _check_ranges(self) -> None:
+        _require(self, "norm_eps", self.norm_eps > 0.0, "positive")
+        _require(self, "rope_base", self.rope_base is None or self.rope_base > 0, "positive or None")
+        _require(
+            self,
+            "max_cache_len",
+            self.max_cache_len is None or self.max_cache_len >= self.chunk_size,
+            f"None or at least chunk_size={self.chunk_size}",
+        )
+        _require(self, "output_size", self.output_size == -1 or self.output_size >= 1, "-1 or positive")
+        _require(
+            self,
+            "pad_token_id",
+            0 <= self.pad_token_id < self.vocab_size,
+            f"a token below vocab_size={self.vocab_size}",
+        )
+        for name, kinds in (("init_mode", InitMode), ("gemm_backend", GemmBackend)):
+            _require(self, name, getattr(self, name) in get_args(kinds), f"one of {get_args(kinds)}")
+
+    def _check_dtypes(self) -> None:
+        accum, compute = jnp.dtype(self.accum_dtype), jnp.dtype(self.compute_dtype)
+        _require(
+            self,
+            "accum_dtype",
+            accum.itemsize >= compute.itemsize,
+            f"no narrower than compute_dtype={compute.name}",
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one query/key head, Z/H."""
+        return self.z_dim // self.num_heads
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of one value head, E/H."""
+        return self.value_dim // self.num_heads
+
+    @property
+    def effective_rope_base(self) -> float:
+        """RoPE base in use: `rope_base`, or 10 000."""
+        return 10_000.0 if self.rope_base is None else float(self.rope_base)
+
+    @property
+    def effective_max_cache_len(self) -> int | None:
+        """Tokens of keys and values a cache retains; None when unbounded."""
+        if self.cache_unbounded:
+            return None
+        return self.chunk_size if self.max_cache_len is None else self.max_cache_len
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding (spec/model.md "State dict")."""
+        return self.output_size in (-1, self.vocab_size)
+
+    @property
+    def sensitive_dtype(self) -> np.dtype:
+        """Storage dtype of precision-sensitive parameters: `param_dtype`, but at least float32."""
+        return jnp.promote_types(jnp.float32, self.param_dtype)
+
+    @classmethod
+    def from_7b(cls) -> MegalodonConfig:
+        """Return the 7B setup of the paper."""
+        return cls(
+            model_dim=4096,
+            num_layers=32,
+            num_heads=4,
+            z_dim=1024,
+            value_dim=8192,
+            ffn_hidden_dim=11_264,
+            chunk_size=4096,
+            norm_num_groups=64,
+            rope_base=100_000.0,
+            swiglu=True,
+        )
+
+    def with_dtype(self, dtype: DTypeLike) -> MegalodonConfig:
+        """Return this configuration with all four dtypes set to `dtype`."""
+        return dataclasses.replace(self, **dict.fromkeys(_DTYPE_FIELDS, dtype))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; dtypes by name."""
+        fields = dataclasses.asdict(self)
+        return fields | {name: jnp.dtype(fields[name]).name for name in _DTYPE_FIELDS}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> MegalodonConfig:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: a key is not a field of the configuration.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(fields) - known):
+            raise ValueError(
+                f"MegalodonConfig.from_dict: unknown fields {unknown}; expected only {sorted(known)}. "
+                "For a Hugging Face config use MegalodonConfig.from_hf."
+            )
+        return cls(**fields)
+
+    @classmethod
+    def from_hf(cls, config: Any) -> MegalodonConfig:
+        """Read a megalodon-hf configuration, as an object or as the dict of its `config.json`.
+
+        Fields that say nothing about the mathematics (Transformers' bookkeeping) are ignored.
+
+        Raises:
+            ValueError: the configuration is of another model, or breaks a rule of this class.
+        """
+        fields = dict(config) if isinstance(config, Mapping) else dict(config.to_dict())
+        if fields.get("model_type", "megalodon") != "megalodon":
+            raise ValueError(
+                f"MegalodonConfig.from_hf: model_type is {fields['model_type']!r}, expected 'megalodon'."
+            )
+        fields = {_HF_NAMES.get(name, name): value for name, value in fields.items()}
+        known = {field.name for field in dataclasses.fields(cls)} - set(_DTYPE_FIELDS)
+        return cls(**{name: value for name, value in fields.items() if name in known})
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the keyword arguments of megalodon-hf's `MegalodonConfig` for the same model."""
+        ours = {field.name for field in dataclasses.fields(self)}
+        fields = {
+            name: getattr(self, name) for name in ours - set(_DTYPE_FIELDS) - {"gemm_backend"}
+        }
+        names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
+        return {names.get(name, name): fields[name] for name in sorted(fields)}
+
+
+def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"MegalodonConfig: {name}={getattr(config, name)!r} must be {rule}.")
+
+
+def _dtype(name: str, value: DTypeLike) -> np.dtype:
+    dtype = jnp.dtype(value)
+    if dtype.name == "float16":
+        raise ValueError(
+            f"MegalodonConfig: {name}=float16 is refused: EMA states and their FFT leave its range. "
+            "Use bfloat16 or float32."
+        )
+    if dtype.name not in _DTYPES:
+        raise ValueError(f"MegalodonConfig: {name}={dtype.name} must be one of {_DTYPES}.")
+    if dtype.name == "float64" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(
+            f"MegalodonConfig: {name}=float64 needs 64-bit JAX. "
+            "Set jax_enable_x64, or work inside `with jax.enable_x64(True):`."
+        )
+    return dtype

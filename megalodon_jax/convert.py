@@ -1,0 +1,246 @@
+"""Weights in and out: torch state dicts, safetensors files, Hugging Face directories.
+
+Torch is imported only inside the functions that hand out or read torch tensors; safetensors files
+need none. Source: spec/api.md "convert".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.weights import EMBEDDING, HEAD, build_model, named_leaves, role_of, SENSITIVE
+
+if TYPE_CHECKING:
+    import torch
+
+
+def state_dict(
+    model: MegalodonForCausalLM,
+    *,
+    dtype: DTypeLike | None = None,
+    include_rope_inv_freq: bool = False,
+) -> dict[str, np.ndarray]:
+    """Return the weights as NumPy arrays by torch name.
+
+    Args:
+        model: the model to export.
+        dtype: storage dtype of everything but the sensitive parameters, which stay in at least
+            float32; None keeps what is there.
+        include_rope_inv_freq: add the RoPE rates, which strict loading in torch does not expect.
+    """
+    tensors = {}
+    for name, leaf in named_leaves(model).items():
+        target = leaf.dtype if dtype is None else jnp.dtype(dtype)
+        if role_of(name) in SENSITIVE:
+            target = jnp.promote_types(leaf.dtype, jnp.float32)
+        tensors[name] = np.array(leaf.astype(target))
+    if model.tied:
+        tensors[HEAD] = tensors[EMBEDDING].copy()
+    if include_rope_inv_freq:
+        half, base = model.config.head_dim // 2, model.config.effective_rope_base
+        rates = (base ** (-np.arange(half) / half)).astype(np.float32)
+        for i in range(model.config.num_layers):
+            tensors[f"model.layers.{i}.attn.inner.rope.inv_freq"] = rates.copy()
+    return tensors
+
+
+def convert_jax_to_torch(
+    model: MegalodonForCausalLM,
+    *,
+    dtype: torch.dtype | None = None,
+    include_rope_inv_freq: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Return a state dict that loads strictly into megalodon-hf; a tied head is a copy.
+
+    Args:
+        model: the model to export.
+        dtype: torch dtype of everything but the sensitive parameters; None keeps what is there.
+        include_rope_inv_freq: see `state_dict`.
+    """
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    arrays = state_dict(model, dtype=name, include_rope_inv_freq=include_rope_inv_freq)
+    return {name: _to_torch(array) for name, array in arrays.items()}
+
+
+def save_safetensors(
+    model: MegalodonForCausalLM,
+    path: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike | None = None,
+    include_rope_inv_freq: bool = False,
+) -> None:
+    """Write the weights to one safetensors file, aside first and then renamed.
+
+    Raises:
+        OSError: the folder cannot be written; nothing is left behind.
+    """
+    tensors = state_dict(model, dtype=dtype, include_rope_inv_freq=include_rope_inv_freq)
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load_weights_from_torch(
+    model: MegalodonForCausalLM, state_dict: Mapping[str, torch.Tensor]
+) -> MegalodonForCausalLM:
+    """Return `model` with the weights of a torch state dict; names and shapes must match exactly.
+
+    Raises:
+        ValueError: see `megalodon_jax.weights.build_model`.
+    """
+    arrays = {name: _from_torch(tensor) for name, tensor in state_dict.items()}
+    return build_model(model.config, arrays, source="torch state dict")
+
+
+def load_from_pretrained(
+    path: str | os.PathLike[str],
+    config: MegalodonConfig | None = None,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    key: jax.Array | None = None,
+) -> MegalodonForCausalLM:
+    """Load a checkpoint: a tensor file, a sharded index, or a directory with `config.json`.
+
+    Args:
+        path: `.safetensors`, `.bin` or `.pt` file, `*.index.json`, or a directory holding one.
+        config: the model's configuration; None reads `config.json` beside the weights.
+        dtype: storage dtype of all but the sensitive parameters, which keep at least float32 and
+            never pass through a narrower dtype.
+        key: accepted for compatibility; a strict load leaves nothing to draw at random.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint, or no `config.json` when one is needed.
+        ValueError: the file is corrupt, or does not fit the configuration (all problems listed).
+    """
+    import dataclasses
+
+    del key
+    file = _checkpoint_file(Path(path))
+    if config is None:
+        config = read_config(file.parent / "config.json")
+    config = dataclasses.replace(config, param_dtype=dtype)
+    return build_model(config, read_tensors(file), source=str(file))
+
+
+def read_config(path: Path) -> MegalodonConfig:
+    """Read a `config.json`, ours (with dtypes) or Hugging Face's.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is not JSON, or describes no Megalodon.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} not found: pass config=..., or put config.json there.")
+    try:
+        fields = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} must hold a JSON object, found {type(fields).__name__}.")
+    try:
+        if "model_type" in fields or "compute_dtype" not in fields:
+            return MegalodonConfig.from_hf(fields)
+        return MegalodonConfig.from_dict(fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Read every tensor of a checkpoint file as NumPy arrays (bfloat16 through ml_dtypes).
+
+    Raises:
+        ValueError: the file is corrupt, or a shard of the index is missing.
+    """
+    if file.name.endswith(".index.json"):
+        return _read_shards(file)
+    if file.suffix == ".safetensors":
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is not a readable safetensors file ({error}); it may be truncated: "
+                "copy or export it again."
+            ) from error
+    return _read_pickle(file)
+
+
+def _read_shards(index: Path) -> dict[str, np.ndarray]:
+    try:
+        shards = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
+    tensors: dict[str, np.ndarray] = {}
+    for shard in sorted(set(shards.values())):
+        if not (index.parent / shard).is_file():
+            raise ValueError(f"{index} names shard {shard}, which is not beside it.")
+        tensors |= read_tensors(index.parent / shard)
+    return tensors
+
+
+def _read_pickle(file: Path) -> dict[str, np.ndarray]:
+    import pickle
+
+    import torch
+
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file} is not a readable torch weights file: {error}") from error
+    return {name: _from_torch(tensor) for name, tensor in tensors.items()}
+
+
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def _checkpoint_file(path: Path) -> Path:
+    if path.is_dir():
+        for name in _NAMES:
+            if (path / name).is_file():
+                return path / name
+        raise FileNotFoundError(f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}.")
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}.")
+    return path
+
+
+def _to_torch(array: np.ndarray) -> torch.Tensor:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    import torch
+
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(jnp.bfloat16)
+    return tensor.numpy()

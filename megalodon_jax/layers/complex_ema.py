@@ -1,0 +1,205 @@
+"""Complex exponential moving average: a long convolution whose coefficients live in log space.
+
+Per channel d and order n (spec/model.md "CEMA"): `h_t = q h_{t-1} + p u_t`,
+`y_t = sum_n Re(gamma h_t) + omega u_t`, with `|q| = 1 - alpha' delta'` and phase
+`n sigmoid(theta) 2 pi / N`. A trained, long-memory EMA has `alpha' delta'` near 1e-6: rounding
+`1 - alpha' delta'` to float32 loses the decay rate, and `phi j` loses its phase at large j. So the
+radius is kept as `log1p(-alpha' delta')`, the phase in turns, both in float64, and only finished
+powers of q are rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Complex, Float
+from scipy.fft import next_fast_len
+
+from megalodon_jax.layers.norms import widened
+
+
+class PowerTables(NamedTuple):
+    """Powers of q factored as `q^(aS+b) = q^(aS) q^b`: about 2 sqrt(L) columns stand for L.
+
+    coarse (D, A, 2N) is [Re, Im] of q^(aS), fine (D, 2N, S) is [Re; Im] of q^b, A S >= L.
+    """
+
+    coarse: Float[Array, "D A 2N"]
+    fine: Float[Array, "D 2N S"]
+
+
+class ComplexEMA(eqx.Module):
+    """Complex EMA over time, one set of N complex poles for each of D channels.
+
+    Parameters are precision-sensitive: float32 at least, whatever the model computes in.
+    """
+
+    alpha: Float[Array, "D N 1"]
+    delta: Float[Array, "D N 1"]
+    theta: Float[Array, "D 1 1"]
+    gamma_real: Float[Array, "D N"]
+    gamma_imag: Float[Array, "D N"]
+    omega: Float[Array, " D"]
+    embed_dim: int = eqx.field(static=True)
+    ndim: int = eqx.field(static=True)
+
+    def __init__(
+        self, embed_dim: int, ndim: int, dtype: DTypeLike = jnp.float32, *, key: jax.Array
+    ):
+        a_key, d_key, t_key, g_key, o_key = jax.random.split(key, 5)
+        D, N = embed_dim, ndim
+        self.embed_dim, self.ndim = D, N
+        self.alpha = 0.2 * jax.random.normal(a_key, (D, N, 1), dtype)
+        self.delta = 0.2 * jax.random.normal(d_key, (D, N, 1), dtype)
+        schedule = jnp.exp(-jnp.arange(1, D + 1, dtype=dtype) * (math.log(D) / D))
+        schedule = jnp.clip(jax.random.permutation(t_key, schedule), 1e-6, 1.0 - 1e-6)
+        self.theta = jax.scipy.special.logit(schedule).reshape(D, 1, 1)
+        self.gamma_real = jax.random.normal(g_key, (D, N), dtype)
+        self.gamma_imag = jnp.zeros((D, N), dtype)
+        self.omega = 0.25 * jax.random.truncated_normal(o_key, -4.0, 4.0, (D,), dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "B D L"],
+        h_init: Complex[Array, "B D N"] | None = None,
+        return_state: bool = False,
+        mask: Bool[Array, "B L"] | None = None,
+    ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
+        """Filter (B, D, L) along time; returns the output and, on request, the state after it.
+
+        Args:
+            x: input in any float dtype; the work is done in at least float32.
+            h_init: state to continue from, zero when None.
+            return_state: whether to compute the final state.
+            mask: True where a token is valid; masked inputs enter as 0.
+
+        Returns:
+            y (B, D, L) in the dtype of `x`, and the state (B, D, N) complex, or None.
+        """
+        L = x.shape[-1]
+        dtype = widened(x.dtype)
+        u = x.astype(dtype)
+        if mask is not None:
+            u = jnp.where(mask[:, None, :], u, 0.0)
+        if L == 0:
+            return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
+        tables = self.power_tables(L, dtype)
+        p, gamma = self.gains(dtype)
+        y = causal_convolution(u, response(gamma * p, tables, L))
+        if h_init is not None:
+            y = y + response(gamma * self.q(dtype) * h_init, tables, L)
+        y = y + self.omega.astype(dtype)[:, None] * u
+        state = self._final_state(u, h_init, p, tables) if return_state else None
+        return y.astype(x.dtype), state
+
+    def step(
+        self, u: Float[Array, "B D"], h: Complex[Array, "B D N"]
+    ) -> tuple[Float[Array, "B D"], Complex[Array, "B D N"]]:
+        """Advance the recurrence by one token: the definition, and the decode path.
+
+        u (B, D) and h (B, D, N) in float32/complex64 or wider; returns y (B, D) and the new state.
+        """
+        p, gamma = self.gains(u.dtype)
+        h = self.q(u.dtype) * h + p * u[..., None]
+        y = jnp.sum(jnp.real(gamma * h), axis=-1) + self.omega.astype(u.dtype) * u
+        return y, h
+
+    def gains(self, dtype: DTypeLike) -> tuple[Float[Array, "D N"], Complex[Array, "D N"]]:
+        """Return the input gain p (D, N), real, and the output gain gamma (D, N), complex."""
+        p = jax.nn.sigmoid(self.alpha[..., 0].astype(dtype))
+        real, imag = self.gamma_real.astype(dtype), self.gamma_imag.astype(dtype)
+        return p, jax.lax.complex(real, imag) * self.ndim**-0.5
+
+    def q(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
+        """Return the poles (D, N), rounded once from float64."""
+        with jax.enable_x64(True):
+            real, imag = _powers(*self._log_poles(), jnp.ones(1, jnp.float64))
+            return jax.lax.complex(real[..., 0].astype(dtype), imag[..., 0].astype(dtype))
+
+    def power_tables(self, length: int, dtype: DTypeLike) -> PowerTables:
+        """Return the factored powers q^0 .. q^(length-1), computed in float64 and rounded once."""
+        S = math.isqrt(length - 1) + 1
+        A = -(-length // S)
+        with jax.enable_x64(True):
+            poles = self._log_poles()
+            coarse = _powers(*poles, S * jnp.arange(A, dtype=jnp.float64))
+            fine = _powers(*poles, jnp.arange(S, dtype=jnp.float64))
+            return PowerTables(
+                coarse=jnp.swapaxes(jnp.concatenate(coarse, axis=1), 1, 2).astype(dtype),
+                fine=jnp.concatenate(fine, axis=1).astype(dtype),
+            )
+
+    def _log_poles(self):
+        """log|q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
+        alpha = jax.nn.sigmoid(self.alpha[..., 0].astype(jnp.float64))
+        delta = jax.nn.sigmoid(self.delta[..., 0].astype(jnp.float64))
+        # At saturation |q| is 0 and its logarithm infinite; one ulp inside keeps gradients finite.
+        decay = jnp.minimum(alpha * delta, 1.0 - jnp.finfo(jnp.float64).eps)
+        theta = jax.nn.sigmoid(self.theta[..., 0].astype(jnp.float64))
+        orders = jnp.arange(1, self.ndim + 1, dtype=jnp.float64)
+        return jnp.log1p(-decay), theta * (orders / self.ndim)[None, :]
+
+    def _final_state(self, u, h_init, p, tables: PowerTables):
+        """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time."""
+        B, D, L = u.shape
+        N, A, S = self.ndim, tables.coarse.shape[1], tables.fine.shape[-1]
+        late_first = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S - L))).reshape(B, D, A, S)
+        inner = _einsum("bdas,dns->bdan", late_first, tables.fine)
+        inner = jax.lax.complex(inner[..., :N], inner[..., N:])
+        coarse = jax.lax.complex(tables.coarse[..., :N], tables.coarse[..., N:])
+        state = p * jnp.sum(coarse * inner, axis=2)
+        if h_init is not None:
+            state = state + self._pole_power(L, u.dtype) * h_init
+        return state
+
+    def _pole_power(self, exponent: int, dtype: DTypeLike) -> Complex[Array, "D N"]:
+        with jax.enable_x64(True):
+            real, imag = _powers(*self._log_poles(), jnp.full(1, exponent, jnp.float64))
+            return jax.lax.complex(real[..., 0].astype(dtype), imag[..., 0].astype(dtype))
+
+    def _empty_state(self, batch_size: int, h_init, dtype):
+        if h_init is not None:
+            return h_init
+        shape = (batch_size, self.embed_dim, self.ndim)
+        return jax.lax.complex(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def _powers(log_radius, turns, exponents):
+    """Real and imaginary part (D, N, S) of q^j for the exponents j (S,), in float64."""
+    # Whole turns are dropped before the multiplication by 2 pi: the phase stays exact at large j.
+    phase = turns[..., None] * exponents
+    angle = (2.0 * math.pi) * (phase - jnp.round(phase))
+    radius = jnp.exp(log_radius[..., None] * exponents)
+    return radius * jnp.cos(angle), radius * jnp.sin(angle)
+
+
+def response(
+    weights: Complex[Array, "*B D N"], tables: PowerTables, length: int
+) -> Float[Array, "*B D L"]:
+    """Return `Re sum_n w_n q_n^j` for j < length, as one batched matrix product."""
+    N = weights.shape[-1]
+    real, imag = tables.coarse[..., :N], tables.coarse[..., N:]
+    wr, wi = jnp.real(weights)[..., None, :], jnp.imag(weights)[..., None, :]
+    left = jnp.concatenate([wr * real - wi * imag, -(wr * imag + wi * real)], axis=-1)
+    table = _einsum("...dan,dns->...das", left, tables.fine)
+    return table.reshape(*table.shape[:-2], -1)[..., :length]
+
+
+def causal_convolution(
+    x: Float[Array, "B D L"], kernel: Float[Array, "D L"]
+) -> Float[Array, "B D L"]:
+    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding keeps the end off the start."""
+    L = x.shape[-1]
+    n = next_fast_len(2 * L - 1, real=True)
+    spectrum = jnp.fft.rfft(x, n=n) * jnp.fft.rfft(kernel, n=n)
+    return jnp.fft.irfft(spectrum, n=n)[..., :L]
+
+
+def _einsum(spec: str, *operands: Array) -> Array:
+    # Powers of q carry the whole memory of the model: never let a GPU round them to TF32.
+    return jnp.einsum(spec, *operands, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,21 @@
+"""Dropout: on when it is handed a key."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def dropout(x: Float[Array, "..."], rate: float, key: jax.Array | None) -> Float[Array, "..."]:
+    """Zero each element with probability `rate` and scale the rest by 1/(1-rate)."""
+    if key is None or rate == 0.0:
+        return x
+    if rate == 1.0:
+        return jnp.zeros_like(x)
+    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, x.shape), x / (1.0 - rate), 0.0)
+
+
+def split_key(key: jax.Array | None, num: int) -> tuple[jax.Array | None, ...]:
+    """Split a key that may be absent."""
+    return (None,) * num if key is None else tuple(jax.random.split(key, num))

@@ -1,0 +1,57 @@
+"""The normalised feed-forward half of a block, with the two-hop residual."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.layers.dropout import dropout, split_key
+from megalodon_jax.layers.linear import Linear
+from megalodon_jax.layers.norms import LayerNorm
+
+
+class NormalizedFFN(eqx.Module):
+    """`residual + a_i W2 silu(W1 LayerNorm(y)) [* W3 LayerNorm(y)]` (spec/model.md "Block order").
+
+    `a_i` is `0.1 * 0.5**i` for layer i with `rescale_nffn`, else 1. The residual is the input of
+    the whole block, not of this half.
+    """
+
+    norm: LayerNorm
+    fc1: Linear
+    fc2: Linear
+    fc3: Linear | None
+    scale: float = eqx.field(static=True)
+    config: MegalodonConfig = eqx.field(static=True)
+
+    def __init__(self, config: MegalodonConfig, layer_index: int, *, key: jax.Array):
+        k1, k2, k3 = jax.random.split(key, 3)
+        D, F = config.model_dim, config.ffn_hidden_dim
+        self.norm = LayerNorm(D, config.norm_eps, config.norm_affine, config.sensitive_dtype)
+        self.fc1 = Linear(D, F, config, key=k1)
+        self.fc2 = Linear(F, D, config, key=k2)
+        self.fc3 = Linear(D, F, config, key=k3) if config.swiglu else None
+        self.scale = 0.1 * 0.5**layer_index if config.rescale_nffn else 1.0
+        self.config = config
+
+    def __call__(
+        self,
+        y: Float[Array, "B L D"],
+        residual: Float[Array, "B L D"],
+        *,
+        key: jax.Array | None = None,
+    ) -> Float[Array, "B L D"]:
+        """Map the attention output `y` (B, L, D) and the block input `residual` to the block output.
+
+        `key` turns dropout on; None means deterministic.
+        """
+        hidden_key, out_key = split_key(key, 2)
+        f = self.norm(y)
+        s = jax.nn.silu(self.fc1(f))
+        if self.fc3 is not None:
+            s = s * self.fc3(f)
+        s = dropout(s, self.config.hidden_dropout, hidden_key)
+        out = dropout(self.fc2(s), self.config.dropout, out_key)
+        return residual + self.scale * out

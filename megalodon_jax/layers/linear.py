@@ -1,0 +1,96 @@
+"""The one matrix product of the model: operands in the compute dtype, result in the wider one."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from megalodon_jax.config import MegalodonConfig
+
+
+def matmul(
+    x: Float[Array, "... in"], weight: Float[Array, "out in"], config: MegalodonConfig
+) -> Float[Array, "... out"]:
+    """Return `x @ weight.T` in `accum_dtype`, operands rounded to `compute_dtype`.
+
+    Rounding only what the multiplier reads, and nothing that is added afterwards, is what keeps
+    bfloat16 compute below the error of an autocast that stores every activation in bfloat16.
+    """
+    return jax.lax.dot_general(
+        x.astype(config.compute_dtype),
+        weight.astype(config.compute_dtype),
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=config.accum_dtype,
+    )
+
+
+class Linear(eqx.Module):
+    """Affine map `x W^T + b` (spec/model.md "State dict": weights are (out, in), as in torch)."""
+
+    weight: Float[Array, "out in"]
+    bias: Float[Array, " out"] | None
+    config: MegalodonConfig = eqx.field(static=True)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        config: MegalodonConfig,
+        *,
+        use_bias: bool = True,
+        init_dim: int | None = None,
+        key: jax.Array,
+    ):
+        shape = (out_features, in_features)
+        self.weight = init_weight(shape, config, key=key, dim=init_dim)
+        self.bias = jnp.zeros(out_features, config.param_dtype) if use_bias else None
+        self.config = config
+
+    def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        """Map (..., in) to (..., out) in `config.accum_dtype`."""
+        y = matmul(x, self.weight, self.config)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+
+def init_weight(
+    shape: tuple[int, int],
+    config: MegalodonConfig,
+    *,
+    key: jax.Array,
+    dim: int | None = None,
+    embedding: bool = False,
+) -> Float[Array, "out in"]:
+    """Draw a weight as `config.init_mode` says (spec/model.md "Initialisation").
+
+    Args:
+        shape: (out, in).
+        config: gives the mode and the storage dtype.
+        key: PRNG key.
+        dim: width the "gaussian" mode scales by; None means unit scale.
+        embedding: whether "none" means torch's embedding default (N(0, 1)) or its linear one.
+
+    Returns:
+        An array in `config.param_dtype`, drawn in at least float32.
+    """
+    out_features, in_features = shape
+    dtype = config.sensitive_dtype
+    match config.init_mode:
+        case "he":
+            weight = jax.random.normal(key, shape, dtype) * np.sqrt(2.0 / in_features).item()
+        case "xavier":
+            bound = np.sqrt(6.0 / (in_features + out_features)).item()
+            weight = jax.random.uniform(key, shape, dtype, -bound, bound)
+        case "bert":
+            weight = jax.random.normal(key, shape, dtype) * 0.02
+        case "gaussian":
+            std = 1.0 if dim is None else dim**-0.5
+            weight = jax.random.truncated_normal(key, -3.0, 3.0, shape, dtype) * std
+        case "none" if embedding:
+            weight = jax.random.normal(key, shape, dtype)
+        case "none":
+            bound = in_features**-0.5
+            weight = jax.random.uniform(key, shape, dtype, -bound, bound)
+    return weight.astype(config.param_dtype)

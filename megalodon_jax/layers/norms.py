@@ -1,0 +1,66 @@
+"""Normalisation over the features of one token: RMSNorm and LayerNorm (spec/model.md "Pieces")."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+
+def widened(dtype: DTypeLike) -> jnp.dtype:
+    """Return the dtype a reduction of `dtype` is taken in: at least float32."""
+    return jnp.promote_types(jnp.float32, dtype)
+
+
+class RMSNorm(eqx.Module):
+    """`x * rsqrt(mean(x^2) + eps) * (gamma + 1)` over the last axis; gamma starts at 0.
+
+    Works in at least float32 and returns the dtype it was given.
+    """
+
+    gamma: Float[Array, " dim"] | None
+    eps: float = eqx.field(static=True)
+
+    def __init__(
+        self, dim: int, eps: float = 1e-6, affine: bool = True, dtype: DTypeLike = jnp.float32
+    ):
+        self.gamma = jnp.zeros(dim, dtype) if affine else None
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
+        """Normalise (..., dim) over its last axis."""
+        wide = x.astype(widened(x.dtype))
+        y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        if self.gamma is not None:
+            y = y * (self.gamma + 1.0).astype(y.dtype)
+        return y.astype(x.dtype)
+
+
+class LayerNorm(eqx.Module):
+    """`(x - mean) * rsqrt(var + eps) * weight + bias` over the last axis; weight starts at 1.
+
+    Works in at least float32 and returns the dtype it was given.
+    """
+
+    weight: Float[Array, " dim"] | None
+    bias: Float[Array, " dim"] | None
+    eps: float = eqx.field(static=True)
+
+    def __init__(
+        self, dim: int, eps: float = 1e-5, affine: bool = True, dtype: DTypeLike = jnp.float32
+    ):
+        self.weight = jnp.ones(dim, dtype) if affine else None
+        self.bias = jnp.zeros(dim, dtype) if affine else None
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
+        """Normalise (..., dim) over its last axis."""
+        wide = x.astype(widened(x.dtype))
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        var = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(var + self.eps)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight.astype(y.dtype) + self.bias.astype(y.dtype)
+        return y.astype(x.dtype)

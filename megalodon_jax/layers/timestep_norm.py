@@ -1,0 +1,108 @@
+"""TimestepNorm: group normalisation with statistics that run along the sequence."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from megalodon_jax.layers.norms import widened
+from megalodon_jax.types import NormState
+
+VARIANCE_FLOOR = 1e-6
+
+
+class TimestepNorm(eqx.Module):
+    """Normalise each token by the running mean and variance of its groups (spec/model.md "Pieces").
+
+    The statistics are of the sequence of per-token group means `mu_1 .. mu_t`, up to and including
+    the token itself; masked tokens do not enter them. Output
+    `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input.
+    """
+
+    weight: Float[Array, " D"] | None
+    bias: Float[Array, " D"] | None
+    num_features: int = eqx.field(static=True)
+    num_groups: int = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        dtype: DTypeLike = jnp.float32,
+    ):
+        if num_features % num_groups:
+            raise ValueError(
+                f"TimestepNorm: num_features={num_features} must be a multiple of "
+                f"num_groups={num_groups}."
+            )
+        self.weight = jnp.zeros(num_features, dtype) if affine else None
+        self.bias = jnp.zeros(num_features, dtype) if affine else None
+        self.num_features = num_features
+        self.num_groups = num_groups
+        self.eps = eps
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        state: NormState | None = None,
+        mask: Bool[Array, "B L"] | None = None,
+    ) -> tuple[Float[Array, "B L D"], NormState]:
+        """Normalise (B, L, D), continuing from `state`; returns the output and the state after it.
+
+        Statistics are kept relative to a per-group origin (the carried mean, or the first valid
+        token of a fresh stream): a large common offset would otherwise cost float32 its digits.
+        The result does not depend on the origin, so no gradient flows through it.
+        """
+        B, L, D = x.shape
+        dtype = widened(x.dtype)
+        if state is None:
+            state = NormState.fresh(B, self.num_groups, dtype)
+        if L == 0:
+            return x, state
+        groups = x.astype(dtype).reshape(B, L, self.num_groups, -1)
+        mean0, var0 = state.mean.astype(dtype), state.var.astype(dtype)
+        origin = jax.lax.stop_gradient(_origin(groups, state, mask))
+        groups = groups - origin[:, None, :, None]
+        mean, var, count = _running(groups.mean(-1), mean0 - origin, var0, state.count, mask)
+        y = (groups - mean[..., None]) * jax.lax.rsqrt(var + self.eps)[..., None]
+        y = y.reshape(B, L, D)
+        if self.weight is not None and self.bias is not None:
+            y = y * (self.weight + 1.0).astype(dtype) + self.bias.astype(dtype)
+        final = NormState(count=count, mean=mean[:, -1] + origin, var=var[:, -1])
+        return y.astype(x.dtype), final
+
+
+def _origin(
+    groups: Float[Array, "B L G g"], state: NormState, mask: Bool[Array, "B L"] | None
+) -> Float[Array, "B G"]:
+    first = groups[:, 0] if mask is None else _take(groups, jnp.argmax(mask, axis=1))
+    return jnp.where(state.count[:, None] > 0, state.mean.astype(groups.dtype), first.mean(-1))
+
+
+def _take(groups: Float[Array, "B L G g"], index: Array) -> Float[Array, "B G g"]:
+    return jnp.take_along_axis(groups, index[:, None, None, None], axis=1)[:, 0]
+
+
+def _running(mu, mean0, var0, count0, mask):
+    """Running mean (B,L,G), floored variance (B,L,G) and final count (B,) of the sequence `mu`."""
+    B, L, _ = mu.shape
+    valid = jnp.ones((B, L), bool) if mask is None else mask
+    count = count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32)
+    w = valid.astype(mu.dtype)[..., None]
+    n = jnp.maximum(count, 1).astype(mu.dtype)[..., None]
+    n0 = count0.astype(mu.dtype)[:, None, None]
+    seen = (count > 0)[..., None]
+
+    total = mean0[:, None] * n0 + jnp.cumsum(mu * w, axis=1)
+    mean = jnp.where(seen, total / n, mean0[:, None])
+    previous = jnp.concatenate([mean0[:, None], mean[:, :-1]], axis=1)
+    m2 = var0[:, None] * jnp.maximum(n0, 1.0)
+    m2 = m2 + jnp.cumsum((mu - previous) * (mu - mean) * w, axis=1)
+    var = jnp.where(seen, m2 / n, var0[:, None])
+    return mean, jnp.maximum(var, VARIANCE_FLOOR), count[:, -1]

@@ -1,0 +1,206 @@
+"""The Megalodon decoder: blocks, the stack, and the language model on top of it."""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.layers.attention import MegalodonAttention
+from megalodon_jax.layers.dropout import split_key
+from megalodon_jax.layers.ffn import NormalizedFFN
+from megalodon_jax.layers.linear import Linear, init_weight, matmul
+from megalodon_jax.layers.timestep_norm import TimestepNorm
+from megalodon_jax.loss import next_token_loss
+
+
+class MegalodonBlock(eqx.Module):
+    """One layer: gated EMA attention, then a feed-forward net added to the block's own input."""
+
+    attn: MegalodonAttention
+    ffn: NormalizedFFN
+
+    def __init__(self, config: MegalodonConfig, layer_index: int, *, key: jax.Array):
+        attn_key, ffn_key = jax.random.split(key)
+        self.attn = MegalodonAttention(config, key=attn_key)
+        self.ffn = NormalizedFFN(config, layer_index, key=ffn_key)
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        mask: Bool[Array, "B L"] | None = None,
+        *,
+        key: jax.Array | None = None,
+    ) -> Float[Array, "B L D"]:
+        """Map (B, L, D) to (B, L, D); `key` turns dropout on."""
+        attn_key, ffn_key = split_key(key, 2)
+        y = self.attn(x, mask, key=attn_key)
+        return checkpoint_name(self.ffn(y, x, key=ffn_key), "ffn")
+
+
+class MegalodonModel(eqx.Module):
+    """Embedding, blocks and the final TimestepNorm."""
+
+    embed: eqx.nn.Embedding
+    layers: tuple[MegalodonBlock, ...]
+    norm: TimestepNorm
+    config: MegalodonConfig = eqx.field(static=True)
+
+    def __init__(self, config: MegalodonConfig, *, key: jax.Array):
+        embed_key, *keys = jax.random.split(key, config.num_layers + 1)
+        V, D = config.vocab_size, config.model_dim
+        weight = init_weight((V, D), config, key=embed_key, dim=D, embedding=True)
+        self.embed = eqx.nn.Embedding(weight=weight)
+        self.layers = tuple(MegalodonBlock(config, i, key=k) for i, k in enumerate(keys))
+        self.norm = TimestepNorm(
+            D,
+            config.norm_num_groups,
+            config.norm_eps,
+            config.norm_affine,
+            config.sensitive_dtype,
+        )
+        self.config = config
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        attention_mask: Bool[Array, "B L"] | None = None,
+        *,
+        deterministic: bool = True,
+        key: jax.Array | None = None,
+    ) -> tuple[Float[Array, "B L D"], None]:
+        """Return the hidden states (B, L, D) in `config.accum_dtype`, and where a cache would stand.
+
+        Args:
+            input_ids: token ids, int32.
+            attention_mask: True where a token is valid.
+            deterministic: False turns dropout on, and with `use_checkpoint` rematerialises per block.
+            key: PRNG key, needed when dropout is on and any rate is positive.
+
+        Raises:
+            ValueError: shapes do not fit, or dropout lacks a key.
+            RuntimeError: a token id is outside [0, V) (also under jit).
+        """
+        config = self.config
+        mask = _check_mask(input_ids, attention_mask)
+        key = _dropout_key(config, deterministic, key)
+        x = checkpoint_name(self._embedded(input_ids), "embed")
+        for block, block_key in zip(
+            self.layers, split_key(key, config.num_layers), strict=True
+        ):
+            if config.use_checkpoint and not deterministic:
+                block = eqx.filter_checkpoint(block)
+            x = block(x, mask, key=block_key)
+        x, _ = self.norm(x, mask=mask)
+        return checkpoint_name(x, "norm"), None
+
+    def _embedded(self, ids):
+        config = self.config
+        ids = eqx.error_if(
+            ids,
+            (ids < 0) | (ids >= config.vocab_size),
+            f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",
+        )
+        x = self.embed.weight[ids].astype(config.accum_dtype)
+        # The padding row takes part in the forward pass but gets no gradient from it (spec/model.md).
+        x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
+        return x * math.sqrt(config.model_dim) if config.scale_emb else x
+
+
+class MegalodonForCausalLM(eqx.Module):
+    """A Megalodon with a language-model head; the head is the embedding unless sized otherwise."""
+
+    model: MegalodonModel
+    lm_head: Linear | None
+    config: MegalodonConfig = eqx.field(static=True)
+
+    def __init__(self, config: MegalodonConfig, *, key: jax.Array):
+        model_key, head_key = jax.random.split(key)
+        self.model = MegalodonModel(config, key=model_key)
+        self.config = config
+        self.lm_head = None
+        if not config.tied:
+            size = config.output_size
+            self.lm_head = Linear(
+                config.model_dim, size, config, use_bias=False, init_dim=size, key=head_key
+            )
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.lm_head is None
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B L"],
+        attention_mask: Bool[Array, "B L"] | None = None,
+        *,
+        deterministic: bool = True,
+        key: jax.Array | None = None,
+    ) -> tuple[Float[Array, "B L V"], None]:
+        """Return the logits (B, L, V) in `config.accum_dtype`; arguments as for `MegalodonModel`.
+
+        The second of the pair is where a streaming call hands back its cache.
+        """
+        hidden, _ = self.model(input_ids, attention_mask, deterministic=deterministic, key=key)
+        weight = self.model.embed.weight if self.lm_head is None else self.lm_head.weight
+        return checkpoint_name(matmul(hidden, weight, self.config), "logits"), None
+
+    def compute_loss(
+        self,
+        input_ids: Int[Array, "B L"],
+        labels: Int[Array, "B L"],
+        attention_mask: Bool[Array, "B L"] | None = None,
+        ignore_index: int = -100,
+        deterministic: bool = True,
+        key: jax.Array | None = None,
+    ) -> Float[Array, ""]:
+        """Return the mean next-token cross-entropy in nats, a scalar in `config.softmax_dtype`.
+
+        `labels` (B, L) are the ids themselves; the shift by one happens here. See
+        `megalodon_jax.loss.next_token_loss` for what counts.
+
+        Raises:
+            ValueError: `labels` has another shape than `input_ids`.
+            RuntimeError: an id or a label is out of range (also under jit).
+        """
+        if labels.shape != input_ids.shape:
+            raise ValueError(
+                f"compute_loss: labels have shape {labels.shape}, expected that of input_ids, "
+                f"{input_ids.shape}; do not shift them, the loss does."
+            )
+        logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)
+        return next_token_loss(
+            logits,
+            labels,
+            attention_mask,
+            ignore_index=ignore_index,
+            dtype=self.config.softmax_dtype,
+        )
+
+
+def _check_mask(ids: Array, mask: Array | None) -> Array | None:
+    if mask is None:
+        return None
+    if mask.shape != ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {mask.shape}, expected that of input_ids, {ids.shape}."
+        )
+    return mask.astype(bool)
+
+
+def _dropout_key(config: MegalodonConfig, deterministic: bool, key) -> jax.Array | None:
+    rates = (config.dropout, config.attention_dropout, config.hidden_dropout)
+    if deterministic or not any(rates):
+        return None
+    if key is None:
+        raise ValueError(
+            "deterministic=False with a positive dropout rate needs key=...; "
+            "pass a fresh jax.random key at every step."
+        )
+    return key

@@ -1,0 +1,163 @@
+"""The weight table: every parameter's name, shape, dtype and sensitivity, derived once.
+
+A torch name is the path of the leaf in the pytree, so nothing is listed by hand: a parameter that
+exists is in the table. Conversion, strict loading, the audits and the probes all read it. Source:
+spec/model.md "State dict", shared design "Two things written once".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.model import MegalodonForCausalLM
+
+Tree = TypeVar("Tree")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed.weight"
+
+
+class Role(StrEnum):
+    """What a parameter is for; it decides sensitivity, probes and remedies."""
+
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    LINEAR = "linear"
+    BIAS = "bias"
+    NORM = "norm"
+    CEMA = "cema"
+    QK_AFFINE = "q/k affine"
+
+
+SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})
+"""Roles stored in at least float32 whatever the model computes in (spec/api.md "precision")."""
+
+_ROLES = (
+    (r"(^|\.)embed\.weight$", Role.EMBEDDING),
+    (r"(^|\.)lm_head\.weight$", Role.HEAD),
+    (r"(^|\.)cema\.\w+$", Role.CEMA),
+    (r"(^|\.)(timenorm|rmsnorm|norm)\.\w+$", Role.NORM),
+    (r"(^|\.)attn\.(gamma|beta)$", Role.QK_AFFINE),
+    (r"\.bias$", Role.BIAS),
+    (r"\.weight$", Role.LINEAR),
+)
+
+
+def role_of(name: str) -> Role:
+    """Return the role of a parameter by its torch name.
+
+    Raises:
+        ValueError: no rule knows the name; a parameter nobody audits must not exist.
+    """
+    for pattern, role in _ROLES:
+        if re.search(pattern, name):
+            return role
+    raise ValueError(f"weight table: no role for parameter {name!r}; add a rule to weights._ROLES.")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One row of the table: a parameter of a configuration."""
+
+    name: str
+    """Name in the torch state dict, and the path of the leaf in the pytree."""
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    role: Role
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether it must stay in at least float32."""
+        return self.role in SENSITIVE
+
+
+@lru_cache(maxsize=64)
+def weight_table(config: MegalodonConfig) -> tuple[Weight, ...]:
+    """Return the rows for a configuration, in pytree order, without allocating a weight."""
+    shapes = eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
+    return tuple(
+        Weight(name, tuple(leaf.shape), np.dtype(leaf.dtype), role_of(name))
+        for name, leaf in named_leaves(shapes).items()
+    )
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the array leaves of a pytree by dotted path, in pytree order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {dotted(path): leaf for path, leaf in leaves if hasattr(leaf, "dtype")}
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """Write a pytree path the way torch writes it: `model.layers.0.attn.wz.weight`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def replace_leaves(tree: Tree, values: Mapping[str, Any]) -> Tree:
+    """Return `tree` with the array leaves named in `values` replaced; shapes are not checked."""
+
+    def pick(path: tuple[Any, ...], leaf: Any) -> Any:
+        return values.get(dotted(path), leaf)
+
+    return jax.tree_util.tree_map_with_path(pick, tree)
+
+
+def abstract_model(config: MegalodonConfig) -> MegalodonForCausalLM:
+    """Return a model whose arrays are shapes only: a frame to load weights into."""
+    return eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
+
+
+def build_model(
+    config: MegalodonConfig, tensors: Mapping[str, np.ndarray], *, source: str = "state dict"
+) -> MegalodonForCausalLM:
+    """Build a model from named NumPy arrays, strictly and completely.
+
+    Args:
+        config: decides names, shapes and dtypes; sensitive parameters get at least float32.
+        tensors: arrays by torch name. A tied `lm_head.weight` may be present if it equals the
+            embedding; `*.inner.rope.inv_freq` buffers are ignored.
+        source: what to call the tensors in an error.
+
+    Raises:
+        ValueError: tensors are missing, unexpected, mis-shaped, or a tied head differs from the
+            embedding. Every problem is listed in the one error.
+    """
+    table = weight_table(config)
+    given = {n: t for n, t in tensors.items() if not n.endswith("inner.rope.inv_freq")}
+    _check(config, table, given, source)
+    values = {row.name: jnp.asarray(given[row.name], row.dtype) for row in table}
+    return replace_leaves(abstract_model(config), values)
+
+
+def _check(config, table, given: Mapping[str, np.ndarray], source: str) -> None:
+    expected = {row.name: row.shape for row in table}
+    allowed = set(expected) | ({HEAD} if config.tied else set())
+    problems = [f"missing {n} {expected[n]}" for n in expected if n not in given]
+    problems += [f"unexpected {n} {tuple(given[n].shape)}" for n in sorted(set(given) - allowed)]
+    problems += [
+        f"{n} has shape {tuple(given[n].shape)}, expected {expected[n]}"
+        for n in expected
+        if n in given and tuple(given[n].shape) != expected[n]
+    ]
+    if config.tied and HEAD in given and EMBEDDING in given and not problems:
+        head, embed = np.asarray(given[HEAD]), np.asarray(given[EMBEDDING])
+        if not np.array_equal(head, embed):
+            problems.append(
+                f"{HEAD} differs from {EMBEDDING} although the head is tied (output_size="
+                f"{config.output_size}); set output_size for an untied head"
+            )
+    if problems:
+        listing = "\n  ".join(problems)
+        raise ValueError(
+            f"{source} does not fit the configuration, {len(problems)} problem(s):\n  {listing}\n"
+            "Check that config and checkpoint belong together (layers, widths, swiglu, "
+            "norm_affine, output_size)."
+        )

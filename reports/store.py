@@ -1,0 +1,242 @@
+"""The run folder: immutable, written aside and renamed, readable by anything that reads Parquet.
+
+Source: spec/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import uuid
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from parity.results import Kind, Measurement, Verdict
+from stability.findings import Finding, Severity
+
+SCHEMA = 1
+MEASUREMENTS = "measurements.parquet"
+FINDINGS = "findings.parquet"
+MANIFEST = "run.json"
+PAGE = "report.html"
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_NUMBERS = {"value": pa.float64(), "tolerance": pa.float64(), "threshold": pa.float64()}
+_COLUMNS = {
+    MEASUREMENTS: [f.name for f in fields(Measurement)],
+    FINDINGS: [f.name for f in fields(Finding)],
+}
+
+
+class StoreError(ValueError):
+    """A run could not be written or read; the message says what was expected and what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as stored: the manifest of run.json and one row per measurement and finding."""
+
+    manifest: dict[str, Any]
+    measurements: tuple[Measurement, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def id(self) -> str:
+        """Name of the run's folder."""
+        return self.manifest["id"]
+
+
+def used(m: Measurement) -> float:
+    """Return the share of the tolerance a measurement uses; NaN where none applies.
+
+    An exact match uses nothing, also where the tolerance is zero.
+    """
+    return 0.0 if m.value == 0 and not math.isnan(m.tolerance) else m.fraction
+
+
+def _schema(name: str) -> pa.Schema:
+    special = {**_NUMBERS, "stage": pa.int32()}
+    columns = [(c, special.get(c, pa.string())) for c in _COLUMNS[name]]
+    if name == MEASUREMENTS:
+        columns.append(("fraction", pa.float64()))
+    return pa.schema(columns)
+
+
+def _table(name: str, rows: tuple[Measurement, ...] | tuple[Finding, ...]) -> pa.Table:
+    schema = _schema(name)
+    # str() of a StrEnum is its value; everything else goes in as it is.
+    columns = {
+        field.name: [
+            str(getattr(row, field.name)) if field.type == pa.string() else getattr(row, field.name)
+            for row in rows
+        ]
+        for field in schema
+        if field.name != "fraction"
+    }
+    if name == MEASUREMENTS:
+        columns["fraction"] = [used(m) for m in rows if isinstance(m, Measurement)]
+    return pa.table(columns, schema=schema)
+
+
+def _check_id(run: Run) -> str:
+    run_id = run.manifest.get("id")
+    if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
+        raise StoreError(
+            "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
+            f"digit, received {run_id!r}; set manifest['id'] to a name fit for a folder"
+        )
+    if run.manifest.get("schema") != SCHEMA:
+        raise StoreError(
+            f"expected manifest['schema'] = {SCHEMA}, received {run.manifest.get('schema')!r}; "
+            "set it to reports.store.SCHEMA"
+        )
+    return run_id
+
+
+def write_run(root: Path, run: Run, page: str) -> Path:
+    """Store a run with its page as `root/<id>` and return that folder.
+
+    Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
+    no run behind. Raises StoreError where the id exists, or the root or the disk refuses.
+    """
+    run_id = _check_id(run)
+    final = root / run_id
+    partial = root / f".partial-{run_id}-{uuid.uuid4().hex[:8]}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if final.exists():
+            raise StoreError(
+                f"a run is never overwritten, and {final} exists already; "
+                "choose another id or another folder with --out"
+            )
+        partial.mkdir()
+        (partial / MANIFEST).write_text(
+            json.dumps(run.manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+        pq.write_table(_table(MEASUREMENTS, run.measurements), partial / MEASUREMENTS)
+        pq.write_table(_table(FINDINGS, run.findings), partial / FINDINGS)
+        (partial / PAGE).write_text(page, encoding="utf-8")
+        partial.rename(final)
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be written at {root}, but {error.strerror or error} "
+            f"({error.filename or final}); nothing was stored. Give a writable folder with --out, "
+            "or free some space"
+        ) from error
+    finally:
+        # Also after Ctrl-C: after the rename there is nothing left here to remove.
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read run.json alone. Raises StoreError where it is missing, damaged or of another schema."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"expected a complete {MANIFEST} in {folder}, but reading it gave: {error}; "
+            "this is not a stored run, or it was damaged: restore the folder or delete it"
+        ) from error
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise StoreError(
+            f"{path} has schema {schema}, newer than the {SCHEMA} this version reads; "
+            "update megalodon-numerics"
+        )
+    if schema != SCHEMA:
+        raise StoreError(
+            f"expected schema {SCHEMA} in {path}, received {schema!r}; run the suites again"
+        )
+    if not isinstance(manifest.get("id"), str) or not isinstance(manifest.get("created"), str):
+        raise StoreError(
+            f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
+        )
+    return manifest
+
+
+def _open(folder: Path, name: str) -> pq.ParquetFile:
+    path = folder / name
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"expected a complete Parquet file at {path}, but opening it gave: {error}; "
+            "it is missing or truncated: restore the folder or delete it"
+        ) from error
+    missing = sorted(set(_schema(name).names) - set(file.schema_arrow.names))
+    if missing:
+        file.close()
+        raise StoreError(
+            f"expected the columns {', '.join(missing)} in {path}, and they are not there; "
+            "the file was not written by this tool: restore the folder or delete it"
+        )
+    return file
+
+
+def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    with _open(folder, name) as file:
+        try:
+            return file.read(columns=_COLUMNS[name]).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(
+                f"expected readable rows in {folder / name}, but reading gave: {error}; "
+                "the file is damaged: restore the folder or delete it"
+            ) from error
+
+
+def read_run(folder: Path) -> Run:
+    """Read a stored run. Raises StoreError naming the file that is missing, damaged or newer."""
+    manifest = read_manifest(folder)
+    try:
+        measurements = tuple(
+            Measurement(**{**row, "kind": Kind(row["kind"]), "verdict": Verdict(row["verdict"])})
+            for row in _rows(folder, MEASUREMENTS)
+        )
+        findings = tuple(
+            Finding(**{**row, "severity": Severity(row["severity"])})
+            for row in _rows(folder, FINDINGS)
+        )
+    except StoreError:
+        raise
+    except ValueError as error:
+        raise StoreError(
+            f"{folder} holds a word this version does not know: {error}; update megalodon-numerics"
+        ) from error
+    return Run(manifest, measurements, findings)
+
+
+def list_runs(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """Return the readable runs under `root`, oldest first, and the unreadable ones with a reason.
+
+    A root that does not exist yet holds no runs. Hidden folders, which is what an interrupted write
+    may leave, are never runs. Raises StoreError where `root` cannot be listed.
+    """
+    if not root.exists():
+        return [], []
+    try:
+        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder of runs at {root}, but {error.strerror or error}; "
+            "give the folder that `nightly` wrote to"
+        ) from error
+    readable: list[tuple[str, Path]] = []
+    unreadable: list[tuple[Path, str]] = []
+    for folder in folders:
+        try:
+            manifest = read_manifest(folder)
+            _open(folder, MEASUREMENTS).close()
+            _open(folder, FINDINGS).close()
+        except StoreError as error:
+            unreadable.append((folder, str(error)))
+        else:
+            readable.append((manifest["created"], folder))
+    return [folder for _, folder in sorted(readable)], unreadable

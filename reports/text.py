@@ -1,0 +1,98 @@
+"""How numbers, names and edges are written, the same on the page and in the terminal.
+
+Source: spec/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+_SIDES = {
+    "jax64": "JAX float64",
+    "jax32": "JAX float32",
+    "jaxbf16": "JAX bfloat16",
+    "reference32": "reference float32",
+    "referencebf16": "reference bfloat16",
+    "oracle": "oracle",
+}
+_QUESTIONS = {
+    "jax64:oracle": "Same mathematics?",
+    "jax32:oracle": "How accurate is JAX?",
+    "reference32:oracle": "Do we understand the reference?",
+    "jax32:reference32": "Can a checkpoint move?",
+}
+_METRICS = {
+    "rel_l2": "relative L2",
+    "max_abs": "max abs",
+    "cosine": "cosine",
+    "kl_p50": "KL p50",
+    "kl_max": "KL max",
+    "top1_agreement": "top-1 agreement",
+    "top1_flips": "top-1 flips",
+    "nll_difference": "NLL difference",
+}
+
+
+def number(value: float | None) -> str:
+    """Write a measured number in scientific notation with two significant digits."""
+    if value is None:
+        return "–"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def share(value: float | None) -> str:
+    """Write a share, such as the share of a tolerance used, in percent of one hundred."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return number(value)
+    if value >= 10:
+        return f"{value:.1e}×"
+    percent = 100 * value
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"
+
+
+def label(text: str, limit: int = 96) -> str:
+    """Make a name safe to read: control and direction characters become visible, the middle of a
+    name longer than `limit` characters becomes an ellipsis. Markup is left to the page's escaping.
+    """
+    visible = "".join(
+        f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text
+    )
+    if len(visible) <= limit:
+        return visible
+    half = (limit - 1) // 2
+    return f"{visible[:half]}…{visible[-half:]}"
+
+
+def edge_name(edge: str) -> str:
+    """Write an edge of the triangle in words: `jax32:oracle` is "JAX float32 vs oracle"."""
+    return " vs ".join(_SIDES.get(side, label(side, 40)) for side in edge.split(":"))
+
+
+def edge_question(edge: str) -> str:
+    """Return the question spec/parity.md asks of an edge, or nothing for an unknown edge."""
+    return _QUESTIONS.get(edge, "")
+
+
+def edge_rank(edge: str) -> tuple[int, str]:
+    """Order edges as spec/parity.md does: mathematics first, then accuracy, then portability."""
+    known = list(_QUESTIONS)
+    return (known.index(edge) if edge in known else len(known), edge)
+
+
+def metric_name(metric: str) -> str:
+    """Write a metric in words."""
+    return _METRICS.get(metric, label(metric, 40))
+
+
+def count(number_of: int, noun: str, plural: str = "") -> str:
+    """Write "1 failure", "1,204 failures"."""
+    return f"{number_of:,} {noun if number_of == 1 else plural or noun + 's'}"
