@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import autograd.numpy as np
 from autograd import value_and_grad
 from autograd.extend import defvjp, primitive
+from autograd.tracer import getval
 
-from megalodon_jax.config import MegalodonConfig
+if TYPE_CHECKING:
+    from megalodon_jax.config import MegalodonConfig
 
 Array = Any
 Weights = Mapping[str, Array]
-Tap = Callable[[str, Array], None]
+Tap = Callable[[str, Array], Array]
+"""Sees every named intermediate (`parity.taps`) and returns the value to go on with."""
 
 VARIANCE_FLOOR = 1e-6
+
+
+def unchanged(name: str, value: Array) -> Array:
+    """The tap that only lets values pass."""
+    return value
 
 
 def forward(
@@ -31,7 +39,7 @@ def forward(
     mask: Array | None = None,
     *,
     mask_ema: bool = True,
-    tap: Tap = lambda name, value: None,
+    tap: Tap = unchanged,
 ) -> Array:
     """Return the logits (B, L, V) in float64.
 
@@ -41,19 +49,17 @@ def forward(
         ids: token ids (B, L).
         mask: True where a token is valid, (B, L).
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
-        tap: called with the name and value of every intermediate (`parity.taps`).
+        tap: called with the name and value of every intermediate; what it returns goes on.
     """
     mask = np.ones(ids.shape, bool) if mask is None else mask
     x = embed(config, weights["model.embed.weight"], ids)
-    tap("embed", x)
+    x = tap("embed", x)
     for i in range(config.num_layers):
         x = block(config, _under(weights, f"model.layers.{i}."), x, mask, i, mask_ema, tap)
     x = timestep_norm(config, x, mask, weights, "model.norm.")
-    tap("norm", x)
+    x = tap("norm", x)
     head = weights["model.embed.weight" if config.tied else "lm_head.weight"]
-    logits = x @ head.T
-    tap("logits", logits)
-    return logits
+    return tap("logits", x @ head.T)
 
 
 def loss(logits: Array, labels: Array, mask: Array | None, ignore_index: int = -100) -> Array:
@@ -70,7 +76,7 @@ def loss(logits: Array, labels: Array, mask: Array | None, ignore_index: int = -
     return np.sum(nll) / max(len(rows), 1)
 
 
-def loss_and_gradients(
+def run(
     config: MegalodonConfig,
     weights: Weights,
     ids: Array,
@@ -78,40 +84,49 @@ def loss_and_gradients(
     mask: Array | None = None,
     *,
     mask_ema: bool = True,
-) -> tuple[float, dict[str, Array]]:
-    """Return the loss and its derivative by every parameter, by reverse differentiation."""
+    tap: Tap = unchanged,
+) -> dict[str, Array]:
+    """Return every tap, the `loss`, and its derivative by every parameter as `grad/<name>`.
+
+    Arguments as for `forward` and `loss`; the derivative is by reverse differentiation.
+    """
+    taps: dict[str, Array] = {}
+
+    def keep(name: str, value: Array) -> Array:
+        value = tap(name, value)
+        taps[name] = getval(value)
+        return value
 
     def objective(weights: Weights) -> Array:
-        return loss(forward(config, weights, ids, mask, mask_ema=mask_ema), labels, mask)
+        logits = forward(config, weights, ids, mask, mask_ema=mask_ema, tap=keep)
+        return loss(logits, labels, mask)
 
     value, gradients = value_and_grad(objective)(dict(weights))
-    return float(value), gradients
+    return taps | {"loss": np.asarray(value)} | {f"grad/{n}": g for n, g in gradients.items()}
 
 
 def block(config, w: Weights, x: Array, mask: Array, index: int, mask_ema: bool, tap: Tap) -> Array:
     """One layer; names in `w` are relative to `model.layers.{index}.`."""
     name = f"layers.{index}."
     u = timestep_norm(config, x, mask, w, "attn.timenorm.")
-    tap(name + "timenorm", u)
+    u = tap(name + "timenorm", u)
     c = complex_ema(config, u * mask[..., None] if mask_ema else u, w)
-    tap(name + "cema", c)
+    c = tap(name + "cema", c)
     m = c / np.sqrt(np.mean(c**2, axis=-1, keepdims=True) + config.norm_eps)
     if config.norm_affine:
         m = m * (w["attn.rmsnorm.gamma"] + 1)
-    tap(name + "rmsnorm", m)
+    m = tap(name + "rmsnorm", m)
     o = attention(config, m, u, mask, w)
-    tap(name + "inner", o)
+    o = tap(name + "inner", o)
     r = silu(linear(m, w, "attn.wr"))
     y = linear(m, w, "attn.wh1") + linear(o * r, w, "attn.wh2") + x
-    tap(name + "attn", y)
+    y = tap(name + "attn", y)
     f = layer_norm(config, y, w)
     s = silu(linear(f, w, "ffn.fc1"))
     if config.swiglu:
         s = s * linear(f, w, "ffn.fc3")
     scale = 0.1 * 0.5**index if config.rescale_nffn else 1.0
-    out = x + scale * linear(s, w, "ffn.fc2")
-    tap(name + "ffn", out)
-    return out
+    return tap(name + "ffn", x + scale * linear(s, w, "ffn.fc2"))
 
 
 def embed(config, table: Array, ids: Array) -> Array:
@@ -216,8 +231,8 @@ def silu(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """Logistic function, through tanh so that no exponential overflows."""
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    """Logistic function; this form keeps every digit of small values (slow decay needs them)."""
+    return 1 / (1 + np.exp(-x))
 
 
 @primitive

@@ -1,0 +1,65 @@
+# Two commands are the whole set-up on a fresh machine: `make nightly` and `make test`.
+# Each target creates and reuses .venv and installs only when its inputs changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUN := $(BIN)/megalodon-numerics
+INPUTS := pyproject.toml constraints.txt
+WORKERS ?= 2
+
+# Compiled functions survive between runs; delete .cache to measure compilation.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
+
+.PHONY: help nightly test lint reference record checkpoint clean
+
+help:
+	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
+	@echo "make test        lint and run the test suite"
+	@echo "make lint        ruff, basedpyright, import-linter"
+	@echo "make reference   install megalodon-hf, so that comparisons are live"
+	@echo "make record      renew noise floors and recordings (needs the reference)"
+	@echo "make checkpoint  train the byte-level model again"
+
+nightly: $(VENV)/.base
+	@$(RUN) nightly $(ARGS)
+
+test: $(VENV)/.dev lint
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(BIN)/basedpyright --warnings
+
+# MEGALODON_HF_SOURCE may name a local checkout. Without either source the recordings stand in.
+MEGALODON_HF := $(or $(MEGALODON_HF_SOURCE),megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@082db4b)
+reference: $(VENV)/.base
+	@$(PIP) -e '.[reference]'
+	@SETUPTOOLS_SCM_PRETEND_VERSION=0.2.0 $(PIP) --no-deps "$(MEGALODON_HF)" 2>$(VENV)/reference.log \
+	  && echo "megalodon-hf is installed: comparisons are live from now on" \
+	  || echo "megalodon-hf could not be installed (see $(VENV)/reference.log): comparisons use the recordings; set MEGALODON_HF_SOURCE to a local checkout to try again"
+
+record: $(VENV)/.base
+	@$(RUN) calibrate
+	@$(RUN) record
+
+checkpoint: $(VENV)/.base
+	@$(BIN)/python -m stability.train parity/data/byte_lm
+
+$(VENV)/.base: $(INPUTS)
+	@echo "installing megalodon-numerics into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "installing what the tests need"
+	@$(PIP) -e '.[dev,torch]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info

@@ -1,0 +1,129 @@
+"""Pytest set-up: pinned threads, strict JAX, and markers that cannot turn green without running."""
+
+from __future__ import annotations
+
+import os
+import re
+
+# Before jax and torch are imported: two workers must not fight over two cores.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Shapes and dtypes of every annotated signature are checked while testing.
+with install_import_hook("megalodon_jax", "beartype.beartype"):
+    import megalodon_jax  # noqa: F401
+
+GUARDED = ("torch_ref", "cuda")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--require-run",
+        action="append",
+        default=[],
+        type=requirement,
+        metavar="MARKER:N",
+        help="fail unless at least N tests with MARKER were executed (repeatable)",
+    )
+    parser.addoption(
+        "--reference",
+        choices=("auto", "live", "recorded"),
+        default="auto",
+        help="what torch_ref tests compare with; auto takes the live reference when it can run",
+    )
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(GuardedMarkers(config))
+
+
+def pytest_report_header(config):
+    from parity.reference import why_unavailable
+
+    asked = config.getoption("--reference")
+    reason = why_unavailable()
+    live = asked == "live" or (asked == "auto" and reason is None)
+    kind = "live megalodon-hf" if live else f"recordings of megalodon-hf ({reason or 'asked for'})"
+    devices = ", ".join(sorted({device.platform for device in jax.devices()}))
+    return [f"torch_ref compares with: {kind}", f"jax {jax.__version__} on {devices}"]
+
+
+def pytest_collection_modifyitems(items):
+    reason = cuda_missing()
+    for item in items:
+        if reason and item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+class GuardedMarkers:
+    """Counts executed tests per guarded marker, and refuses success where too few ran.
+
+    A marker named in `-m` must run at least one test; `--require-run` can ask for more.
+    """
+
+    def __init__(self, config):
+        self.ran = dict.fromkeys(GUARDED, 0)
+        selected = [name for name in GUARDED if names(config.getoption("-m") or "", name)]
+        self.required = dict.fromkeys(selected, 1) | dict(config.getoption("--require-run"))
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and not report.skipped:
+            for name in GUARDED:
+                self.ran[name] += name in report.keywords
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session, exitstatus):
+        on_worker = hasattr(session.config, "workerinput")
+        if not on_worker and exitstatus == pytest.ExitCode.OK and self.unmet():
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for name in self.required:
+            reason = cuda_missing() if name == "cuda" and not self.ran[name] else None
+            terminalreporter.write_line(": ".join(filter(None, (name, self.count(name), reason))))
+        for name in self.unmet():
+            line = f"NOT GREEN: {name}: {self.count(name)}, {self.required[name]} required"
+            terminalreporter.write_line(line, red=True)
+
+    def unmet(self):
+        return [name for name, count in self.required.items() if self.ran[name] < count]
+
+    def count(self, name):
+        return f"{self.ran[name]} ran"
+
+
+def cuda_missing():
+    """Return why tests marked cuda cannot run, or None."""
+    if any(device.platform == "gpu" for device in jax.devices()):
+        return None
+    return "no CUDA device"
+
+
+def names(expression, marker):
+    """Whether a -m expression asks for a marker rather than excludes it."""
+    return re.search(rf"(?<!not )\b{marker}\b", expression) is not None
+
+
+def requirement(text):
+    marker, _, count = text.partition(":")
+    if marker not in GUARDED or not count.isdigit():
+        raise pytest.UsageError(
+            f"--require-run {text}: expected MARKER:N with MARKER one of {', '.join(GUARDED)}"
+        )
+    return marker, int(count)
+
+
+@pytest.fixture(scope="session")
+def reference(request):
+    """What torch_ref tests compare with: live, or its recordings."""
+    from parity.suite import choose_reference
+
+    return choose_reference(request.config.getoption("--reference"))

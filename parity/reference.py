@@ -1,0 +1,138 @@
+"""The reference: megalodon-hf, run live on a case. The only module of `parity` that imports torch.
+
+Install it with `make reference`, or by hand as `INSTALL` says. Without it the recordings stand in
+(`parity.recordings`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from parity.cases import Case
+from parity.taps import BLOCK_TAPS
+
+COMMIT = "082db4b"
+INSTALL = (
+    f'pip install "megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@{COMMIT}", '
+    "or set MEGALODON_HF_SOURCE to a local checkout and run `make reference`"
+)
+
+
+class ReferenceUnavailable(RuntimeError):
+    """The live reference cannot run here; the message says why and how to install it."""
+
+
+def why_unavailable() -> str | None:
+    """Return why the live reference cannot run, or None when it can. Imports nothing heavy."""
+    for package in ("torch", "transformers", "megalodon"):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed; {INSTALL}"
+    version = metadata.version("transformers")
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if not (4, 45) <= (major, minor) < (5, 0):
+        return f"transformers {version} is installed, megalodon-hf needs >=4.45,<5"
+    return None
+
+
+@dataclass(frozen=True)
+class LiveReference:
+    """Runs megalodon-hf in float32 on CPU or CUDA.
+
+    Raises:
+        ReferenceUnavailable: on construction, when it cannot run.
+    """
+
+    device: str = "cpu"
+    kind = "live"
+
+    def __post_init__(self) -> None:
+        if reason := why_unavailable():
+            raise ReferenceUnavailable(reason)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What ran: commit as pinned, versions, threads, device."""
+        import torch
+
+        return {
+            "commit": COMMIT,
+            "versions": {
+                name: metadata.version(name) for name in ("megalodon-hf", "torch", "transformers")
+            },
+            "threads": torch.get_num_threads(),
+            "device": self.device,
+        }
+
+    def run(self, case: Case) -> dict[str, np.ndarray]:
+        """Return every tap, the loss and every gradient of a case, float32."""
+        import torch
+
+        batch = case.batch
+        model = self.load(case.config, case.weights)
+        taps: dict[str, np.ndarray] = {}
+        hooks = _hooks(model, taps)
+        mask = torch.from_numpy(batch.mask) if batch.padded else None
+        out = model(
+            input_ids=torch.from_numpy(batch.ids).long().to(self.device),
+            attention_mask=None if mask is None else mask.to(self.device),
+            labels=torch.from_numpy(batch.labels).long().to(self.device),
+            use_cache=False,
+        )
+        out.loss.backward()
+        for hook in hooks:
+            hook.remove()
+        taps |= {"logits": _numpy(out.logits), "loss": _numpy(out.loss)}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                taps[f"grad/{name}"] = _numpy(parameter.grad)
+        return taps
+
+    def load(self, config: MegalodonConfig, weights: dict[str, np.ndarray]) -> Any:
+        """Return megalodon-hf's model with exactly these weights, in evaluation mode."""
+        import torch
+        from megalodon import MegalodonConfig as ReferenceConfig
+        from megalodon import MegalodonForCausalLM
+
+        # Transformers ties the head whatever output_size says, unless told not to (a seam).
+        fields = config.to_hf() | {"tie_word_embeddings": config.tied}
+        model = MegalodonForCausalLM(ReferenceConfig(**fields))
+        tensors = {name: torch.from_numpy(np.array(w)) for name, w in weights.items()}
+        if config.tied:
+            tensors["lm_head.weight"] = tensors["model.embed.weight"]
+        model.load_state_dict(tensors, strict=True)
+        return model.to(self.device).eval()
+
+
+def _hooks(model: Any, taps: dict[str, np.ndarray]) -> list[Any]:
+    """Record what each tap of `BLOCK_TAPS` names; returns the handles to remove."""
+
+    def keep(name: str, channels_first: bool = False) -> Callable[..., None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            taps[name] = _numpy(value.transpose(1, 2) if channels_first else value)
+
+        return hook
+
+    def keep_input(module: Any, inputs: Any) -> None:
+        taps["embed"] = _numpy(inputs[0])
+
+    decoder = model.model
+    hooks = [decoder.layers[0].register_forward_pre_hook(keep_input)]
+    for i, layer in enumerate(decoder.layers):
+        for tap in BLOCK_TAPS:
+            module = layer.get_submodule(tap.reference)
+            name = f"layers.{i}.{tap.name}"
+            hooks.append(module.register_forward_hook(keep(name, tap.channels_first)))
+    hooks.append(decoder.norm.register_forward_hook(keep("norm")))
+    return hooks
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().float().contiguous().numpy().copy()

@@ -1,0 +1,124 @@
+"""The parity suite: every case on every edge of the triangle.
+
+Edges: `jax64:oracle` (same mathematics?), `reference32:oracle` (do we understand the reference?),
+`jax32:oracle` (how accurate are we?), `jax32:reference32` (can a checkpoint move?). Source:
+spec/parity.md, the table at its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from parity.calibrate import truth
+from parity.cases import Case
+from parity.compare import Comparison
+from parity.localize import first_divergence
+from parity.recordings import RecordedReference, RecordingError
+from parity.reference import LiveReference, why_unavailable
+from parity.results import Kind, Measurement, Verdict
+from parity.subject import JaxSubject
+from parity.tolerances import NoiseFloors
+
+Arrays = dict[str, np.ndarray]
+
+
+class Reference(Protocol):
+    """Anything that answers for megalodon-hf: live or recorded."""
+
+    kind: str
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What made the answers."""
+        ...
+
+    def run(self, case: Case) -> Arrays:
+        """Return the named arrays of a case, float32."""
+        ...
+
+
+class Subject(Protocol):
+    """Anything that answers for the JAX model in one dtype."""
+
+    def run(self, case: Case) -> Arrays:
+        """Return the named arrays of a case."""
+        ...
+
+
+def choose_reference(prefer: str = "auto") -> Reference:
+    """Return the live reference when it can run, else the recordings.
+
+    Args:
+        prefer: "auto", "live" or "recorded".
+
+    Raises:
+        ReferenceUnavailable: "live" was asked for and cannot run.
+    """
+    if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
+        return LiveReference()
+    return RecordedReference()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The triangle: who answers at each corner."""
+
+    reference: Reference
+    wide: Subject = JaxSubject("float64")
+    subject: Subject = JaxSubject("float32")
+    device: str = "cpu"
+
+    def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
+        """Yield the measurements of one case, edge by edge."""
+
+        def edge(name: str, **options: Any) -> Comparison:
+            dtype = "float64" if name.startswith("jax64") else "float32"
+            return Comparison(case, name, floors, dtype, self.device, **options)
+
+        exact = truth(case)
+        yield from edge("jax64:oracle").run(self.wide.run(case), exact)
+        ours = self.subject.run(case)
+        yield from edge("jax32:oracle").run(ours, exact)
+        try:
+            theirs = self.reference.run(case)
+        except RecordingError as error:
+            yield not_comparable(case, "jax32:reference32", str(error))
+            return
+        # The reference lets padding into its EMA: it is held to the oracle that does the same.
+        as_reference = truth(case, mask_ema=False) if case.batch.padded else exact
+        yield from edge("reference32:oracle").run(theirs, as_reference)
+        valid = edge("jax32:oracle", only_valid=case.batch.padded)
+        yield from valid.accuracy(ours, theirs, exact)
+        yield from edge("jax32:reference32", only_valid=case.batch.padded).run(ours, theirs)
+
+
+def not_comparable(case: Case, edge: str, note: str) -> Measurement:
+    """Return the row that says an edge could not be measured."""
+    return Measurement(
+        case=case.name,
+        edge=edge,
+        quantity="logits",
+        kind=Kind.LOGITS,
+        stage=-1,
+        metric="rel_l2",
+        value=float("nan"),
+        tolerance=float("nan"),
+        verdict=Verdict.NOT_COMPARABLE,
+        dtype="float32",
+        device="cpu",
+        identity="",
+        note=note,
+    )
+
+
+def culprit(rows: Sequence[Measurement]) -> Measurement | None:
+    """Return the first stage that diverges in a case, on the sharpest edge that shows one."""
+    for edge in ("jax64:oracle", "jax32:oracle", "jax32:reference32", "reference32:oracle"):
+        found = first_divergence(m for m in rows if m.edge == edge)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,155 @@
+"""The one table of tolerances: a bound and a reason for each edge of the triangle and each kind.
+
+Bounds in float32 are multiples of a calibrated noise floor: the response of the oracle when every
+weight and every named intermediate is moved by one unit roundoff, per case and quantity
+(`parity.calibrate`, stored in `data/noise.json`). Source: spec/parity.md "Tolerances".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity.cases import Case
+from parity.results import Kind
+
+NOISE_FILE = Path(__file__).parent / "data" / "noise.json"
+FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table; a bound is absolute, or a multiple of the noise floor with a minimum."""
+
+    edge: str
+    kinds: tuple[Kind, ...]
+    reason: str
+    metric: str = "rel_l2"
+    absolute: float = 0.0
+    noise_factor: float = 0.0
+
+    @property
+    def bound(self) -> str:
+        """The bound in words."""
+        parts = [f"{self.absolute:.1e}"] if self.absolute else []
+        parts += [f"{self.noise_factor:g} x noise floor"] if self.noise_factor else []
+        return f"{self.metric} <= " + (f"max({', '.join(parts)})" if len(parts) > 1 else parts[0])
+
+
+TABLE = (
+    Rule(
+        "jax64:oracle",
+        FORWARD,
+        "spec/parity.md: same mathematics; a bug stands many orders above, noise is 3e-15",
+        absolute=1e-11,
+    ),
+    Rule(
+        "jax64:oracle",
+        (Kind.GRADIENT,),
+        "spec/parity.md: against automatic differentiation of the oracle; noise is 3e-14",
+        absolute=1e-10,
+    ),
+    Rule(
+        "reference32:oracle",
+        FORWARD,
+        "its own rounding: at most 3.1 x the floor measured over the matrix (EMA coefficients in "
+        "float32); a scalar loss can cancel below its tensors, hence the minimum",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        "reference32:oracle",
+        (Kind.GRADIENT,),
+        "its own rounding: at most 6.2 x the floor measured, on the EMA phase theta",
+        absolute=3e-7,
+        noise_factor=12.0,
+    ),
+    Rule(
+        "jax32:oracle",
+        FORWARD,
+        "our own rounding: at most 1.3 x the floor measured over the matrix",
+        absolute=3e-7,
+        noise_factor=2.5,
+    ),
+    Rule(
+        "jax32:oracle",
+        (Kind.GRADIENT,),
+        "our own rounding: at most 2.0 x the floor measured over the matrix",
+        absolute=3e-7,
+        noise_factor=4.0,
+    ),
+    Rule(
+        "jax32:oracle",
+        (*FORWARD, Kind.GRADIENT),
+        "no less accurate than the reference, or below 3e-7: error over max(reference's error, "
+        "2e-7); gradients as the root mean square over the parameters of a case",
+        metric="error_over_reference",
+        absolute=1.5,
+    ),
+    Rule(
+        "jax32:reference32",
+        FORWARD,
+        "a checkpoint can move: the sum of both sides' bounds against the oracle",
+        absolute=6e-7,
+        noise_factor=8.5,
+    ),
+    Rule(
+        "jax32:reference32",
+        (Kind.GRADIENT,),
+        "a checkpoint can move: the sum of both sides' bounds against the oracle",
+        absolute=6e-7,
+        noise_factor=16.0,
+    ),
+    Rule(
+        "recorded32:live32",
+        (*FORWARD, Kind.GRADIENT),
+        "the same program twice: thread count and BLAS order may differ, mathematics may not",
+        absolute=6e-7,
+        noise_factor=12.0,
+    ),
+)
+
+
+def rule(edge: str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
+    """Return the row for an edge, kind and metric, or None: an unmatched quantity cannot pass."""
+    for row in TABLE:
+        if row.edge == edge and kind in row.kinds and row.metric == metric:
+            return row
+    return None
+
+
+@dataclass(frozen=True)
+class NoiseFloors:
+    """Calibrated floors, per case name: the case's hash, and relative L2 by quantity."""
+
+    cases: dict[str, dict]
+
+    @classmethod
+    def load(cls, path: Path = NOISE_FILE) -> NoiseFloors:
+        """Read the committed table.
+
+        Raises:
+            FileNotFoundError: there is none; run `megalodon-numerics calibrate`.
+        """
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} not found; run `megalodon-numerics calibrate`.")
+        return cls(json.loads(path.read_text())["cases"])
+
+    def floor(self, case: Case, quantity: str) -> float:
+        """Return the floor of a quantity; NaN when it was not calibrated for exactly this case."""
+        entry = self.cases.get(case.name, {})
+        if entry.get("hash") != case.hash:
+            return math.nan
+        return entry["floors"].get(quantity, math.nan)
+
+    def bound(self, edge: str, kind: Kind, case: Case, quantity: str) -> float:
+        """Return the largest relative L2 that passes; NaN when no rule or floor applies."""
+        row = rule(edge, kind)
+        if row is None:
+            return math.nan
+        if not row.noise_factor:
+            return row.absolute
+        floor = self.floor(case, quantity)
+        return math.nan if math.isnan(floor) else max(row.absolute, row.noise_factor * floor)

@@ -1,0 +1,259 @@
+"""The main job: run the suites, judge, store, and write one page."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from parity.calibrate import extended
+from parity.cases import BYTE_LM, CASES, Case, by_name
+from parity.faults import by_name as fault_by_name
+from parity.recordings import RecordedReference
+from parity.results import Measurement, Verdict
+from parity.seams import SEAMS
+from parity.suite import Reference, Suite, choose_reference, culprit
+from parity.tolerances import TABLE, NoiseFloors
+from reports.history import load_history
+from reports.page.render import render
+from reports.store import SCHEMA, Run, write_run
+from reports.verdicts import Decision, decide
+from stability import suite as stability
+from stability.findings import Finding
+
+PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a nightly does; the defaults are the whole of it."""
+
+    out: Path
+    cases: tuple[str, ...] = ()
+    reference: str = "auto"
+    checkpoint: Path | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished nightly: the run, its verdict, and where it was stored."""
+
+    run: Run
+    decision: Decision
+    folder: Path
+
+    @property
+    def page(self) -> Path:
+        """The page to open."""
+        return self.folder / "report.html"
+
+
+@dataclass
+class _Suite:
+    name: str
+    planned: int
+    executed: int = 0
+    reason: str = ""
+    seconds: float = 0.0
+
+    def entry(self) -> dict[str, Any]:
+        status = "ran" if self.executed == self.planned and not self.reason else "failed"
+        fields = ("name", "planned", "executed", "reason")
+        return {name: getattr(self, name) for name in fields} | {"status": status}
+
+
+def nightly(options: Options, report: Report) -> Outcome:
+    """Run everything and write the run folder; `report` gets a line as each part finishes.
+
+    Raises:
+        ValueError: an unknown case or fault, or a checkpoint that does not hold together.
+        FileNotFoundError: the checkpoint is not there.
+        StoreError: the output folder cannot be written.
+        ReferenceUnavailable: the live reference was asked for and cannot run.
+    """
+    started = datetime.now(UTC)
+    cases = select_cases(options)
+    checkpoint = open_checkpoint(options.checkpoint)
+    # A broken checkpoint is refused before an hour of work, not after it.
+    model = checkpoint.load()
+    reference = choose_reference(options.reference)
+    fault = fault_by_name(options.fault) if options.fault else None
+    report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), {len(cases)} cases")
+    with fault.planted() if fault else nullcontext():
+        measurements, parity = run_parity(cases, reference, report)
+    findings, probes = run_stability(checkpoint, model, report)
+    suites = (parity, probes)
+    document = {
+        **environment(started),
+        "reference": describe(reference),
+        "durations": {suite.name: round(suite.seconds, 3) for suite in suites},
+        "suites": [suite.entry() for suite in suites],
+        "cases": [_case_entry(case) for case in cases],
+        "tolerances": _tolerances(),
+        "seams": [{"id": s.id, "reason": s.reason, "bound": s.bound} for s in SEAMS],
+        "checkpoint": {
+            "name": checkpoint.folder.name,
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
+            "config": model.config.to_dict(),
+            "training": checkpoint.training,
+        },
+        "replay": _replay(measurements, options),
+        "fault": options.fault,
+    }
+    run = Run(document, tuple(measurements), tuple(findings))
+    history = load_history(options.out, run)
+    decision = decide(run, history.baseline)
+    folder = write_run(options.out, run, render(run, decision, history))
+    return Outcome(run, decision, folder)
+
+
+def select_cases(options: Options) -> list[Case]:
+    """Return the cases asked for; a checkpoint of the user's takes the committed one's place."""
+    cases = [by_name(name) for name in options.cases] if options.cases else list(CASES)
+    if options.checkpoint is None:
+        return cases
+    mine = {"name": "checkpoint", "why": f"{options.checkpoint.name} on held-out text"}
+    return [
+        replace(case, checkpoint=options.checkpoint, **mine) if case.checkpoint else case
+        for case in cases
+    ]
+
+
+def open_checkpoint(folder: Path | None) -> stability.Checkpoint:
+    """Return the user's checkpoint, or the committed one; text comes from beside the weights."""
+    folder = folder or BYTE_LM
+    own = folder / "heldout.txt"
+    return stability.Checkpoint(folder, own if own.is_file() else BYTE_LM / "heldout.txt")
+
+
+def run_parity(
+    cases: Sequence[Case], reference: Reference, report: Report
+) -> tuple[list[Measurement], _Suite]:
+    """Run the triangle; a case that breaks down leaves the suite incomplete, never green."""
+    suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
+    triangle = Suite(reference)
+    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
+    measurements: list[Measurement] = []
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            rows = list(triangle.case(case, floors))
+        except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
+            suite.reason = f"case {case.name}: {type(error).__name__}: {error}"[:400]
+            report(f"  {case.name}: did not finish: {suite.reason}")
+            continue
+        measurements += rows
+        suite.executed += 1
+        report(f"  {case.name}: {_said(rows)} ({time.perf_counter() - start:.1f} s)")
+    suite.seconds = time.perf_counter() - clock
+    return measurements, suite
+
+
+def run_stability(
+    checkpoint: stability.Checkpoint, model: Any, report: Report
+) -> tuple[list[Finding], _Suite]:
+    """Run the probes on the checkpoint."""
+    suite, clock = _Suite("stability", planned=1), time.perf_counter()
+    report(f"probing {checkpoint.folder.name}: update survival in bfloat16, dtypes, values")
+    findings: list[Finding] = []
+    try:
+        findings = stability.run(checkpoint, model)
+        suite.executed = 1
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        suite.reason = f"{type(error).__name__}: {error}"[:400]
+    suite.seconds = time.perf_counter() - clock
+    return findings, suite
+
+
+def environment(started: datetime) -> dict[str, Any]:
+    """Return what the run document says of time, code and machine."""
+    commit, dirty = git_state(Path(__file__).parent)
+    device = jax.devices()[0]
+    name = platform.machine() if device.platform == "cpu" else device.device_kind
+    versions = {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
+    return {
+        "schema": SCHEMA,
+        "id": f"{started:%Y-%m-%dT%H-%M-%SZ}-{(commit or 'unversioned')[:7]}",
+        "created": started.isoformat(),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": versions,
+        "device": {"kind": "cpu" if device.platform == "cpu" else "cuda", "name": name},
+        "threads": len(os.sched_getaffinity(0)),
+        "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "matmul_precision": "highest"},
+    }
+
+
+def git_state(folder: Path) -> tuple[str | None, bool]:
+    """Return (commit, dirty) of the checkout `folder` is in; (None, False) outside of one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, False
+
+
+def describe(reference: Reference) -> dict[str, Any]:
+    """Return what the run document says of the reference."""
+    provenance = reference.provenance
+    live = not isinstance(reference, RecordedReference)
+    return {
+        "kind": reference.kind,
+        "commit": provenance["commit"],
+        "versions": provenance["versions"],
+        "detail": "run in this job" if live else "recordings made with the live reference",
+    }
+
+
+def _said(rows: Sequence[Measurement]) -> str:
+    found = culprit(rows)
+    if found is None:
+        return f"{sum(m.verdict is Verdict.PASS for m in rows)} gates hold"
+    return f"{found.verdict.upper()} at {found.quantity} ({found.edge}) {found.note}".rstrip()
+
+
+def _case_entry(case: Case) -> dict[str, Any]:
+    return {
+        "name": case.name,
+        "title": case.why,
+        "why": case.why,
+        "hash": case.hash,
+        "batch": case.batch_size,
+        "length": case.length,
+        "config": case.config.to_dict(),
+    }
+
+
+def _tolerances() -> list[dict[str, str]]:
+    return [
+        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
+        for row in TABLE
+        for kind in row.kinds
+    ]
+
+
+def _replay(measurements: Sequence[Measurement], options: Options) -> list[dict[str, str]]:
+    command = "make nightly"
+    entries = [{"label": "everything", "command": command}]
+    broken = {m.case for m in measurements if m.verdict is Verdict.FAIL}
+    fault = f" --fault {options.fault}" if options.fault else ""
+    return entries + [
+        {"label": name, "command": f'{command} ARGS="--case {name}{fault}"'}
+        for name in sorted(broken)
+    ]
