@@ -104,18 +104,16 @@ def _change(what: What, m: Measurement, before: Measurement | None, note: str = 
 
 def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change | None:
     """Place one measurement against the baseline; None where there is nothing to say."""
-    comparable = old is not None and old.identity == m.identity
-    if m.verdict is Verdict.FAIL:
-        if not comparable:
-            note = "not in the baseline" if old is None else "not comparable with baseline"
-            return _change(What.NEW, m, None, note)
-        was = old.verdict is Verdict.FAIL
-        return _change(What.PERSISTING if was else What.NEW, m, old)
+    failed = m.verdict is Verdict.FAIL
     if old is None:
-        return None
-    if not comparable:
-        gate = m.verdict is not Verdict.INFO
-        return _change(What.NOT_COMPARABLE, m, None, "another identity") if gate else None
+        return _change(What.NEW, m, None, "not in the baseline") if failed else None
+    if old.identity != m.identity:
+        if m.verdict is Verdict.INFO:
+            return None
+        return _change(What.NEW if failed else What.NOT_COMPARABLE, m, None, "another identity")
+    if failed:
+        persists = old.verdict is Verdict.FAIL
+        return _change(What.PERSISTING if persists else What.NEW, m, old)
     if old.verdict is Verdict.FAIL and m.verdict is Verdict.PASS:
         return _change(What.FIXED, m, old)
     if exact and m.device == old.device and not _same(m.value, old.value):

@@ -54,16 +54,20 @@ def _today(run: Run) -> pa.Table:
 
 def _earlier(root: Path, run: Run) -> tuple[list[Path], list[tuple[Path, str]]]:
     folders, unreadable = list_runs(root)
-    created = run.manifest["created"]
-    return [
-        f for f in folders if f.name != run.id and read_manifest(f)["created"] < created
-    ], unreadable
+    kept = []
+    for folder in folders:
+        manifest = read_manifest(folder)
+        # A run with a planted fault says nothing about the code it ran.
+        if manifest["created"] < run.manifest["created"] and not manifest.get("fault"):
+            kept.append(folder)
+    return kept, unreadable
 
 
 def load_history(root: Path, run: Run) -> History:
     """Find the baseline of `run` under `root` and the trend of each of its gates.
 
     The baseline is the newest earlier run that shares at least one measurement with equal identity.
+    Runs with a planted fault are left out.
     Runs that cannot be read are named in `unreadable` and skipped. Raises StoreError where `root`
     itself cannot be listed.
     """

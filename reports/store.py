@@ -99,6 +99,25 @@ def _check_id(run: Run) -> str:
     return run_id
 
 
+def _unwritable(root: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"expected a folder that can be written at {root}, but {error.strerror or error} "
+        f"({error.filename or root}); nothing was stored. Give a writable folder with --out, or "
+        "free some space"
+    )
+
+
+def check_writable(root: Path) -> None:
+    """Raise StoreError where `root` could not hold a run, before anything expensive starts."""
+    probe = root / f".partial-{uuid.uuid4().hex[:8]}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise _unwritable(root, error) from error
+
+
 def write_run(root: Path, run: Run, page: str) -> Path:
     """Store a run with its page as `root/<id>` and return that folder.
 
@@ -124,11 +143,7 @@ def write_run(root: Path, run: Run, page: str) -> Path:
         (partial / PAGE).write_text(page, encoding="utf-8")
         partial.rename(final)
     except OSError as error:
-        raise StoreError(
-            f"expected a folder that can be written at {root}, but {error.strerror or error} "
-            f"({error.filename or final}); nothing was stored. Give a writable folder with --out, "
-            "or free some space"
-        ) from error
+        raise _unwritable(root, error) from error
     finally:
         # Also after Ctrl-C: after the rename there is nothing left here to remove.
         shutil.rmtree(partial, ignore_errors=True)

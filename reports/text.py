@@ -45,14 +45,34 @@ def number(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
+def metric_value(metric: str, value: float) -> str:
+    """Write the value of an informative metric: small where the two sides agree, or a count."""
+    if not math.isfinite(value):
+        return number(value)
+    if metric == "cosine":
+        return number(max(0.0, 1.0 - value))
+    if metric == "top1_agreement":
+        return f"{100 * value:.2f} %"
+    return f"{value:.0f}" if metric == "top1_flips" else number(value)
+
+
+def contrast(before: float | None, now: float | None) -> tuple[str, str]:
+    """Write two numbers with as many digits as it takes to tell them apart."""
+    if before is None or now is None or not (math.isfinite(before) and math.isfinite(now)):
+        return number(before), number(now)
+    pairs = [(f"{before:.{digits}e}", f"{now:.{digits}e}") for digits in (1, 3, 6, 9, 16)]
+    pair = next((p for p in pairs if p[0] != p[1]), pairs[0])
+    return ("0" if before == 0 else pair[0]), ("0" if now == 0 else pair[1])
+
+
 def share(value: float | None) -> str:
-    """Write a share, such as the share of a tolerance used, in percent of one hundred."""
+    """Write a share of a tolerance in percent, or from 10 on as a multiple."""
     if value is None:
         return "–"
     if not math.isfinite(value):
         return number(value)
     if value >= 10:
-        return f"{value:.1e}×"
+        return f"{value:,.0f}×" if value < 1e4 else f"{value:.1e}×"
     percent = 100 * value
     if 0 < percent < 0.1:
         return "<0.1 %"

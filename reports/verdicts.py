@@ -16,7 +16,7 @@ from parity.results import Measurement, Verdict
 from reports.changes import Change, What, environment_diff, find_changes, settle
 from reports.history import Key
 from reports.store import Run, used
-from reports.text import count, edge_name, edge_rank, label, metric_name, number, share
+from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
 from stability.findings import Severity
 
 
@@ -107,13 +107,20 @@ def _size(m: Measurement) -> str:
     if math.isnan(m.tolerance):
         return f"{text} with no tolerance to hold it against"
     over = used(m)
-    times = f", {over:,.3g} times over" if math.isfinite(over) and over > 1 else ""
+    times = ""
+    if math.isfinite(over) and over > 1:
+        times = f", {over:,.1f} times over" if over < 1e4 else f", {number(over)} times over"
     return f"{text} against a tolerance of {number(m.tolerance)}{times}"
 
 
 def _regressed(run: Run, counts: Counts, starts: Sequence[Measurement]) -> str:
     total = counts.new + counts.persisting
-    head = f"{count(total, 'failure')}, {counts.new:,} new."
+    new = "all new" if not counts.persisting else f"{counts.new:,} new"
+    head = (
+        f"{count(total, 'failure')}, {new}."
+        if total > 1
+        else f"1 {'new' if counts.new else 'persisting'} failure."
+    )
     failing = [m for m in starts if m.verdict is Verdict.FAIL]
     if failing:
         more = len(failing) - 1
@@ -139,9 +146,11 @@ def _incomplete(run: Run) -> str:
     first = partial[0]
     reason = f": {label(str(first['reason']), 120)}" if first.get("reason") else ""
     more = f" {count(len(partial) - 1, 'more suite')} did not finish." if len(partial) > 1 else ""
+    name, status = label(str(first.get("name")), 40), label(str(first.get("status")), 40)
+    executed, planned = first.get("executed"), first.get("planned")
     return (
-        f"Nothing failed, but suite {label(str(first.get('name')), 40)} {first.get('status')}: "
-        f"{first.get('executed', 0):,} of {first.get('planned', 0):,} checks executed{reason}.{more}"
+        f"Nothing failed, but suite {name} is not whole ({status}): {executed} of {planned} checks "
+        f"executed{reason}.{more}"
     )
 
 
@@ -172,12 +181,13 @@ def _changed(changes: Sequence[Change], baseline: Run, rows: Sequence[Measuremen
         key=lambda c: (math.isnan(c.tolerance), edge_rank(c.edge), c.stage < 0, c.stage, c.case),
     )
     fixed = sum(c.what is What.FIXED for c in moved)
+    then, now = contrast(first.before, first.now)
     repaired = f"; {count(fixed, 'failure')} fixed" if fixed else ""
     return (
         f"All gates hold, but {count(len(moved), 'value')} that should repeat exactly "
         f"differ{'s' if len(moved) == 1 else ''} from run {label(baseline.id, 60)}{repaired}. "
-        f"It starts at {_place(first)}: {metric_name(first.metric)} {number(first.before)} → "
-        f"{number(first.now)}; {_tightest(rows)}."
+        f"It starts at {_place(first)}: {metric_name(first.metric)} {then} → {now}; "
+        f"{_tightest(rows)}."
     )
 
 

@@ -1,0 +1,206 @@
+"""Inline drawings: sparkline, loss curve, heat map. Colours come from the page's style sheet.
+
+Every drawing carries its content as text as well, and none tells anything by colour alone. Source:
+spec/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from reports.heat import HeatCell, HeatMap
+from reports.text import count, share
+
+_MINUS = "\N{MINUS SIGN}"
+
+
+def _level(value: float) -> float:
+    """Return log10 of a share within what a sparkline can show; what is not finite is the top."""
+    return math.log10(min(max(value, 1e-6), 1e12)) if math.isfinite(value) else math.inf
+
+
+def sparkline(series: Sequence[float | None]) -> Markup:
+    """Draw shares of a tolerance over runs, oldest first, on a logarithmic scale.
+
+    None is a run without the measurement (a gap); a share above 1 or not finite is marked by a
+    cross, and the tolerance itself by a dashed line where it is within the scale.
+    """
+    width, height, pad = 132.0, 26.0, 4.0
+    logs = [_level(v) for v in series if v is not None and math.isfinite(v)]
+    if len(series) < 2 or not logs:
+        return Markup('<span class="muted">no history yet</span>')
+    low, high = min(logs), max(logs)
+    spare = max(0.0, 1.0 - (high - low)) / 2
+    low, high = low - spare, high + spare
+
+    def at(i: int, level: float) -> tuple[str, str]:
+        x = pad + (width - 2 * pad) * i / (len(series) - 1)
+        up = (min(level, high) - low) / (high - low)
+        return f"{x:.1f}", f"{height - pad - (height - 2 * pad) * up:.1f}"
+
+    path, marks, pen = [], [], "M"
+    for i, value in enumerate(series):
+        if value is None:
+            pen = "M"
+            continue
+        x, y = at(i, _level(value))
+        path.append(f"{pen}{x} {y}")
+        pen = "L"
+        if not value <= 1:
+            marks.append(
+                f'<path class="cross" d="M{x} {y}m-3-3l6 6m0-6l-6 6"/>'  # a cross, not a colour
+            )
+        elif i == len(series) - 1:
+            marks.append(f'<circle class="dot" cx="{x}" cy="{y}" r="2.6"/>')
+    limit = ""
+    if low <= 0 <= high:
+        _, y = at(0, 0.0)
+        limit = f'<path class="limit" d="M0 {y}H{width:.0f}"/>'
+    seen = [v for v in series if v is not None]
+    best, worst = min(v for v in seen if math.isfinite(v)), max(seen, key=lambda v: (v != v, v))
+    text = f"{count(len(seen), 'run')}: {share(best)} to {share(worst)}, now {share(series[-1])}"
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="{escape(text)}"><title>{escape(text)}</title>{limit}'
+        f'<path class="line" d="{"".join(path)}"/>{"".join(marks)}</svg>'
+    )
+
+
+def _bin(cell: HeatCell) -> str:
+    if cell.state != "pass" or cell.log10 is None:
+        return cell.state
+    edges = (-4, -3, -2, -1, -0.3)
+    return f"h{sum(cell.log10 > e for e in edges)}"
+
+
+def _cell_text(cell: HeatCell) -> str:
+    if cell.state == "blocked":
+        return "n/c"
+    if cell.log10 is None:
+        return "✕ NaN"
+    if math.isinf(cell.log10):
+        return "exact" if cell.log10 < 0 else "✕ Inf"
+    text = f"{abs(cell.log10):.1f}"
+    sign = _MINUS if cell.log10 < 0 and text != "0.0" else ""
+    return f"{'✕ ' if cell.state == 'fail' else ''}{sign}{text}"
+
+
+def _draw_cell(cell: HeatCell, x: float, y: float, width: float, height: float) -> str:
+    kind = _bin(cell)
+    first = ""
+    if cell.first:
+        first = (
+            f'<rect class="first" x="{x + 1:.0f}" y="{y + 1:.0f}" '
+            f'width="{width - 2:.0f}" height="{height - 2:.0f}" rx="3"/>'
+        )
+    return (
+        f'<g class="cell {kind}"><title>{escape(cell.title)}</title>'
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" rx="3"/>'
+        f'<text x="{x + width / 2:.0f}" y="{y + height / 2 + 4:.0f}">{_cell_text(cell)}</text>'
+        f"{first}</g>"
+    )
+
+
+def heat_map(heat: HeatMap) -> Markup:
+    """Draw layers down and modules across; each cell prints log10(error/tolerance)."""
+    left, top, wide, tall, gap = 64, 20, 66, 26, 2
+    columns = len(heat.columns)
+    span = columns * wide
+    parts = [
+        f'<text class="axis" x="{left + wide * i + wide / 2:.0f}" y="13">{escape(name)}</text>'
+        for i, name in enumerate(heat.columns)
+    ]
+    for i, (name, cells) in enumerate(heat.rows):
+        y = top + i * tall
+        place = f'x="{left - 8}" y="{y + tall / 2 + 3:.0f}"'
+        parts.append(f'<text class="axis row" {place}>{escape(name)}</text>')
+        # A quantity outside the layers, such as the embedding, belongs to every column.
+        width = span if len(cells) == 1 else wide
+        parts += [
+            _draw_cell(c, left + j * wide, y, width - gap, tall - gap)
+            for j, c in enumerate(cells)
+            if c is not None
+        ]
+    size = f"0 0 {left + span} {top + tall * len(heat.rows)}"
+    text = f"{heat.edge}, case {heat.case}. {heat.summary}"
+    return Markup(
+        f'<svg class="heat" viewBox="{size}" role="img" aria-label="{escape(text)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+    raw = (high - low) / wanted
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(base * f for f in (1, 2, 5, 10) if base * f >= raw)
+    first = math.ceil(low / step)
+    return [step * k for k in range(first, math.floor(high / step) + 1)]
+
+
+Points = Sequence[tuple[float, float]]
+
+_PLOT = (52.0, 12.0, 636.0, 222.0)
+"""Left, top, right and bottom of the plotting area of a loss curve, in its 720 x 260 drawing."""
+
+
+def _axes(x0: float, x1: float, y0: float, y1: float) -> list[str]:
+    left, top, right, bottom = _PLOT
+    parts = []
+    for tick in _ticks(y0, y1):
+        y = bottom - (bottom - top) * (tick - y0) / (y1 - y0)
+        parts.append(f'<path class="grid" d="M{left:.0f} {y:.1f}H{right:.0f}"/>')
+        parts.append(f'<text class="axis end" x="{left - 8:.0f}" y="{y + 4:.1f}">{tick:g}</text>')
+    for tick in _ticks(x0, x1, 6):
+        x = left + (right - left) * (tick - x0) / (x1 - x0)
+        parts.append(f'<text class="axis" x="{x:.1f}" y="{bottom + 18:.0f}">{tick:g}</text>')
+    middle = (left + right) / 2
+    parts.append(f'<text class="axis" x="{middle:.0f}" y="{bottom + 35:.0f}">optimiser step</text>')
+    return parts
+
+
+def _polyline(points: Points, x0: float, x1: float, y0: float, y1: float) -> tuple[str, float]:
+    """Return the path of a curve and the height at which it ends."""
+    left, top, right, bottom = _PLOT
+    path, pen, y = [], "M", bottom
+    for step, loss in points:
+        if not (math.isfinite(step) and math.isfinite(loss)):
+            pen = "M"
+            continue
+        x = left + (right - left) * (step - x0) / (x1 - x0)
+        y = bottom - (bottom - top) * (loss - y0) / (y1 - y0)
+        path.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L"
+    return "".join(path), y
+
+
+def loss_curve(train: Points, validation: Points) -> Markup:
+    """Draw loss in nats per token over optimiser steps; points that are not finite leave gaps."""
+    good = [(x, y) for x, y in (*train, *validation) if math.isfinite(x) and math.isfinite(y)]
+    if len(good) < 2:
+        return Markup('<p class="muted">Too few points for a curve.</p>')
+    x0, x1 = min(x for x, _ in good), max(x for x, _ in good)
+    y0, y1 = min(y for _, y in good), max(y for _, y in good)
+    x1, margin = (x1 if x1 > x0 else x0 + 1), 0.06 * ((y1 - y0) or 1.0)
+    y0, y1 = y0 - margin, y1 + margin
+    parts = _axes(x0, x1, y0, y1)
+    ends = []
+    for name, points in (("train", train), ("validation", validation)):
+        path, end = _polyline(points, x0, x1, y0, y1)
+        if path:
+            parts.append(f'<path class="curve {name}" d="{path}"/>')
+            ends.append((end, name))
+    ends.sort()
+    for i, (y, name) in enumerate(ends):
+        # Two labels at the same height would be unreadable: they make room for each other.
+        near = len(ends) == 2 and ends[1][0] - ends[0][0] < 14
+        shown = y + (14 * i - 4 if near else 4)
+        parts.append(f'<text class="name {name}" x="644" y="{shown:.1f}">{name}</text>')
+    last = f"{train[-1][1]:.3f} at the end" if train else "not recorded"
+    text = f"Training loss in nats per token over steps {x0:g} to {x1:g}: {last}"
+    return Markup(
+        f'<svg class="chart" viewBox="0 0 720 260" role="img" aria-label="{escape(text)}">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,88 @@
+"""History: the newest earlier comparable run, and a trend that never joins different work."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from nights import earlier, failing, measurement, run
+
+from reports.history import WINDOW, load_history, worst_over
+from reports.store import write_run
+
+KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
+
+
+def test_an_empty_root_has_no_baseline(tmp_path: Path) -> None:
+    history = load_history(tmp_path / "runs", run(measurement()))
+    assert history.baseline is None
+    assert (history.runs, dict(history.series), history.unreadable) == ((), {}, ())
+
+
+def test_the_baseline_is_the_newest_earlier_comparable_run(tmp_path: Path) -> None:
+    for day in (17, 18):
+        write_run(tmp_path, earlier(measurement(), day=day), "")
+    write_run(tmp_path, earlier(measurement(identity="other"), day=19), "")
+    write_run(tmp_path, earlier(measurement(), day=21), "")
+    history = load_history(tmp_path, run(measurement()))
+    assert history.baseline is not None
+    assert history.baseline.id.startswith("2026-11-18")
+
+
+def test_the_run_itself_is_not_its_baseline(tmp_path: Path) -> None:
+    night = run(measurement())
+    write_run(tmp_path, night, "")
+    assert load_history(tmp_path, night).baseline is None
+
+
+def test_a_run_with_a_planted_fault_is_no_baseline(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(failing(), fault="conjugate"), "")
+    history = load_history(tmp_path, run(measurement()))
+    assert (history.baseline, history.runs) == (None, ())
+
+
+def test_the_series_holds_worst_shares_and_gaps(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(value=1e-6), day=16), "")
+    write_run(tmp_path, earlier(measurement(identity="other"), day=17), "")
+    write_run(tmp_path, earlier(failing(value=math.nan), day=18), "")
+    pair = (measurement(value=1e-6), measurement(value=2e-6))
+    write_run(tmp_path, earlier(*pair, day=19), "")
+    history = load_history(tmp_path, run(measurement()))
+    first, gap, bad, last = history.series[KEY]
+    assert first == measurement(value=1e-6).fraction
+    assert gap is None
+    assert bad is not None
+    assert math.isnan(bad)
+    assert last == measurement(value=2e-6).fraction
+    series, _ = worst_over(history, {KEY}, 0.5)
+    assert series[-1] == 0.5
+    assert len(series) == len(history.runs) + 1
+
+
+def test_informative_metrics_have_no_series(tmp_path: Path) -> None:
+    info = measurement(metric="max_abs", tolerance=math.nan)
+    write_run(tmp_path, earlier(info), "")
+    assert load_history(tmp_path, run(info)).series == {}
+
+
+def test_an_unreadable_run_is_named_and_skipped(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(), day=18), "")
+    damaged = write_run(tmp_path, earlier(measurement(), day=19), "")
+    (damaged / "measurements.parquet").write_bytes(b"PAR1")
+    history = load_history(tmp_path, run(measurement()))
+    assert [folder for folder, _ in history.unreadable] == [damaged]
+    assert history.baseline is not None
+    assert history.baseline.id.startswith("2026-11-18")
+
+
+def test_a_root_with_glob_characters_is_a_plain_path(tmp_path: Path) -> None:
+    root = tmp_path / "runs[1]*?"
+    write_run(root, earlier(measurement()), "")
+    assert load_history(root, run(measurement())).baseline is not None
+
+
+def test_the_window_is_bounded(tmp_path: Path) -> None:
+    for day in range(WINDOW + 5):
+        created = f"2026-09-{1 + day % 28:02d}T{day // 28:02d}:00:00+00:00"
+        write_run(tmp_path, earlier(measurement(), id=f"r{day}", created=created), "")
+    assert len(load_history(tmp_path, run(measurement())).runs) == WINDOW - 1

@@ -1,0 +1,232 @@
+"""The page: names are data, nothing leaves the file, every table survives odd numbers."""
+
+from __future__ import annotations
+
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from nights import earlier, failing, finding, measurement, realistic, regressed, run
+
+from parity.results import Kind, Verdict
+from reports.history import History, load_history
+from reports.page.render import render
+from reports.probes import module_kind
+from reports.store import Run, write_run
+from reports.verdicts import Word, decide
+from stability.findings import Severity
+
+MEGABYTE = 1_000_000
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "{{ 7 * 7 }}{% raw %}",
+    "\u202egnp.exe\u2066\u0000",
+    "n" * 300,
+)
+VOID = {"meta", "link", "wbr", "input", "br", "img", "path", "rect", "circle"}
+
+
+class Page(HTMLParser):
+    """Collects tags and attributes, and checks that elements nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page_of(run: Run, baseline: Run | None = None, history: History | None = None) -> str:
+    return render(run, decide(run, baseline), history or History(baseline=baseline))
+
+
+@pytest.fixture(scope="module")
+def night() -> Run:
+    return realistic()
+
+
+@pytest.fixture(scope="module")
+def page(night: Run) -> str:
+    return page_of(night)
+
+
+def test_the_page_is_self_contained(page: str) -> None:
+    for tag, attributes in Page(page).tags:
+        assert tag not in ("img", "iframe", "object", "embed", "base")
+        for name in ("src", "href", "action"):
+            target = attributes.get(name)
+            assert target is None or target.startswith("#") or target == "data:,"
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+
+
+def test_the_structure_serves_keyboard_and_screen_readers(page: str) -> None:
+    tags = Page(page).tags
+    identifiers = [a["id"] for _, a in tags if "id" in a]
+    assert len(identifiers) == len(set(identifiers))
+    assert [tag for tag, _ in tags].count("h1") == 1
+    links = {str(a["href"])[1:] for t, a in tags if t == "a"}
+    assert links <= set(identifiers)
+    assert page.count("<table") == page.count("<caption") == page.count("<thead")
+    assert all("scope" in a for t, a in tags if t == "th")
+    regions = [a for _, a in tags if a.get("class") == "scroll"]
+    assert regions
+    assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
+    labelled = (a for t, a in tags if t == "svg" and a.get("role") == "img")
+    assert all(a["aria-label"] for a in labelled)
+
+
+def test_equal_input_gives_equal_bytes(night: Run, page: str) -> None:
+    assert page_of(realistic()) == page
+    assert page_of(realistic(seed=1)) != page
+
+
+def test_the_first_screen_says_what_was_compared(page: str) -> None:
+    first = page[page.index('<section id="verdict"') : page.index('<section id="changes"')]
+    for words in ("PASS", "JAX float64 vs oracle", "082db4b", "recorded", "Exit code 0"):
+        assert words in first
+
+
+@pytest.mark.parametrize("word", list(Word))
+def test_every_verdict_is_shown_in_words_and_by_an_icon(word: Word) -> None:
+    runs = {
+        Word.PASS: run(measurement()),
+        Word.REGRESSED: run(failing()),
+        Word.CHANGED: run(measurement(value=2e-6)),
+        Word.INCOMPLETE: run(measurement(), suites=[]),
+        Word.NOT_COMPARABLE: run(measurement(verdict=Verdict.NOT_COMPARABLE)),
+    }
+    text = page_of(runs[word], earlier(measurement()))
+    assert f'<h1 id="word">{word}</h1>' in text
+    assert '<svg class="icon"' in text
+    Page(text)
+
+
+def test_the_first_red_cell_is_marked_once_per_failing_map(night: Run) -> None:
+    text = page_of(regressed(night), night)
+    assert text.count('class="first"') == 3
+    assert page_of(night).count('class="first"') == 0
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_data_never_markup(name: str) -> None:
+    rows = [
+        failing(case=name, edge=name, quantity=name, kind=kind, metric=metric, note=name)
+        for kind in Kind
+        for metric in ("rel_l2", name)
+    ]
+    found = [
+        finding(probe=p, severity=s, subject=name, metric=m, message=name, remedy=name)
+        for p, m in (
+            ("survival", "frozen_fraction"),
+            ("survival", name),
+            ("dtypes", name),
+            (name, "m"),
+        )
+        for s in (Severity.ERROR,)
+    ]
+    texts = {"versions": {name: name}, "flags": {name: name}, "commit": name}
+    night = run(
+        *rows,
+        findings=tuple(found),
+        **texts,
+        suites=[{"name": name, "status": name, "planned": 1, "executed": 0, "reason": name}],
+        cases=[{"name": name, "title": name, "why": name, "hash": name, "batch": 1, "length": 1}],
+        tolerances=[{"edge": name, "kind": name, "bound": name, "reason": name}],
+        seams=[{"id": name, "reason": name, "bound": name}],
+        replay=[{"label": name, "command": name}],
+    )
+    unreadable = ((Path(name.replace("/", "_").replace("\0", "0")), name),)
+    text = page_of(night, None, History(unreadable=unreadable))
+    parsed = Page(text)
+    assert [t for t, _ in parsed.tags].count("script") == 1
+    assert not any(k.startswith("on") for _, a in parsed.tags for k in a)
+    assert not any(t == "img" for t, _ in parsed.tags)
+    assert "\u202e" not in text
+    assert "\0" not in text
+    assert "<bdi>" + "n" * 100 not in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, 5e-324, 1e308])
+@pytest.mark.parametrize("tolerance", [math.nan, 0.0, 1e-11, math.inf])
+def test_odd_numbers_reach_the_page(value: float, tolerance: float) -> None:
+    rows = [
+        measurement(
+            value=value, tolerance=tolerance, kind=kind, quantity=f"layers.0.{kind}", stage=1
+        )
+        for kind in Kind
+    ]
+    found = finding(probe="survival", metric="frozen_fraction", value=value, threshold=tolerance)
+    key = ("baseline", "jax32:oracle", "layers.0.logits", "rel_l2")
+    history = History(runs=("a", "b"), series={key: (value, None)})
+    Page(page_of(run(*rows, findings=(found,)), None, history))
+
+
+def test_an_empty_run_has_a_page() -> None:
+    text = page_of(run(suites=[]))
+    assert "Exit code 5" in text
+    Page(text)
+
+
+def test_a_curve_with_non_finite_losses_is_drawn() -> None:
+    training = {"step": [0, 1, 2], "train_loss": [5.0, math.nan, 4.0], "val_step": [], "lr": 1e-3}
+    night = run(measurement(), checkpoint={"name": "c", "parameters": 3, "training": training})
+    assert 'class="curve train"' in page_of(night)
+
+
+def test_trends_come_from_the_stored_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, earlier(measurement(value=2e-6)), "")
+    night = run(measurement())
+    history = load_history(tmp_path, night)
+    text = render(night, decide(night, history.baseline), history)
+    assert "2 runs: 25 % to 50 %, now 25 %" in text
+
+
+def test_ten_thousand_measurements_stay_under_five_megabytes() -> None:
+    base = realistic()
+    rows = [
+        failing(case=f"case {i % 97}", edge=m.edge, quantity=m.quantity, stage=m.stage, kind=m.kind)
+        for i, m in enumerate(base.measurements * 3)
+    ][:10_000]
+    assert len(rows) == 10_000
+    night = Run(base.manifest, tuple(rows), base.findings)
+    baseline = earlier(*rows)
+    assert len(page_of(night, baseline).encode()) < 5 * MEGABYTE
+
+
+def test_ten_thousand_stages_of_one_case_stay_under_five_megabytes() -> None:
+    rows = [
+        failing(quantity=f"layers.{i // 5}.part{i % 5}", stage=i, kind=Kind.BLOCK)
+        for i in range(10_000)
+    ]
+    assert len(page_of(run(*rows)).encode()) < 5 * MEGABYTE
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind"),
+    [
+        ("model.layers.3.attn.cema.alpha", "attn.cema"),
+        ("model.layers.0.attn.wz.weight", "attn"),
+        ("model.layers.0.ffn.fc1.weight", "ffn"),
+        ("model.embed.weight", "embed"),
+        ("x", "x"),
+    ],
+)
+def test_parameters_are_grouped_by_module(parameter: str, kind: str) -> None:
+    assert module_kind(parameter) == kind

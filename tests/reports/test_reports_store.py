@@ -1,0 +1,146 @@
+"""The run folder: round trip, nothing half-written, and refusals that say what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from nights import failing, finding, manifest, measurement, run
+
+from parity.results import Verdict
+from reports import store
+from reports.store import StoreError, check_writable, list_runs, read_run, write_run
+
+
+def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
+    info = measurement(metric="max_abs", value=3.0, tolerance=4.0, note="a note")
+    night = run(info, failing(), findings=(finding(),))
+    folder = write_run(tmp_path, night, "<p>page</p>")
+    assert folder == tmp_path / night.id
+    assert read_run(folder) == night
+    assert (folder / "report.html").read_text() == "<p>page</p>"
+    assert {p.name for p in folder.iterdir()} == {
+        *("run.json", "measurements.parquet", "findings.parquet", "report.html")
+    }
+
+
+def test_non_finite_numbers_survive_the_round_trip(tmp_path: Path) -> None:
+    night = run(failing(value=math.nan), failing(value=math.inf, tolerance=math.nan))
+    first, second = read_run(write_run(tmp_path, night, "")).measurements
+    assert math.isnan(first.value)
+    assert second.value == math.inf
+    assert math.isnan(second.tolerance)
+    assert first.verdict is Verdict.FAIL
+
+
+def test_a_run_without_rows_is_readable(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(), "")
+    assert read_run(folder) == run()
+    assert list_runs(tmp_path) == ([folder], [])
+
+
+def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(), "first")
+    with pytest.raises(StoreError, match="never overwritten"):
+        write_run(tmp_path, run(), "second")
+    assert (folder / "report.html").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
+def test_an_interrupt_in_the_middle_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | type[BaseException]
+) -> None:
+    written = []
+
+    def interrupt(table: object, path: Path) -> None:
+        written.append(path)
+        path.write_bytes(b"half")
+        if len(written) == 2:
+            raise error
+
+    monkeypatch.setattr(store.pq, "write_table", interrupt)
+    with pytest.raises((KeyboardInterrupt, RuntimeError, StoreError)):
+        write_run(tmp_path, run(), "")
+    assert len(written) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_is_never_listed(tmp_path: Path) -> None:
+    stray = tmp_path / ".partial-2026-11-20T21-30-00Z-1a2b3c4-0a0a0a0a"
+    stray.mkdir()
+    (stray / "run.json").write_text(json.dumps(manifest()))
+    assert list_runs(tmp_path) == ([], [])
+
+
+def test_an_unwritable_root_is_named(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    with pytest.raises(StoreError, match=r"file.*nothing was stored.*--out"):
+        write_run(blocker / "runs", run(), "")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_unwritable_root_is_found_before_the_run(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "runs")
+    assert list((tmp_path / "new" / "runs").iterdir()) == []
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    with pytest.raises(StoreError, match=r"file.*--out"):
+        check_writable(blocker)
+
+
+@pytest.mark.parametrize("name", ["", "../escape", ".hidden", "a/b", None, "x" * 300])
+def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str | None) -> None:
+    with pytest.raises(StoreError, match="run id"):
+        write_run(tmp_path, run(id=name), "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["measurements.parquet", "findings.parquet"])
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> None:
+    path = write_run(tmp_path, run(measurement()), "") / name
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=rf"{name}.*missing or truncated"):
+        read_run(path.parent)
+    readable, [(folder, why)] = list_runs(tmp_path)
+    assert (readable, folder) == ([], path.parent)
+    assert name in why
+
+
+def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(), "")
+    (folder / "run.json").write_text(json.dumps(manifest(schema=store.SCHEMA + 1)))
+    with pytest.raises(StoreError, match=r"newer.*update megalodon-numerics"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "1"}'])
+def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
+    folder = write_run(tmp_path, run(), "")
+    (folder / "run.json").write_text(text)
+    with pytest.raises(StoreError, match=r"run\.json"):
+        read_run(folder)
+
+
+def test_runs_are_listed_oldest_first_by_their_time_not_their_name(tmp_path: Path) -> None:
+    late = write_run(tmp_path, run(id="a", created="2026-11-20T21:30:00+00:00"), "")
+    early = write_run(tmp_path, run(id="b", created="2026-11-19T21:30:00+00:00"), "")
+    assert list_runs(tmp_path) == ([early, late], [])
+
+
+def test_a_root_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "none") == ([], [])
+
+
+def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(StoreError, match="expected a folder of runs"):
+        list_runs(path)

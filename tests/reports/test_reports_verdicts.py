@@ -1,0 +1,206 @@
+"""Every rule of the verdict, each with the run that must not trigger it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from nights import earlier, failing, finding, measurement, run
+
+from parity.results import Kind, Measurement, Verdict
+from reports.changes import What, settle
+from reports.verdicts import ExitCode, Word, decide
+from stability.findings import Severity
+
+PARTIAL = {"name": "parity", "status": "ran", "planned": 13, "executed": 12, "reason": "stopped"}
+SKIPPED = {"name": "parity", "status": "skipped", "planned": 13, "executed": 0, "reason": "absent"}
+BLOCKED = measurement(verdict=Verdict.NOT_COMPARABLE, value=math.nan, note="shape (2,) and (3,)")
+
+
+def test_a_healthy_run_passes() -> None:
+    decision = decide(run(measurement()), None)
+    assert (decision.word, decision.exit_code) == (Word.PASS, ExitCode.PASS)
+    assert "25 % of its tolerance" in decision.sentence
+    assert decision.starts == ()
+
+
+def test_exit_codes_are_those_of_the_specification() -> None:
+    assert [int(code) for code in ExitCode] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_failure_regresses_and_names_where_it_starts() -> None:
+    stages = [
+        failing(quantity="layers.1.ffn", stage=9, kind=Kind.BLOCK),
+        failing(quantity="layers.1.attn", stage=8, kind=Kind.BLOCK),
+        measurement(quantity="layers.1.cema", stage=7, kind=Kind.BLOCK),
+        failing(quantity="grad/x", stage=-1, kind=Kind.GRADIENT),
+    ]
+    decision = decide(run(*stages), None)
+    assert (decision.word, decision.exit_code) == (Word.REGRESSED, ExitCode.REGRESSION)
+    assert [m.quantity for m in decision.starts] == ["layers.1.attn"]
+    for part in ("layers.1.attn", "case baseline", "JAX float32 vs oracle", "9.0e-06", "4.0e-06"):
+        assert part in decision.sentence
+
+
+def test_the_mathematics_is_named_before_the_accuracy() -> None:
+    night = run(failing(edge="jax32:oracle", value=1.0), failing(edge="jax64:oracle"))
+    assert [m.edge for m in decide(night, None).starts] == ["jax64:oracle", "jax32:oracle"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        measurement(value=math.nan),
+        measurement(value=math.inf),
+        measurement(value=5e-6),
+        measurement(tolerance=math.nan),
+        measurement(value=math.inf, tolerance=math.inf),
+        measurement(value=math.nan, verdict=Verdict.INFO),
+        measurement(value=math.nan, verdict=Verdict.FAIL),
+    ],
+)
+def test_a_pass_that_its_numbers_do_not_support_fails(bad: Measurement) -> None:
+    assert settle(bad).verdict is Verdict.FAIL
+    assert decide(run(measurement(), bad), None).word is Word.REGRESSED
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        measurement(value=4e-6),
+        measurement(value=0.0, tolerance=0.0),
+        measurement(value=math.nan, tolerance=math.nan, verdict=Verdict.INFO),
+    ],
+)
+def test_a_pass_that_its_numbers_support_holds(good: Measurement) -> None:
+    assert settle(good).verdict is not Verdict.FAIL
+    assert decide(run(measurement(case="other"), good), None).word is Word.PASS
+
+
+@pytest.mark.parametrize(
+    "suite", [PARTIAL, SKIPPED, {**PARTIAL, "status": "failed"}, {"name": "x"}]
+)
+def test_a_suite_that_is_not_whole_is_incomplete(suite: dict[str, object]) -> None:
+    decision = decide(run(measurement(), BLOCKED, suites=[suite]), None)
+    assert (decision.word, decision.exit_code) == (Word.INCOMPLETE, ExitCode.INCOMPLETE)
+    assert str(suite["name"]) in decision.sentence
+    assert decision.counts.skipped + decision.counts.not_run > 0
+
+
+def test_a_run_that_planned_nothing_is_incomplete() -> None:
+    assert decide(run(measurement(), suites=[]), None).exit_code is ExitCode.INCOMPLETE
+
+
+def test_a_failure_outweighs_an_incomplete_suite() -> None:
+    decision = decide(run(failing(), suites=[PARTIAL]), None)
+    assert decision.word is Word.REGRESSED
+    assert decision.counts.not_run == 1
+
+
+def test_an_incomparable_measurement_is_not_a_pass() -> None:
+    decision = decide(run(measurement(case="other"), BLOCKED), None)
+    assert (decision.word, decision.exit_code) == (Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE)
+    assert "shape (2,) and (3,)" in decision.sentence
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [(), (measurement(tolerance=math.nan, verdict=Verdict.INFO),)],
+    ids=["none", "info"],
+)
+def test_nothing_measured_is_never_a_pass(rows: tuple[Measurement, ...]) -> None:
+    assert decide(run(*rows), None).exit_code is ExitCode.NOTHING_SELECTED
+    assert decide(run(*rows, suites=[]), None).exit_code is ExitCode.NOTHING_SELECTED
+
+
+def test_a_value_that_does_not_repeat_is_changed() -> None:
+    before = measurement(value=1.0000001e-6)
+    decision = decide(run(measurement()), earlier(before))
+    assert (decision.word, decision.exit_code) == (Word.CHANGED, ExitCode.PASS)
+    assert decision.counts.changed == 1
+    assert "1.000000100e-06" in decision.sentence
+
+
+@pytest.mark.parametrize(
+    ("before", "changes"),
+    [
+        (measurement(), {}),
+        (measurement(value=2e-6, identity="other"), {}),
+        (measurement(value=2e-6, device="gpu"), {}),
+        (measurement(value=2e-6), {"versions": {"jax": "0.10.0", "numpy": "2.3.4"}}),
+        (measurement(value=2e-6), {"threads": 4}),
+        (measurement(value=2e-6), {"device": {"kind": "cpu", "name": "aarch64"}}),
+    ],
+    ids=["equal", "identity", "device", "versions", "threads", "machine"],
+)
+def test_only_equal_work_in_equal_environments_is_changed(
+    before: Measurement, changes: dict[str, object]
+) -> None:
+    decision = decide(run(measurement()), earlier(before, **changes))
+    assert decision.word is Word.PASS
+    assert decision.counts.changed == 0
+    assert bool(decision.environment) is bool(changes)
+
+
+def test_on_an_accelerator_values_need_not_repeat() -> None:
+    gpu = {"device": {"kind": "gpu", "name": "some"}}
+    decision = decide(
+        run(measurement(), **gpu),
+        earlier(measurement(value=2e-6), **gpu),
+    )
+    assert decision.word is Word.PASS
+
+
+def test_another_identity_is_never_a_delta() -> None:
+    baseline = earlier(measurement(identity="other", value=2e-6))
+    [change] = decide(run(measurement()), baseline).changes
+    assert (change.what, change.before) == (What.NOT_COMPARABLE, None)
+
+
+def test_failures_are_new_persisting_or_fixed() -> None:
+    cases = ("new", "persisting", "fixed", "other work")
+    now = [failing(case=c) for c in cases]
+    now[2] = measurement(case="fixed")
+    before = [failing(case=c) for c in cases]
+    before[0] = measurement(case="new")
+    before[3] = failing(case="other work", identity="other")
+    decision = decide(run(*now), earlier(*before))
+    counts = decision.counts
+    assert (counts.new, counts.persisting, counts.fixed) == (2, 1, 1)
+    assert decision.starts[0].case in ("new", "other work")
+
+
+def test_a_gate_that_vanished_is_reported() -> None:
+    baseline = earlier(measurement(), measurement(case="gone"))
+    decision = decide(run(measurement()), baseline)
+    assert [c.what for c in decision.changes] == [What.GONE]
+    assert "1 no longer measured" in decision.sentence
+
+
+def test_a_loosened_tolerance_is_noted() -> None:
+    baseline = earlier(failing())
+    [change] = decide(run(measurement(value=9e-6, tolerance=1e-5)), baseline).changes
+    assert (change.what, change.note) == (What.FIXED, "tolerance was 4.0e-06")
+
+
+@pytest.mark.parametrize(
+    ("severity", "word"),
+    [
+        (Severity.ERROR, Word.REGRESSED),
+        (Severity.WARNING, Word.PASS),
+        (Severity.NOTE, Word.PASS),
+        (Severity.OK, Word.PASS),
+    ],
+)
+def test_only_findings_of_severity_error_regress(severity: Severity, word: Word) -> None:
+    found = finding(severity=severity, message="three values are not finite")
+    decision = decide(run(measurement(), findings=(found,)), None)
+    assert decision.word is word
+    assert ("three values are not finite" in decision.sentence) is (word is Word.REGRESSED)
+
+
+def test_an_error_finding_persists_and_is_fixed() -> None:
+    bad, good = finding(severity=Severity.ERROR), finding()
+    broken = earlier(measurement(), findings=(bad,))
+    assert decide(run(measurement(), findings=(bad,)), broken).counts.persisting == 1
+    assert decide(run(measurement(), findings=(good,)), broken).counts.fixed == 1
