@@ -38,9 +38,9 @@ _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 class MegalodonConfig:
     """Sizes, rates and dtypes of a Megalodon; the defaults are the 200M setup.
 
-    Frozen and hashable, so it can be a static argument under `jax.jit`. Symbols are those of the
-    paper: D `model_dim`, H `num_heads`, Z `z_dim`, E `value_dim`, F `ffn_hidden_dim`, N `cema_ndim`,
-    C `chunk_size`, G `norm_num_groups`, V `vocab_size`.
+    Frozen and hashable, so it can be a static argument under `jax.jit`. Symbols are the
+    paper's: D `model_dim`, H `num_heads`, Z `z_dim`, E `value_dim`, F `ffn_hidden_dim`,
+    N `cema_ndim`, C `chunk_size`, G `norm_num_groups`, V `vocab_size`.
 
     Four dtypes say what happens where: parameters are stored in `param_dtype` (precision-sensitive
     ones never below float32), operands of matrix products are rounded to `compute_dtype`, products
@@ -104,19 +104,26 @@ class MegalodonConfig:
             self, "z_dim", self.head_dim % 2 == 0, f"an even width per head, for RoPE (/{heads})"
         )
         _require(
-            self, "model_dim", self.model_dim % groups == 0, f"a multiple of norm_num_groups={groups}"
+            self,
+            "model_dim",
+            self.model_dim % groups == 0,
+            f"a multiple of norm_num_groups={groups}",
         )
 
     def _check_ranges(self) -> None:
         _require(self, "norm_eps", self.norm_eps > 0.0, "positive")
-        _require(self, "rope_base", self.rope_base is None or self.rope_base > 0, "positive or None")
+        _require(
+            self, "rope_base", self.rope_base is None or self.rope_base > 0, "positive or None"
+        )
         _require(
             self,
             "max_cache_len",
             self.max_cache_len is None or self.max_cache_len >= self.chunk_size,
             f"None or at least chunk_size={self.chunk_size}",
         )
-        _require(self, "output_size", self.output_size == -1 or self.output_size >= 1, "-1 or positive")
+        _require(
+            self, "output_size", self.output_size == -1 or self.output_size >= 1, "-1 or positive"
+        )
         _require(
             self,
             "pad_token_id",
@@ -124,7 +131,9 @@ class MegalodonConfig:
             f"a token below vocab_size={self.vocab_size}",
         )
         for name, kinds in (("init_mode", InitMode), ("gemm_backend", GemmBackend)):
-            _require(self, name, getattr(self, name) in get_args(kinds), f"one of {get_args(kinds)}")
+            _require(
+                self, name, getattr(self, name) in get_args(kinds), f"one of {get_args(kinds)}"
+            )
 
     def _check_dtypes(self) -> None:
         accum, compute = jnp.dtype(self.accum_dtype), jnp.dtype(self.compute_dtype)
@@ -202,7 +211,8 @@ class MegalodonConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(fields) - known):
             raise ValueError(
-                f"MegalodonConfig.from_dict: unknown fields {unknown}; expected only {sorted(known)}. "
+                f"MegalodonConfig.from_dict: unknown fields {unknown}; "
+                f"expected only {sorted(known)}. "
                 "For a Hugging Face config use MegalodonConfig.from_hf."
             )
         return cls(**fields)
@@ -219,7 +229,8 @@ class MegalodonConfig:
         fields = dict(config) if isinstance(config, Mapping) else dict(config.to_dict())
         if fields.get("model_type", "megalodon") != "megalodon":
             raise ValueError(
-                f"MegalodonConfig.from_hf: model_type is {fields['model_type']!r}, expected 'megalodon'."
+                f"MegalodonConfig.from_hf: model_type is {fields['model_type']!r}, "
+                "expected 'megalodon'."
             )
         fields = {_HF_NAMES.get(name, name): value for name, value in fields.items()}
         known = {field.name for field in dataclasses.fields(cls)} - set(_DTYPE_FIELDS)
@@ -244,7 +255,7 @@ def _dtype(name: str, value: DTypeLike) -> np.dtype:
     dtype = jnp.dtype(value)
     if dtype.name == "float16":
         raise ValueError(
-            f"MegalodonConfig: {name}=float16 is refused: EMA states and their FFT leave its range. "
+            f"MegalodonConfig: {name}=float16 is refused: EMA states leave its range. "
             "Use bfloat16 or float32."
         )
     if dtype.name not in _DTYPES:

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.weights import EMBEDDING, HEAD, build_model, named_leaves, role_of, SENSITIVE
+from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 
 if TYPE_CHECKING:
     import torch

@@ -74,12 +74,12 @@ class MegalodonModel(eqx.Module):
         deterministic: bool = True,
         key: jax.Array | None = None,
     ) -> tuple[Float[Array, "B L D"], None]:
-        """Return the hidden states (B, L, D) in `config.accum_dtype`, and where a cache would stand.
+        """Return the hidden states (B, L, D) in `config.accum_dtype`, and room for a cache.
 
         Args:
             input_ids: token ids, int32.
             attention_mask: True where a token is valid.
-            deterministic: False turns dropout on, and with `use_checkpoint` rematerialises per block.
+            deterministic: False turns dropout on, and rematerialisation with `use_checkpoint`.
             key: PRNG key, needed when dropout is on and any rate is positive.
 
         Raises:
@@ -90,9 +90,7 @@ class MegalodonModel(eqx.Module):
         mask = _check_mask(input_ids, attention_mask)
         key = _dropout_key(config, deterministic, key)
         x = checkpoint_name(self._embedded(input_ids), "embed")
-        for block, block_key in zip(
-            self.layers, split_key(key, config.num_layers), strict=True
-        ):
+        for block, block_key in zip(self.layers, split_key(key, config.num_layers), strict=True):
             if config.use_checkpoint and not deterministic:
                 block = eqx.filter_checkpoint(block)
             x = block(x, mask, key=block_key)
@@ -107,7 +105,7 @@ class MegalodonModel(eqx.Module):
             f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",
         )
         x = self.embed.weight[ids].astype(config.accum_dtype)
-        # The padding row takes part in the forward pass but gets no gradient from it (spec/model.md).
+        # The padding row is looked up like any other but gets no gradient (spec/model.md).
         x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
         return x * math.sqrt(config.model_dim) if config.scale_emb else x
 

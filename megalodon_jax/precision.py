@@ -25,7 +25,7 @@ def sensitive_leaves(model: Any) -> dict[str, Any]:
 def audit_sensitive_param_dtypes(
     model: Any, *, expected_dtype: DTypeLike = jnp.float32
 ) -> dict[str, np.dtype]:
-    """Return the sensitive parameters not stored in `expected_dtype`, by name; empty means clean."""
+    """Return the sensitive parameters not stored in `expected_dtype`; empty means clean."""
     expected = jnp.dtype(expected_dtype)
     leaves = sensitive_leaves(model)
     return {n: np.dtype(leaf.dtype) for n, leaf in leaves.items() if leaf.dtype != expected}

@@ -1,1 +1,1 @@
-"""Parity: the JAX model, megalodon-hf and a float64 oracle on the same work, compared to the digit."""
+"""Parity: the JAX model, megalodon-hf and a float64 oracle compared on the same work."""

@@ -26,7 +26,7 @@ IGNORED = -100
 BYTE_LM = Path(__file__).parent / "data" / "byte_lm"
 """The committed checkpoint: a byte-level model trained by `stability.train`, with held-out text."""
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 61,
     "model_dim": 32,
     "num_layers": 3,

@@ -34,7 +34,7 @@ class Comparison:
     """The dtype the left side must have."""
     device: str = "cpu"
     only_valid: bool = False
-    """Compare activations at valid positions only: the reference's masked ones mean something else."""
+    """Compare activations at valid positions only: masked ones mean something else there."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` with `expected` by name; errors are relative to `expected`."""

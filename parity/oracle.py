@@ -5,6 +5,9 @@ knows neither JAX nor torch. NumPy is imported through HIPS autograd, which comp
 and can also differentiate them, so parameter gradients have an independent truth.
 """
 
+# autograd.numpy is made at import, so a type checker sees an empty module.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import math

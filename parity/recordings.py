@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent / "data" / "recordings"
 
 
 class RecordingError(ValueError):
-    """A recording is missing, corrupt, or of other work; the message names the file and the remedy."""
+    """A recording is missing, corrupt, or of other work; the message names the remedy."""
 
 
 @dataclass(frozen=True)

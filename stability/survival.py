@@ -122,10 +122,8 @@ def measure(
     return {n: _summary(first[n], last[n], intended[n], changed[n]) for n in first}
 
 
-def probe(
-    model: MegalodonForCausalLM, batches: np.ndarray, optimiser: AdamW
-) -> list[Finding]:
-    """Return findings for every leaf: frozen share in bfloat16, predicted and measured, fidelity."""
+def probe(model: MegalodonForCausalLM, batches: np.ndarray, optimiser: AdamW) -> list[Finding]:
+    """Return findings for every leaf: frozen share in bfloat16, its prediction, fidelity."""
     narrow = measure(model, batches, optimiser, BF16)
     control = measure(model, batches, optimiser, None)
     leaves = named_leaves(model)

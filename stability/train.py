@@ -95,9 +95,7 @@ def optimiser(recipe: Recipe) -> optax.GradientTransformation:
         flags = {n: role_of(n) is Role.LINEAR for n in named_leaves(params)}
         return replace_leaves(params, flags)
 
-    adamw = optax.adamw(
-        schedule, b2=recipe.beta2, weight_decay=recipe.weight_decay, mask=decays
-    )
+    adamw = optax.adamw(schedule, b2=recipe.beta2, weight_decay=recipe.weight_decay, mask=decays)
     return optax.chain(optax.clip_by_global_norm(recipe.clip), adamw)
 
 

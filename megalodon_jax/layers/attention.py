@@ -80,7 +80,7 @@ class ChunkedAttention(eqx.Module):
         *,
         key: jax.Array | None = None,
     ) -> Float[Array, "B L H e"]:
-        """Attend block-diagonally over chunks counted from position 0; a short tail is its own chunk.
+        """Attend within chunks counted from position 0; a short tail is its own chunk.
 
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
@@ -113,7 +113,7 @@ class ChunkedAttention(eqx.Module):
 
 
 class MegalodonAttention(eqx.Module):
-    """TimestepNorm, CEMA, shared Q/K projection, chunked attention, gate (spec/model.md "Block order")."""
+    """TimestepNorm, CEMA, shared Q/K, chunked attention, gate (spec/model.md "Block order")."""
 
     timenorm: TimestepNorm
     cema: ComplexEMA

@@ -43,7 +43,7 @@ class NormalizedFFN(eqx.Module):
         *,
         key: jax.Array | None = None,
     ) -> Float[Array, "B L D"]:
-        """Map the attention output `y` (B, L, D) and the block input `residual` to the block output.
+        """Map the attention output `y` and the block input `residual`, (B, L, D), to the output.
 
         `key` turns dropout on; None means deterministic.
         """

@@ -12,7 +12,7 @@ from megalodon_jax.layers.norms import widened
 
 
 class RotaryEmbedding(eqx.Module):
-    """Rotate half-split pairs (first half real, second half imaginary) by `position * base^(-2j/d)`."""
+    """Rotate pairs (first half real, second half imaginary) by `position * base^(-2j/d)`."""
 
     dim: int = eqx.field(static=True)
     base: float = eqx.field(static=True)
