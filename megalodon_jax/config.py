@@ -174,7 +174,7 @@ class MegalodonConfig:
     @property
     def sensitive_dtype(self) -> np.dtype:
         """Storage dtype of precision-sensitive parameters: `param_dtype`, but at least float32."""
-        return jnp.promote_types(jnp.float32, self.param_dtype)
+        return widened(self.param_dtype)
 
     @classmethod
     def from_7b(cls) -> MegalodonConfig:
@@ -244,6 +244,11 @@ class MegalodonConfig:
         }
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
         return {names.get(name, name): fields[name] for name in sorted(fields)}
+
+
+def widened(dtype: DTypeLike) -> np.dtype:
+    """Return the dtype a reduction of `dtype` is taken in: at least float32."""
+    return jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
 def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None:

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 
@@ -46,7 +46,7 @@ def state_dict(
     for name, leaf in named_leaves(model).items():
         target = leaf.dtype if dtype is None else jnp.dtype(dtype)
         if role_of(name) in SENSITIVE:
-            target = jnp.promote_types(leaf.dtype, jnp.float32)
+            target = widened(leaf.dtype)
         tensors[name] = np.array(leaf.astype(target))
     if model.tied:
         tensors[HEAD] = tensors[EMBEDDING].copy()

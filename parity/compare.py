@@ -82,6 +82,8 @@ class Comparison:
         kind = kind_of(name)
         bound = self.floors.bound(self.edge, kind, self.case, name)
         rows = [self._gate(name, "rel_l2", relative_l2(a, b), bound)]
+        if math.isnan(rows[0].value):
+            return rows
         details = {"max_abs": max_abs(a, b), "cosine": cosine(a, b)}
         if kind is Kind.LOGITS:
             details |= logit_metrics(a, b, self._labels())

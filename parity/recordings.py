@@ -95,7 +95,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case.name}.safetensors"
     notes = {**provenance, "schema": SCHEMA, "case_hash": case.hash, "case": case.definition}
-    tensors = {name: np.ascontiguousarray(array) for name, array in outputs.items()}
+    tensors = {name: np.array(array, order="C") for name, array in outputs.items()}
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{case.name}.")
     os.close(handle)
     try:

@@ -51,6 +51,9 @@ def stages(config: MegalodonConfig) -> tuple[str, ...]:
 def capture(function: Callable[..., Any]) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
     """Return `function` with its named intermediates as a second result.
 
+    Operation by operation the results are the same bits. Under jit the extra outputs can keep XLA
+    from fusing across them, so results are equal to rounding only.
+
     The result can be jitted and differentiated. Arguments must be pytrees of arrays. Names that
     occur once per block are prefixed `layers.{i}.` in order of appearance.
     """

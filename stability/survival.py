@@ -184,6 +184,8 @@ def _make_step(optimiser: AdamW):
     @eqx.filter_jit
     def step(model, state, ids):
         grads = eqx.filter_grad(lambda m: m.compute_loss(ids, ids))(model)
-        return transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            return transform.update(grads, state, eqx.filter(model, eqx.is_array))
 
     return step, transform

@@ -117,7 +117,9 @@ def make_step(recipe: Recipe):
     @eqx.filter_jit(donate="all")
     def step(model, state, ids):
         loss, grads = eqx.filter_value_and_grad(lambda m: m.compute_loss(ids, ids))(model)
-        updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
         return eqx.apply_updates(model, updates), state, loss
 
     return step, transform

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, split_key
 from megalodon_jax.layers.linear import Linear
-from megalodon_jax.layers.norms import RMSNorm, widened
+from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Complex, Float
 from scipy.fft import next_fast_len
 
-from megalodon_jax.layers.norms import widened
+from megalodon_jax.config import widened
 
 
 class PowerTables(NamedTuple):
@@ -90,7 +90,7 @@ class ComplexEMA(eqx.Module):
             return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
         tables = self.power_tables(L, dtype)
         p, gamma = self.gains(dtype)
-        y = causal_convolution(u, response(gamma * p, tables, L))
+        y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
         y = y + self.omega.astype(dtype)[:, None] * u
@@ -105,7 +105,8 @@ class ComplexEMA(eqx.Module):
         u (B, D) and h (B, D, N) in float32/complex64 or wider; returns y (B, D) and the new state.
         """
         p, gamma = self.gains(u.dtype)
-        h = self.q(u.dtype) * h + p * u[..., None]
+        drive = p * u[..., None]
+        h = self.q(u.dtype) * h + jax.lax.complex(drive, jnp.zeros_like(drive))
         y = jnp.sum(jnp.real(gamma * h), axis=-1) + self.omega.astype(u.dtype) * u
         return y, h
 
@@ -152,7 +153,7 @@ class ComplexEMA(eqx.Module):
         inner = _einsum("bdas,dns->bdan", late_first, tables.fine)
         inner = jax.lax.complex(inner[..., :N], inner[..., N:])
         coarse = jax.lax.complex(tables.coarse[..., :N], tables.coarse[..., N:])
-        state = p * jnp.sum(coarse * inner, axis=2)
+        state = _scaled(p, jnp.sum(coarse * inner, axis=2))
         if h_init is not None:
             state = state + self._pole_power(L, u.dtype) * h_init
         return state
@@ -167,6 +168,11 @@ class ComplexEMA(eqx.Module):
             return h_init
         shape = (batch_size, self.embed_dim, self.ndim)
         return jax.lax.complex(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def _scaled(factor: Array, z: Array) -> Array:
+    """A real factor times a complex number, without an implicit promotion."""
+    return jax.lax.complex(factor * jnp.real(z), factor * jnp.imag(z))
 
 
 def _powers(log_radius, turns, exponents):

@@ -8,10 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-
-def widened(dtype: DTypeLike) -> jnp.dtype:
-    """Return the dtype a reduction of `dtype` is taken in: at least float32."""
-    return jnp.promote_types(jnp.float32, dtype)
+from megalodon_jax.config import widened
 
 
 class RMSNorm(eqx.Module):

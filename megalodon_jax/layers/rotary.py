@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from megalodon_jax.layers.norms import widened
+from megalodon_jax.config import widened
 
 
 class RotaryEmbedding(eqx.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from megalodon_jax.layers.norms import widened
+from megalodon_jax.config import widened
 from megalodon_jax.types import NormState
 
 VARIANCE_FLOOR = 1e-6

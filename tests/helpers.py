@@ -1,0 +1,87 @@
+"""Tiny models and one measure of difference, shared by the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
+from megalodon_jax.weights import build_model, weight_table
+from parity.results import Kind
+from parity.tolerances import rule
+
+EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
+"""Relative L2 between two float64 evaluations of the same mathematics."""
+EXACT_GRADIENT = rule("jax64:oracle", Kind.GRADIENT).absolute
+ROUNDING = rule("jax32:oracle", Kind.BLOCK).absolute
+"""Relative L2 of one layer in float32 against float64."""
+
+TINY = MegalodonConfig(
+    vocab_size=17,
+    model_dim=8,
+    num_layers=2,
+    num_heads=2,
+    z_dim=8,
+    value_dim=12,
+    ffn_hidden_dim=10,
+    cema_ndim=2,
+    chunk_size=4,
+    norm_num_groups=2,
+)
+
+
+def tiny(**changes: Any) -> MegalodonConfig:
+    """A configuration that compiles in a moment."""
+    return dataclasses.replace(TINY, **changes)
+
+
+def arrays(config: MegalodonConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights by torch name, none at its initial value: a parameter at 0 hides its own bugs."""
+    rng = np.random.default_rng(seed)
+    return {
+        row.name: (0.5 * rng.standard_normal(row.shape)).astype(np.float32)
+        for row in weight_table(config)
+    }
+
+
+def model_of(config: MegalodonConfig, seed: int = 0) -> MegalodonForCausalLM:
+    """A model holding `arrays(config, seed)`."""
+    return build_model(config, arrays(config, seed))
+
+
+def tokens(config: MegalodonConfig, shape: tuple[int, int], seed: int = 1) -> np.ndarray:
+    """Ids without the padding token."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, config.vocab_size, shape).astype(np.int32)
+
+
+def rel_l2(actual: Any, expected: Any) -> float:
+    """Relative L2 difference, in the widest arithmetic there is; NaN when either has a NaN."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    wide = np.promote_types(expected.dtype, np.float64)
+    actual, expected = actual.astype(wide), expected.astype(wide)
+    difference = float(np.linalg.norm(actual - expected))
+    return difference / (float(np.linalg.norm(expected)) or 1.0)
+
+
+@eqx.filter_jit
+def logits_of(model: MegalodonForCausalLM, ids: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Logits alone, compiled once per configuration and shape."""
+    return model(ids, mask)[0]
+
+
+def same_leaves(left: Any, right: Any) -> bool:
+    """Whether two pytrees hold the same bits under the same names."""
+    from megalodon_jax.weights import named_leaves
+
+    left, right = named_leaves(left), named_leaves(right)
+    return left.keys() == right.keys() and all(
+        left[n].dtype == right[n].dtype
+        and np.asarray(left[n]).tobytes() == np.asarray(right[n]).tobytes()
+        for n in left
+    )

@@ -1,0 +1,202 @@
+"""ComplexEMA: the fast convolution is the recurrence, and long memory keeps its digits."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from megalodon_jax.layers import ComplexEMA
+from megalodon_jax.layers.complex_ema import causal_convolution, response
+from tests.helpers import EXACT, rel_l2
+
+B, D, N = 2, 3, 4
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def ema_of(dtype="float64", **logits: float) -> ComplexEMA:
+    rng = np.random.default_rng(0)
+    ema = ComplexEMA(D, N, jnp.dtype(dtype), key=jax.random.key(0))
+    imag = jnp.asarray(rng.standard_normal((D, N)), dtype)
+    ema = eqx.tree_at(lambda e: e.gamma_imag, ema, imag)
+    for name, value in logits.items():
+        leaf = getattr(ema, name)
+        ema = eqx.tree_at(lambda e, n=name: getattr(e, n), ema, jnp.full_like(leaf, value))
+    return ema
+
+
+def signal(length: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).standard_normal((B, D, length)))
+
+
+def state() -> jax.Array:
+    real, imag = np.random.default_rng(2).standard_normal((2, B, D, N))
+    return jnp.asarray(real + 1j * imag)
+
+
+@eqx.filter_jit
+def fast(ema, x, h=None, mask=None):
+    return ema(x, h, True, mask)
+
+
+@eqx.filter_jit
+def truth(ema, x, h):
+    def body(h, u):
+        y, h = ema.step(u, h)
+        return h, y
+
+    h, y = jax.lax.scan(body, h, jnp.moveaxis(x, -1, 0))
+    return jnp.moveaxis(y, 0, -1), h
+
+
+@pytest.mark.parametrize("length", [1, 2, 13, 16])
+@pytest.mark.usefixtures("x64")
+def test_the_convolution_is_the_recurrence(length: int) -> None:
+    ema, x = ema_of(), signal(length)
+    y, h = fast(ema, x, state())
+    y_true, h_true = truth(ema, x, state())
+    assert rel_l2(y, y_true) <= EXACT
+    assert rel_l2(h, h_true) <= EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_no_initial_state_is_a_zero_state_and_the_output_needs_no_state() -> None:
+    ema, x = ema_of(), signal(13)
+    y, h = fast(ema, x)
+    y_true, h_true = truth(ema, x, jnp.zeros_like(state()))
+    assert rel_l2(y, y_true) <= EXACT
+    assert rel_l2(h, h_true) <= EXACT
+    bare, nothing = ema(x)
+    assert nothing is None
+    assert rel_l2(bare, y_true) <= EXACT
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.usefixtures("x64")
+def test_a_kernel_one_step_off_is_not_the_recurrence(late: int) -> None:
+    ema, x = ema_of(), signal(13)
+    p, gamma = ema.gains(x.dtype)
+    tables = ema.power_tables(13, x.dtype)
+    weights = np.asarray(gamma) * np.asarray(p) * np.asarray(ema.q(x.dtype)) ** late
+    kernel = response(jnp.asarray(weights), tables, 13)
+    y = causal_convolution(x, kernel) + ema.omega[:, None] * x
+    error = rel_l2(y, truth(ema, x, jnp.zeros_like(state()))[0])
+    assert (error <= EXACT) == (late == 0)
+
+
+@pytest.mark.usefixtures("x64")
+def test_two_halves_with_the_state_between_are_the_whole() -> None:
+    ema, x = ema_of(), signal(13)
+    whole, end = fast(ema, x)
+    first, h = fast(ema, x[..., :5])
+    second, h = fast(ema, x[..., 5:], h)
+    assert rel_l2(jnp.concatenate([first, second], -1), whole) <= EXACT
+    assert rel_l2(h, end) <= EXACT
+    forgotten, _ = fast(ema, x[..., 5:])
+    assert rel_l2(forgotten, whole[..., 5:]) > EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_masked_token_enters_as_zero() -> None:
+    ema, x = ema_of(), signal(13)
+    mask = jnp.asarray(np.random.default_rng(3).random((B, 13)) < 0.6)
+    y, h = fast(ema, x, None, mask)
+    y_zeroed, h_zeroed = fast(ema, jnp.where(mask[:, None], x, 0.0))
+    assert np.array_equal(y, y_zeroed)
+    assert np.array_equal(h, h_zeroed)
+    assert rel_l2(y, fast(ema, x)[0]) > EXACT
+
+
+def test_an_empty_sequence_keeps_the_state() -> None:
+    ema, x = ema_of("float32"), jnp.zeros((B, D, 0))
+    h = state().astype(jnp.complex64)
+    y, kept = ema(x, h, return_state=True)
+    assert y.shape == (B, D, 0)
+    assert np.array_equal(kept, h)
+    _, fresh = ema(x, return_state=True)
+    assert fresh is not None
+    assert (fresh.shape, fresh.dtype) == ((B, D, N), jnp.complex64)
+    assert not np.any(fresh)
+
+
+def test_bfloat16_input_is_widened_inside_and_narrowed_once_at_the_end() -> None:
+    ema = ema_of("float32")
+    x = signal(13).astype(jnp.bfloat16)
+    y, _ = fast(ema, x)
+    assert y.dtype == jnp.bfloat16
+    assert np.array_equal(y, fast(ema, x.astype(jnp.float32))[0].astype(jnp.bfloat16))
+
+
+def long_memory_output(ema: ComplexEMA, x: np.ndarray, coefficients: type) -> np.ndarray:
+    """The recurrence in float64, its poles rounded to `coefficients` first."""
+    wide = [np.asarray(a, np.float64) for a in (ema.alpha, ema.delta, ema.theta)]
+    alpha, delta, theta = (1 / (1 + np.exp(-a[..., 0])) for a in wide)
+    phi = np.arange(1, N + 1) * theta * (2 * np.pi / N)
+    q = ((1 - alpha * delta) * np.exp(1j * phi)).astype(coefficients).astype(complex)
+    gamma = (np.asarray(ema.gamma_real) + 1j * np.asarray(ema.gamma_imag)) / np.sqrt(N)
+    h, out = np.zeros((B, D, N), complex), []
+    for u in np.moveaxis(x.astype(np.float64), -1, 0):
+        h = q * h + alpha * u[..., None]
+        out.append((gamma * h).real.sum(-1))
+    return np.stack(out, -1) + np.asarray(ema.omega, np.float64)[:, None] * x
+
+
+def test_long_memory_is_more_exact_than_float32_coefficients_allow() -> None:
+    ema = ema_of("float32", alpha=-6.0, delta=-6.0, omega=0.0)
+    # A small phase lets slow poles accumulate instead of cancelling.
+    ema = eqx.tree_at(lambda e: e.theta, ema, jnp.full_like(ema.theta, -9.0))
+    x = np.random.default_rng(4).standard_normal((B, D, 4096)).astype(np.float32)
+    expected = long_memory_output(ema, x, np.complex128)
+    naive = rel_l2(long_memory_output(ema, x, np.complex64), expected)
+    ours = rel_l2(fast(ema, jnp.asarray(x))[0], expected)
+    assert ours < naive / 10
+
+
+@pytest.mark.parametrize(
+    "logit", [pytest.param(60.0, id="|q|=0"), pytest.param(-60.0, id="|q|=1")]
+)
+def test_gradients_at_saturated_poles_are_finite(logit: float) -> None:
+    ema = ema_of("float32", alpha=logit, delta=logit)
+    x = signal(13).astype(jnp.float32)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def energy(ema):
+        y, h = ema(x, state().astype(jnp.complex64), return_state=True)
+        return jnp.sum(y**2) + jnp.sum(jnp.abs(h) ** 2)
+
+    value, gradient = energy(ema)
+    assert np.isfinite(value)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_pole_at_zero_remembers_nothing() -> None:
+    ema = ema_of("float32", alpha=60.0, delta=60.0)
+    x = signal(13).astype(jnp.float32)
+    late = x.at[..., 0].add(1.0)
+    change = np.abs(np.asarray(fast(ema, late)[0] - fast(ema, x)[0])).max(axis=(0, 1))
+    assert change[0] > 0
+    # What is left at later times is rounding of the transform, not memory.
+    assert change[1:].max() < 13 * jnp.finfo(jnp.float32).eps * np.abs(fast(ema, late)[0]).max()
+
+
+def test_initial_parameters_follow_their_distributions() -> None:
+    ema = ComplexEMA(64, 16, key=jax.random.key(0))
+    size = 64 * 16
+    for logits in (ema.alpha, ema.delta):
+        assert abs(np.mean(logits)) < 5 * 0.2 / np.sqrt(size)
+        assert abs(np.std(logits) / 0.2 - 1) < 5 / np.sqrt(2 * size)
+    assert abs(np.std(ema.gamma_real) - 1) < 5 / np.sqrt(2 * size)
+    assert not np.any(ema.gamma_imag)
+    assert np.abs(ema.omega).max() <= 1.0
+    schedule = np.exp(-np.arange(1, 65) * np.log(64) / 64)
+    drawn = 1 / (1 + np.exp(-np.sort(np.asarray(ema.theta, np.float64).ravel())))
+    assert rel_l2(drawn, np.sort(schedule)) < 64 * np.finfo(np.float32).eps
+    assert np.any(np.diff(np.asarray(ema.theta).ravel()) > 0), "the schedule is permuted"

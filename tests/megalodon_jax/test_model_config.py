@@ -1,0 +1,178 @@
+"""The configuration: every rule names its field, and every form of it says the same thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+from megalodon_jax import MegalodonConfig
+from tests.helpers import TINY, tiny
+
+DTYPES = ("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype")
+SIZES = (
+    *("vocab_size", "model_dim", "num_layers", "num_heads", "z_dim", "value_dim"),
+    *("ffn_hidden_dim", "cema_ndim", "chunk_size", "norm_num_groups", "max_positions"),
+)
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    """Annotations are checked in tests only; users meet the configuration's own messages."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_must_be_positive(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}={value} must be at least 1"):
+        tiny(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("name", ["dropout", "attention_dropout", "hidden_dropout"])
+def test_a_dropout_rate_lies_between_0_and_1(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}={value} must be in \[0, 1\]"):
+        tiny(**{name: value})
+    assert getattr(tiny(**{name: 1.0}), name) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"z_dim": 9}, r"z_dim=9 must be a multiple of num_heads=2"),
+        ({"value_dim": 9}, r"value_dim=9 must be a multiple of num_heads=2"),
+        ({"z_dim": 6}, r"z_dim=6 must be an even width per head"),
+        ({"model_dim": 9}, r"model_dim=9 must be a multiple of norm_num_groups=2"),
+        ({"max_cache_len": 3}, r"max_cache_len=3 must be None or at least chunk_size=4"),
+        ({"norm_eps": 0.0}, r"norm_eps=0.0 must be positive"),
+        ({"norm_eps": float("nan")}, r"norm_eps=nan must be positive"),
+        ({"rope_base": 0.0}, r"rope_base=0.0 must be positive or None"),
+        ({"output_size": 0}, r"output_size=0 must be -1 or positive"),
+        ({"output_size": -2}, r"output_size=-2 must be -1 or positive"),
+        ({"pad_token_id": 17}, r"pad_token_id=17 must be a token below vocab_size=17"),
+        ({"pad_token_id": -1}, r"pad_token_id=-1 must be a token below vocab_size=17"),
+        ({"init_mode": "kaiming"}, r"init_mode='kaiming' must be one of \('he'"),
+        ({"gemm_backend": "cutlass"}, r"gemm_backend='cutlass' must be one of \('default'"),
+        (
+            {"compute_dtype": "float32", "accum_dtype": "bfloat16"},
+            r"accum_dtype=.*bfloat16.* must be no narrower than compute_dtype=float32",
+        ),
+    ],
+)
+def test_a_broken_rule_names_field_value_and_rule(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(**changes)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_float16_is_refused_everywhere(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=float16 is refused.*bfloat16 or float32"):
+        tiny(**{name: jnp.float16})
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("value", ["int32", "complex64", "float8_e5m2"])
+def test_other_dtypes_are_refused(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value} must be one of"):
+        tiny(**{name: value})
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("value", ["no_such_dtype", None])
+def test_what_is_no_dtype_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        tiny(**{name: value})
+
+
+@pytest.mark.parametrize("value", [8.0, "8", None, True])
+@pytest.mark.parametrize("name", ["model_dim", "num_layers", "pad_token_id", "chunk_size"])
+def test_a_size_that_is_no_integer_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}={value!r}"):
+        tiny(**{name: value})
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_float64_needs_64_bit_jax(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=float64 needs 64-bit JAX"):
+        tiny(**{name: "float64"})
+    with jax.enable_x64(True):
+        assert TINY.with_dtype("float64").sensitive_dtype == jnp.float64
+
+
+def test_equal_configurations_hash_equal_however_dtypes_are_written() -> None:
+    left, right = tiny(compute_dtype=jnp.bfloat16), tiny(compute_dtype="bfloat16")
+    assert left == right
+    assert hash(left) == hash(right)
+    assert left != TINY
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TINY.model_dim = 4  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_dict_of_json_values_round_trips() -> None:
+    config = tiny(compute_dtype="bfloat16", rope_base=5e4, max_cache_len=9, dropout=0.1)
+    assert MegalodonConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_an_unknown_field_is_refused_and_the_right_reader_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown fields \['hidden_size'\].*from_hf"):
+        MegalodonConfig.from_dict({"model_dim": 8, "hidden_size": 8})
+
+
+def test_a_hugging_face_config_is_read_past_its_bookkeeping() -> None:
+    bookkeeping = {
+        "model_type": "megalodon",
+        "architectures": ["MegalodonForCausalLM"],
+        "transformers_version": "4.57.1",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "gradient_checkpointing": True,
+    }
+    sizes = TINY.to_hf()
+    del sizes["gradient_checkpointing"]
+    assert MegalodonConfig.from_hf(sizes | bookkeeping) == tiny(use_checkpoint=True)
+
+
+def test_a_config_object_is_read_like_its_dict() -> None:
+    class Remote:
+        def to_dict(self) -> dict:
+            return TINY.to_hf()
+
+    assert MegalodonConfig.from_hf(Remote()) == TINY
+
+
+def test_another_models_config_is_refused() -> None:
+    with pytest.raises(ValueError, match="model_type is 'llama', expected 'megalodon'"):
+        MegalodonConfig.from_hf({"model_type": "llama"})
+
+
+def test_the_7b_setup_has_the_numbers_of_the_paper() -> None:
+    config = MegalodonConfig.from_7b()
+    assert (config.model_dim, config.num_layers, config.num_heads) == (4096, 32, 4)
+    assert (config.z_dim, config.value_dim, config.ffn_hidden_dim) == (1024, 8192, 11264)
+    assert (config.chunk_size, config.norm_num_groups, config.rope_base) == (4096, 64, 1e5)
+    assert config.swiglu
+
+
+def test_the_defaults_are_the_200m_setup() -> None:
+    config = MegalodonConfig()
+    assert (config.model_dim, config.num_layers, config.num_heads) == (1024, 12, 1)
+    assert (config.z_dim, config.value_dim, config.ffn_hidden_dim) == (256, 2048, 2560)
+    assert (config.cema_ndim, config.chunk_size, config.norm_num_groups) == (16, 2048, 32)
+    assert (config.vocab_size, config.output_size, config.swiglu) == (32_000, -1, False)
+
+
+def test_properties_follow_from_the_fields() -> None:
+    assert (TINY.head_dim, TINY.value_head_dim) == (4, 6)
+    assert (TINY.effective_rope_base, tiny(rope_base=7.0).effective_rope_base) == (10_000.0, 7.0)
+    assert TINY.effective_max_cache_len == 4
+    assert tiny(max_cache_len=9).effective_max_cache_len == 9
+    assert tiny(cache_unbounded=True).effective_max_cache_len is None
+    assert (TINY.tied, tiny(output_size=17).tied, tiny(output_size=5).tied) == (True, True, False)
+    assert tiny(param_dtype="bfloat16").sensitive_dtype == jnp.float32

@@ -1,0 +1,130 @@
+"""Unknown is never equal, and the metrics say what they mean."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from parity.cases import by_name
+from parity.compare import Comparison, logit_metrics, relative_l2
+from parity.results import Verdict
+from parity.tolerances import TABLE, NoiseFloors
+
+CASE = by_name("length_c")
+
+
+@pytest.fixture
+def comparison():
+    return Comparison(CASE, "jax64:oracle", NoiseFloors.load(), "float64")
+
+
+@pytest.fixture
+def arrays():
+    B, L, D = CASE.batch_size, CASE.length, CASE.config.model_dim
+    rng = np.random.default_rng(0)
+    return {
+        "embed": rng.normal(size=(B, L, D)),
+        "logits": rng.normal(size=(B, L, CASE.config.vocab_size)),
+        "loss": np.asarray(3.0),
+        "grad/model.embed.weight": rng.normal(size=(CASE.config.vocab_size, D)),
+    }
+
+
+def verdicts(rows, quantity):
+    return {m.verdict for m in rows if m.quantity == quantity and m.metric == "rel_l2"}
+
+
+def spoiled(arrays, name, value):
+    return arrays | {name: value}
+
+
+def test_equal_arrays_pass(comparison, arrays):
+    rows = comparison.run(arrays, arrays)
+    assert all(verdicts(rows, name) == {Verdict.PASS} for name in arrays)
+
+
+@pytest.mark.parametrize("name", ["embed", "logits", "loss", "grad/model.embed.weight"])
+def test_a_wrong_digit_fails(comparison, arrays, name):
+    wrong = spoiled(arrays, name, arrays[name] * (1 + 1e-9))
+    assert verdicts(comparison.run(wrong, arrays), name) == {Verdict.FAIL}
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_non_finite_is_never_equal(comparison, arrays, bad, both):
+    value = arrays["logits"].copy()
+    value[0, 0, 0] = bad
+    left = spoiled(arrays, "logits", value)
+    rows = comparison.run(left, left if both else arrays)
+    assert verdicts(rows, "logits") == {Verdict.FAIL}
+
+
+@pytest.mark.parametrize("side", ["actual", "expected"])
+def test_missing_and_extra_fail(comparison, arrays, side):
+    less = {name: a for name, a in arrays.items() if name != "embed"}
+    pair = (less, arrays) if side == "actual" else (arrays, less)
+    assert verdicts(comparison.run(*pair), "embed") == {Verdict.FAIL}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda a: a[..., :1], lambda a: a[None], lambda a: a.astype(np.float32)],
+    ids=["broadcastable", "extra_axis", "dtype"],
+)
+def test_another_shape_or_dtype_fails(comparison, arrays, change):
+    left = spoiled(arrays, "embed", change(arrays["embed"]))
+    assert verdicts(comparison.run(left, arrays), "embed") == {Verdict.FAIL}
+
+
+def test_zero_comparisons_fail(comparison):
+    assert [m.verdict for m in comparison.run({}, {})] == [Verdict.FAIL]
+
+
+def test_a_quantity_without_a_floor_fails(arrays):
+    rows = Comparison(CASE, "jax32:oracle", NoiseFloors({}), "float64").run(arrays, arrays)
+    assert verdicts(rows, "embed") == {Verdict.FAIL}
+
+
+def test_an_unknown_edge_fails(arrays):
+    rows = Comparison(CASE, "mine:yours", NoiseFloors.load(), "float64").run(arrays, arrays)
+    assert verdicts(rows, "embed") == {Verdict.FAIL}
+
+
+def test_relative_l2():
+    e = np.asarray([3.0, 4.0])
+    assert relative_l2(e, e) == 0.0
+    assert relative_l2(2 * e, e) == 1.0
+    assert relative_l2(np.zeros(2), np.zeros(2)) == 0.0
+    assert relative_l2(e, np.zeros(2)) == math.inf
+
+
+def test_top1_flips_count_only_what_rounding_cannot_explain():
+    labels = np.asarray([0, 1])
+    truth = np.asarray([[0.0, 1.0], [0.0, 5.0]])
+    close = np.asarray([[1.01, 1.0], [0.0, 5.0]])
+    assert logit_metrics(close, truth, labels)["top1_agreement"] == 0.5
+    assert logit_metrics(close, truth, labels)["top1_flips"] == 0
+    # The same disagreement beside an error too small to cause it cannot come from rounding; the
+    # largest error of a token bounds what rounding did there, so a swap always explains itself.
+    assert logit_metrics(truth, truth, labels)["top1_flips"] == 0
+
+
+def test_nll_difference_is_the_change_of_the_mean_loss():
+    rng = np.random.default_rng(1)
+    e, a = rng.normal(size=(2, 5, 7))
+    labels = np.asarray([0, -100, 3, 6, -100])
+
+    def nll(x):
+        p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+        return -np.mean([np.log(p[i, t]) for i, t in enumerate(labels) if t != -100])
+
+    difference = logit_metrics(a, e, labels)["nll_difference"]
+    assert math.isclose(difference, nll(a) - nll(e))
+
+
+def test_every_row_of_the_table_has_a_bound_and_a_reason():
+    for row in TABLE:
+        assert row.reason
+        assert row.absolute > 0 or row.noise_factor > 0

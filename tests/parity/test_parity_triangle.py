@@ -1,0 +1,86 @@
+"""Every case on every edge of the triangle, and what the reference alone can answer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+
+from parity.calibrate import truth
+from parity.cases import CASES, Case, by_name
+from parity.compare import Comparison
+from parity.recordings import RecordedReference
+from parity.reference import LiveReference, why_unavailable
+from parity.results import Verdict
+from parity.subject import JaxSubject
+from parity.suite import Suite
+from parity.tolerances import NoiseFloors
+
+FLOORS = NoiseFloors.load()
+EDGES = {"jax64:oracle", "jax32:oracle", "reference32:oracle", "jax32:reference32"}
+
+
+def broken(rows):
+    bad = [m for m in rows if m.verdict not in (Verdict.PASS, Verdict.INFO)]
+    return [f"{m.edge} {m.quantity} {m.metric} {m.value} > {m.tolerance} {m.note}" for m in bad]
+
+
+@pytest.mark.torch_ref
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_triangle(case, reference):
+    rows = list(Suite(reference).case(case, FLOORS))
+    assert not broken(rows)
+    assert {m.edge for m in rows} == EDGES
+
+
+@pytest.mark.torch_ref
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_recordings_equal_the_live_reference(case):
+    if reason := why_unavailable():
+        pytest.skip(f"not run: {reason}")
+    comparison = Comparison(case, "recorded32:live32", FLOORS, "float32")
+    assert not broken(comparison.run(RecordedReference().run(case), LiveReference().run(case)))
+
+
+@pytest.mark.torch_ref
+def test_the_reference_ties_a_head_it_was_told_to_size():
+    """Seam untied-head: without the adapter's flag, Transformers ties whatever output_size says."""
+    if reason := why_unavailable():
+        pytest.skip(f"not run: {reason}")
+    from megalodon import MegalodonConfig, MegalodonForCausalLM
+
+    config = by_name("untied_head").config
+    tied = MegalodonForCausalLM(MegalodonConfig(**config.to_hf()))
+    assert tuple(tied.lm_head.weight.shape) == (config.vocab_size, config.model_dim)
+    loaded = LiveReference().load(config, by_name("untied_head").weights)
+    assert tuple(loaded.lm_head.weight.shape) == (config.output_size, config.model_dim)
+
+
+@pytest.mark.parametrize("padding", ["left", "interior"])
+def test_masked_anywhere_float64_is_the_oracle(padding):
+    """The reference treats these masks otherwise (seam ema-mask); the mathematics is still ours."""
+    case = Case(f"{padding}_padding", "masks the reference cannot be held to", padding=padding)
+    rows = Comparison(case, "jax64:oracle", FLOORS, "float64").run(
+        JaxSubject("float64").run(case), truth(case)
+    )
+    assert not broken(rows)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["plain", "slow_decay", "right_padding", "byte_lm"])
+def test_float32_on_the_gpu_is_as_close_to_the_oracle_as_on_the_cpu(name):
+    case = by_name(name)
+    with jax.default_device(jax.devices("gpu")[0]):
+        ours = JaxSubject("float32").run(case)
+    rows = Comparison(case, "jax32:oracle", FLOORS, "float32", "cuda").run(ours, truth(case))
+    assert not broken(rows)
+
+
+def test_a_case_that_changed_loses_its_tolerances():
+    changed = dataclasses.replace(by_name("length_c"), batch_size=1)
+    comparison = Comparison(changed, "jax32:oracle", FLOORS, "float32")
+    exact = truth(changed)
+    narrow = {name: a.astype("float32") for name, a in exact.items()}
+    verdicts = {m.verdict for m in comparison.run(narrow, exact) if m.metric == "rel_l2"}
+    assert verdicts == {Verdict.FAIL}

@@ -1,0 +1,173 @@
+"""The main job from end to end: green on the healthy model, red and right on planted faults."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from parity.cases import BYTE_LM
+from parity.faults import FAULTS
+from reports import nightly as nightly_module
+from reports.cli import main
+from reports.nightly import Options, nightly
+from reports.store import read_run
+from reports.verdicts import Word
+
+PLANTED = {
+    "rope_keys_one_late": "plain",
+    "rmsnorm_plus_one_dropped": "plain",
+    "timenorm_counts_padding": "right_padding",
+}
+
+
+def quiet(line):
+    pass
+
+
+@pytest.fixture
+def no_probes(monkeypatch):
+    """The probes have tests of their own; here they would only cost time."""
+
+    def skipped(checkpoint, model, report):
+        return [], nightly_module._Suite("stability", planned=1, executed=1)
+
+    monkeypatch.setattr(nightly_module, "run_stability", skipped)
+
+
+def test_a_healthy_night_passes_and_is_stored(tmp_path):
+    outcome = nightly(Options(tmp_path, ("byte_lm",), "recorded"), quiet)
+    assert outcome.decision.word is Word.PASS
+    assert int(outcome.decision.exit_code) == 0
+    page = outcome.page.read_text()
+    assert "PASS" in page
+    assert "recorded" in page
+    stored = read_run(outcome.folder)
+    assert stored.manifest["reference"]["kind"] == "recorded"
+    assert len(stored.measurements) == len(outcome.run.measurements)
+    probes = {f.probe for f in stored.findings}
+    assert {"survival", "dtypes", "values"} <= probes
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_turns_the_night_red_and_is_named(tmp_path, no_probes, name):
+    stage = next(f.stage for f in FAULTS if f.name == name)
+    outcome = nightly(Options(tmp_path, (PLANTED[name],), "recorded", fault=name), quiet)
+    assert outcome.decision.word is Word.REGRESSED
+    assert int(outcome.decision.exit_code) == 1
+    assert f"layers.0.{stage}" in outcome.decision.sentence
+    assert f"layers.0.{stage}" in outcome.page.read_text()
+
+
+def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch):
+    def broken(self, case, floors):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(nightly_module.Suite, "case", broken)
+    outcome = nightly(Options(tmp_path, ("length_c",), "recorded"), quiet)
+    assert outcome.decision.word is Word.INCOMPLETE
+    assert int(outcome.decision.exit_code) == 3
+    assert "out of luck" in outcome.page.read_text()
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["nightly", *map(str, arguments)])
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy of the committed checkpoint, to be spoiled."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for path in BYTE_LM.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def spoil_tensors(folder, change):
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "missing model.norm.weight"),
+        (lambda t: t.update(extra=t["model.norm.weight"]), "unexpected extra"),
+        (
+            lambda t: t.update({"model.norm.weight": t["model.norm.weight"][:5]}),
+            "model.norm.weight has shape (5,), expected (128,)",
+        ),
+    ],
+    ids=["missing", "extra", "mis-shaped"],
+)
+def test_a_spoiled_checkpoint_is_refused_by_name(tmp_path, checkpoint, change, message):
+    spoil_tensors(checkpoint, change)
+    result = run("--out", tmp_path / "runs", "--checkpoint", checkpoint)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_corrupt_file_is_refused_by_name(tmp_path, checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    result = run("--out", tmp_path / "runs", "--checkpoint", checkpoint)
+    assert result.exit_code == 2
+    assert "not a readable safetensors file" in result.output
+
+
+def test_a_config_that_contradicts_the_weights_is_refused(tmp_path, checkpoint):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 3}))
+    result = run("--out", tmp_path / "runs", "--checkpoint", checkpoint)
+    assert result.exit_code == 2
+    assert "unexpected model.layers.3." in result.output
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("--out", tmp_path / "file" / "runs")
+    assert result.exit_code == 2
+    assert "can be written" in result.output
+
+
+def test_an_unknown_case_is_refused(tmp_path):
+    result = run("--out", tmp_path, "--case", "plian")
+    assert result.exit_code == 2
+    assert "no case 'plian'" in result.output
+
+
+def test_an_interrupted_night_writes_nothing(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nightly_module, "run_parity", interrupted)
+    result = run("--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded")
+    assert result.exit_code == 3
+    assert "interrupted: nothing was written" in result.output
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_bug_of_ours_is_an_internal_error(tmp_path, monkeypatch):
+    def bug(*args):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(nightly_module, "run_parity", bug)
+    result = run("--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded")
+    assert result.exit_code == 6
+
+
+def test_the_summary_is_appended(tmp_path, no_probes, monkeypatch):
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    result = run(
+        "--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded",
+        "--summary-md", summary,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert summary.read_text().startswith("before\n## PASS")
