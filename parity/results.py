@@ -59,4 +59,6 @@ class Measurement:
         """Share of the tolerance used; NaN where none applies."""
         if math.isnan(self.tolerance):
             return math.nan
-        return self.value / self.tolerance if self.tolerance else math.inf
+        if self.tolerance == 0.0:
+            return 0.0 if self.value == 0.0 else math.inf
+        return self.value / self.tolerance

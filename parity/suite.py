@@ -89,7 +89,7 @@ class Suite:
         try:
             theirs = self.reference.run(case)
         except RecordingError as error:
-            yield not_comparable(case, "jax32:reference32", str(error))
+            yield not_comparable(case, "jax32:reference32", str(error), self.device)
             return
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
         as_reference = truth(case, mask_ema=False) if case.batch.padded else exact
@@ -99,7 +99,7 @@ class Suite:
         yield from edge("jax32:reference32", only_valid=case.batch.padded).run(ours, theirs)
 
 
-def not_comparable(case: Case, edge: str, note: str) -> Measurement:
+def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement:
     """Return the row that says an edge could not be measured."""
     return Measurement(
         case=case.name,
@@ -112,7 +112,7 @@ def not_comparable(case: Case, edge: str, note: str) -> Measurement:
         tolerance=float("nan"),
         verdict=Verdict.NOT_COMPARABLE,
         dtype="float32",
-        device="cpu",
+        device=device,
         identity="",
         note=note,
     )

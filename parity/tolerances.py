@@ -42,19 +42,19 @@ TABLE = (
     Rule(
         "jax64:oracle",
         FORWARD,
-        "spec/parity.md: same mathematics; a bug stands many orders above, noise is 3e-15",
+        "spec/parity.md: same mathematics; a bug stands orders above; at most 2.1e-14 measured",
         absolute=1e-11,
     ),
     Rule(
         "jax64:oracle",
         (Kind.GRADIENT,),
-        "spec/parity.md: against automatic differentiation of the oracle; noise is 3e-14",
+        "spec/parity.md: against automatic differentiation of the oracle; at most 5.3e-14 measured",
         absolute=1e-10,
     ),
     Rule(
         "reference32:oracle",
         FORWARD,
-        "its own rounding: at most 3.1 x the floor measured over the matrix (EMA coefficients in "
+        "its own rounding: median 1.5 x, at most 3.0 x the floor measured (EMA coefficients in "
         "float32); a scalar loss can cancel below its tensors, hence the minimum",
         absolute=3e-7,
         noise_factor=6.0,
@@ -62,23 +62,24 @@ TABLE = (
     Rule(
         "reference32:oracle",
         (Kind.GRADIENT,),
-        "its own rounding: at most 6.2 x the floor measured, on the EMA phase theta",
+        "its own rounding: median 1.5 x, at most 6.2 x the floor measured, on the EMA phase theta",
         absolute=3e-7,
         noise_factor=12.0,
     ),
     Rule(
         "jax32:oracle",
         FORWARD,
-        "our own rounding: at most 1.3 x the floor measured over the matrix",
+        "our own rounding: median 0.95 x, at most 2.6 x the floor measured, in the sharp softmax of "
+        "byte_lm, whose q, k and scores are rounded but not named (the reference: 2.9 x there)",
         absolute=3e-7,
-        noise_factor=2.5,
+        noise_factor=4.0,
     ),
     Rule(
         "jax32:oracle",
         (Kind.GRADIENT,),
-        "our own rounding: at most 2.0 x the floor measured over the matrix",
+        "our own rounding: median 1.0 x, at most 3.4 x the floor measured, in byte_lm",
         absolute=3e-7,
-        noise_factor=4.0,
+        noise_factor=6.0,
     ),
     Rule(
         "jax32:oracle",
@@ -93,14 +94,14 @@ TABLE = (
         FORWARD,
         "a checkpoint can move: the sum of both sides' bounds against the oracle",
         absolute=6e-7,
-        noise_factor=8.5,
+        noise_factor=10.0,
     ),
     Rule(
         "jax32:reference32",
         (Kind.GRADIENT,),
         "a checkpoint can move: the sum of both sides' bounds against the oracle",
         absolute=6e-7,
-        noise_factor=16.0,
+        noise_factor=18.0,
     ),
     Rule(
         "recorded32:live32",

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from parity.results import Measurement, Verdict
-from reports.store import used
 from reports.tables import STATES, edges_of, gates_of, rank_of
 from reports.text import edge_name, label, number, share
 from reports.verdicts import Decision
@@ -50,7 +49,7 @@ class HeatMap:
 
 
 def _heat_cell(m: Measurement, first: Measurement | None) -> HeatCell:
-    fraction = used(m)
+    fraction = m.fraction
     if m.verdict is Verdict.NOT_COMPARABLE or math.isnan(fraction):
         exponent = None
     elif fraction <= 0:
@@ -87,7 +86,7 @@ def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatM
         edge=edge_name(stages[0].edge),
         columns=tuple(label(c, 16) for c in columns),
         rows=tuple((name, tuple(cells)) for name, cells in rows.items()),
-        summary=f"{summary}{where}worst {label(worst.quantity)} at {share(used(worst))}",
+        summary=f"{summary}{where}worst {label(worst.quantity)} at {share(worst.fraction)}",
     )
 
 

@@ -90,7 +90,11 @@ def nightly(options: Options, report: Report) -> Outcome:
     model = checkpoint.load()
     reference = choose_reference(options.reference)
     fault = fault_by_name(options.fault) if options.fault else None
-    report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), {len(cases)} cases")
+    report(
+        f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(cases)}"
+    )
+    if fault:
+        report(f"planted on purpose: {fault.name}")
     with fault.planted() if fault else nullcontext():
         measurements, parity = run_parity(cases, reference, report)
     findings, probes = run_stability(checkpoint, model, report)
@@ -143,7 +147,7 @@ def run_parity(
 ) -> tuple[list[Measurement], _Suite]:
     """Run the triangle; a case that breaks down leaves the suite incomplete, never green."""
     suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
-    triangle = Suite(reference)
+    triangle = Suite(reference, device=device_kind())
     floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
     measurements: list[Measurement] = []
     for case in cases:
@@ -180,20 +184,35 @@ def run_stability(
 def environment(started: datetime) -> dict[str, Any]:
     """Return what the run document says of time, code and machine."""
     commit, dirty = git_state(Path(__file__).parent)
-    device = jax.devices()[0]
-    name = platform.machine() if device.platform == "cpu" else device.device_kind
+    on_cpu = device_kind() == "cpu"
+    name = cpu_model() if on_cpu else jax.devices()[0].device_kind
     versions = {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
     return {
         "schema": SCHEMA,
-        "id": f"{started:%Y-%m-%dT%H-%M-%SZ}-{(commit or 'unversioned')[:7]}",
+        "id": f"{started:%Y-%m-%dT%H-%M-%SZ}-{commit[:7] if commit else 'unversioned'}",
         "created": started.isoformat(),
         "commit": commit,
         "dirty": dirty,
         "versions": versions,
-        "device": {"kind": "cpu" if device.platform == "cpu" else "cuda", "name": name},
+        "device": {"kind": device_kind(), "name": name},
         "threads": len(os.sched_getaffinity(0)),
         "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "matmul_precision": "highest"},
     }
+
+
+def device_kind() -> str:
+    """Return the class of device computations run on: "cpu" or "cuda"."""
+    return "cpu" if jax.devices()[0].platform == "cpu" else "cuda"
+
+
+def cpu_model() -> str:
+    """Return the processor's name: another one may round another way, which is no regression."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def git_state(folder: Path) -> tuple[str | None, bool]:
@@ -249,11 +268,10 @@ def _tolerances() -> list[dict[str, str]]:
 
 
 def _replay(measurements: Sequence[Measurement], options: Options) -> list[dict[str, str]]:
-    command = "make nightly"
-    entries = [{"label": "everything", "command": command}]
+    command = ".venv/bin/megalodon-numerics nightly"
+    entries = [{"label": "everything", "command": "make nightly"}]
     broken = {m.case for m in measurements if m.verdict is Verdict.FAIL}
     fault = f" --fault {options.fault}" if options.fault else ""
     return entries + [
-        {"label": name, "command": f'{command} ARGS="--case {name}{fault}"'}
-        for name in sorted(broken)
+        {"label": name, "command": f"{command} --case {name}{fault}"} for name in sorted(broken)
     ]

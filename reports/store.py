@@ -6,7 +6,6 @@ Source: spec/reports.md "Store".
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import uuid
@@ -52,14 +51,6 @@ class Run:
         return self.manifest["id"]
 
 
-def used(m: Measurement) -> float:
-    """Return the share of the tolerance a measurement uses; NaN where none applies.
-
-    An exact match uses nothing, also where the tolerance is zero.
-    """
-    return 0.0 if m.value == 0 and not math.isnan(m.tolerance) else m.fraction
-
-
 def _schema(name: str) -> pa.Schema:
     special = {**_NUMBERS, "stage": pa.int32()}
     columns = [(c, special.get(c, pa.string())) for c in _COLUMNS[name]]
@@ -80,7 +71,7 @@ def _table(name: str, rows: tuple[Measurement, ...] | tuple[Finding, ...]) -> pa
         if field.name != "fraction"
     }
     if name == MEASUREMENTS:
-        columns["fraction"] = [used(m) for m in rows if isinstance(m, Measurement)]
+        columns["fraction"] = [m.fraction for m in rows if isinstance(m, Measurement)]
     return pa.table(columns, schema=schema)
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from parity.results import Kind, Measurement, Verdict
 from reports.changes import Change, What, key_of, settle
 from reports.history import History, worst_over
-from reports.store import Run, used
+from reports.store import Run
 from reports.text import (
     contrast,
     edge_name,
@@ -69,7 +69,7 @@ def frame(run: Run) -> pd.DataFrame:
     rows = [settle(m) for m in run.measurements]
     columns = list(Measurement.__dataclass_fields__)
     data = pd.DataFrame([asdict(m) for m in rows], columns=columns)
-    data["used"] = [used(m) for m in rows]
+    data["used"] = [m.fraction for m in rows]
     data["rank"] = [rank_of(m) for m in rows]
     data["row"] = range(len(rows))
     data["measurement"] = rows
@@ -80,7 +80,7 @@ def rank_of(m: Measurement) -> float:
     """Order measurements, the worst highest: what cannot be judged, then failures by share."""
     if m.verdict is Verdict.INFO:
         return -1.0
-    fraction = used(m)
+    fraction = m.fraction
     if m.verdict is Verdict.NOT_COMPARABLE or not math.isfinite(fraction):
         return math.inf
     return fraction + (1e6 if m.verdict is Verdict.FAIL else 0.0)
@@ -96,7 +96,7 @@ STATES = {
 
 def cell(m: Measurement) -> Cell:
     """Show one measurement."""
-    fraction = used(m)
+    fraction = m.fraction
     percent = 0.0 if math.isnan(m.tolerance) else 100.0
     if math.isfinite(fraction):
         percent = min(100.0, max(0.0, 100 * fraction))
@@ -136,7 +136,7 @@ def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
         part = gates[gates["edge"] == edge]
         worst = _worst(part)
         keys = {key_of(m) for m in part["measurement"]}
-        series, _ = worst_over(history, keys, used(worst))
+        series, _ = worst_over(history, keys, worst.fraction)
         rows.append(
             {
                 "name": edge_name(edge),
@@ -192,7 +192,7 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
             {
                 "cell": cell(m),
                 "values": [values.get((m.case, edge, m.quantity, k), "–") for k in metrics],
-                "series": worst_over(history, {key_of(m)}, used(m))[0],
+                "series": worst_over(history, {key_of(m)}, m.fraction)[0],
             }
             for m in gates["measurement"][:ROWS]
         ]

@@ -15,12 +15,15 @@ _SIDES = {
     "reference32": "reference float32",
     "referencebf16": "reference bfloat16",
     "oracle": "oracle",
+    "recorded32": "recording",
+    "live32": "live reference",
 }
 _QUESTIONS = {
     "jax64:oracle": "Same mathematics?",
     "jax32:oracle": "How accurate is JAX?",
     "reference32:oracle": "Do we understand the reference?",
     "jax32:reference32": "Can a checkpoint move?",
+    "recorded32:live32": "Are the recordings still true?",
 }
 _METRICS = {
     "rel_l2": "relative L2",
@@ -31,6 +34,7 @@ _METRICS = {
     "top1_agreement": "top-1 agreement",
     "top1_flips": "top-1 flips",
     "nll_difference": "NLL difference",
+    "error_over_reference": "error over the reference's",
 }
 
 

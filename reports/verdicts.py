@@ -15,7 +15,7 @@ from parity.localize import first_divergence
 from parity.results import Measurement, Verdict
 from reports.changes import Change, What, environment_diff, find_changes, settle
 from reports.history import Key
-from reports.store import Run, used
+from reports.store import Run
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
 from stability.findings import Severity
 
@@ -85,7 +85,7 @@ def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ..
     found = [start for group in groups.values() if (start := first_divergence(group))]
 
     def importance(m: Measurement) -> tuple[object, ...]:
-        fraction = used(m)
+        fraction = m.fraction
         return (
             m.verdict is not Verdict.FAIL,
             not any(case == m.case and edge == m.edge for case, edge, _, _ in new),
@@ -106,7 +106,7 @@ def _size(m: Measurement) -> str:
     text = f"{metric_name(m.metric)} {number(m.value)}"
     if math.isnan(m.tolerance):
         return f"{text} with no tolerance to hold it against"
-    over = used(m)
+    over = m.fraction
     times = ""
     if math.isfinite(over) and over > 1:
         times = f", {over:,.1f} times over" if over < 1e4 else f", {number(over)} times over"
@@ -124,7 +124,7 @@ def _regressed(run: Run, counts: Counts, starts: Sequence[Measurement]) -> str:
     failing = [m for m in starts if m.verdict is Verdict.FAIL]
     if failing:
         more = len(failing) - 1
-        others = f"; {count(more, 'other case and edge', 'other cases and edges')} fail" + (
+        others = f"; {count(more, 'other comparison', 'other comparisons')} fail" + (
             "s" if more == 1 else ""
         )
         return f"{head} It starts at {_place(failing[0])}: {_size(failing[0])}" + (
@@ -156,8 +156,8 @@ def _incomplete(run: Run) -> str:
 
 def _tightest(rows: Sequence[Measurement]) -> str:
     gates = [m for m in rows if m.verdict is Verdict.PASS]
-    worst = max(gates, key=used)
-    return f"the closest is {_place(worst)} at {share(used(worst))} of its tolerance"
+    worst = max(gates, key=lambda m: m.fraction)
+    return f"the closest is {_place(worst)} at {share(worst.fraction)} of its tolerance"
 
 
 def _since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]) -> str:

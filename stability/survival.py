@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import equinox as eqx
@@ -178,6 +179,7 @@ def _summary(first, last, intended: np.ndarray, changed: np.ndarray) -> Survival
     return Survival(frozen, fidelity)
 
 
+@lru_cache(maxsize=8)
 def _make_step(optimiser: AdamW):
     transform = optimiser.transform()
 

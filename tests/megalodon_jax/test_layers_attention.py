@@ -70,7 +70,7 @@ def test_far_positions_keep_their_angle_in_float32() -> None:
     slow = RotaryEmbedding(64)
     rates = 10_000.0 ** (-np.arange(32) / 32)
     truth = np.cos(positions[:, None] * rates)
-    naive = np.cos((positions.astype(np.float32)[:, None] * rates.astype(np.float32)))
+    naive = np.cos(positions.astype(np.float32)[:, None] * rates.astype(np.float32))
     ours = np.asarray(slow.tables(999_983, 16, jnp.float32)[0])[:, 0]
     assert np.abs(np.asarray(cos)[:, 0, 0] - exact).max() <= jnp.finfo(jnp.float32).eps
     assert np.abs(ours - truth).max() <= jnp.finfo(jnp.float32).eps < np.abs(naive - truth).max()
@@ -145,9 +145,13 @@ def test_chunks_and_tail_are_those_of_the_plain_loop(length: int) -> None:
     config, C = TINY.with_dtype("float64"), TINY.chunk_size
     mask = np.random.default_rng(1).random((B, length)) < 0.7
     rotated = [oracle.rope(config, np.asarray(a)) for a in (q, k)]
-    parts = [(*(a[:, s : s + C] for a in (*rotated, np.asarray(v), mask)),) for s in range(0, length, C)]
+    parts = [
+        (*(a[:, s : s + C] for a in (*rotated, np.asarray(v), mask)),) for s in range(0, length, C)
+    ]
     expected = np.concatenate([oracle.attend(*part) for part in parts], axis=1)
     out = chunked(ChunkedAttention(config), q, k, v, jnp.asarray(mask))
     assert rel_l2(out, expected) <= EXACT
-    wider = chunked(ChunkedAttention(tiny(chunk_size=2).with_dtype("float64")), q, k, v, jnp.asarray(mask))
+    wider = chunked(
+        ChunkedAttention(tiny(chunk_size=2).with_dtype("float64")), q, k, v, jnp.asarray(mask)
+    )
     assert rel_l2(wider, expected) > EXACT

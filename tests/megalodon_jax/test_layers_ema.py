@@ -159,9 +159,7 @@ def test_long_memory_is_more_exact_than_float32_coefficients_allow() -> None:
     assert ours < naive / 10
 
 
-@pytest.mark.parametrize(
-    "logit", [pytest.param(60.0, id="|q|=0"), pytest.param(-60.0, id="|q|=1")]
-)
+@pytest.mark.parametrize("logit", [pytest.param(60.0, id="|q|=0"), pytest.param(-60.0, id="|q|=1")])
 def test_gradients_at_saturated_poles_are_finite(logit: float) -> None:
     ema = ema_of("float32", alpha=logit, delta=logit)
     x = signal(13).astype(jnp.float32)

@@ -100,12 +100,16 @@ def test_every_array_of_a_real_model_is_in_the_table(build) -> None:
 
 def test_the_sensitive_set_is_ema_norms_and_the_query_key_affine() -> None:
     config, expected = swiglu_untied()
-    suffixes = {n.split(".", 4)[-1] if ".layers." in n else n.removeprefix("model.") for n in expected}
+    suffixes = {
+        n.split(".", 4)[-1] if ".layers." in n else n.removeprefix("model.") for n in expected
+    }
     assert suffixes >= SENSITIVE_NAMES
     table = weight_table(tiny(swiglu=True, output_size=OUT, param_dtype=jnp.bfloat16))
     for row in table:
         suffix = (
-            row.name.split(".", 4)[-1] if ".layers." in row.name else row.name.removeprefix("model.")
+            row.name.split(".", 4)[-1]
+            if ".layers." in row.name
+            else row.name.removeprefix("model.")
         )
         assert row.sensitive == (suffix in SENSITIVE_NAMES), row.name
         assert row.dtype == (jnp.float32 if row.sensitive else jnp.bfloat16), row.name

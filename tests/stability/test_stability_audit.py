@@ -1,0 +1,79 @@
+"""The audit of stored parameters finds what is narrow, rounded or not finite, and only that."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax import MegalodonForCausalLM
+from megalodon_jax.precision import ensure_sensitive_param_dtype, sensitive_leaves
+from megalodon_jax.weights import named_leaves, replace_leaves
+from stability.audit import audit_parameters
+from stability.findings import Severity
+from tests.helpers import TINY, model_of
+
+ALPHA = "model.layers.0.attn.cema.alpha"
+
+
+def problems(model) -> list:
+    return [f for f in audit_parameters(model) if f.severity is not Severity.OK]
+
+
+def with_alpha(change):
+    model = model_of(TINY)
+    return replace_leaves(model, {ALPHA: change(named_leaves(model)[ALPHA])})
+
+
+def test_a_clean_model_answers_ok_for_every_sensitive_leaf() -> None:
+    model = model_of(TINY)
+    findings = audit_parameters(model)
+    assert {f.severity for f in findings} == {Severity.OK}
+    for question in ("dtypes", "values"):
+        assert {f.subject for f in findings if f.probe == question} == set(sensitive_leaves(model))
+
+
+def test_a_narrow_leaf_is_found_with_its_remedy() -> None:
+    (dtype, value) = problems(with_alpha(lambda a: a.astype(jnp.bfloat16)))
+    assert (dtype.probe, dtype.severity, dtype.subject) == ("dtypes", Severity.ERROR, ALPHA)
+    assert (dtype.value, dtype.threshold) == (2.0, 4.0)
+    assert "bfloat16, expected float32" in dtype.message
+    assert "ensure_sensitive_param_dtype" in dtype.remedy
+    assert (value.probe, value.subject) == ("values", ALPHA)
+
+
+def test_a_leaf_cast_down_and_up_is_found_by_value_alone() -> None:
+    narrow = with_alpha(lambda a: a.astype(jnp.bfloat16))
+    (found,) = problems(ensure_sensitive_param_dtype(narrow))
+    assert (found.probe, found.severity, found.subject) == ("values", Severity.ERROR, ALPHA)
+    assert (found.value, found.threshold) == (1.0, 0.0)
+    assert "all 16 values are exactly bfloat16 numbers" in found.message
+    assert "reload" in found.remedy
+
+
+def test_values_that_are_not_finite_are_counted() -> None:
+    def spoil(alpha):
+        return alpha.at[0, 0, 0].set(jnp.nan).at[1, 1, 0].set(jnp.inf)
+
+    (found,) = problems(with_alpha(spoil))
+    assert (found.probe, found.severity, found.subject) == ("finite", Severity.ERROR, ALPHA)
+    assert (found.value, found.threshold) == (2.0, 0.0)
+    assert "2 of 16 values are NaN or infinite" in found.message
+
+
+def test_an_insensitive_leaf_may_be_narrow_but_not_infinite() -> None:
+    model, name = model_of(TINY), "model.layers.0.ffn.fc1.bias"
+    leaf = named_leaves(model)[name]
+    assert not problems(replace_leaves(model, {name: leaf.astype(jnp.bfloat16)}))
+    (found,) = problems(replace_leaves(model, {name: leaf.at[0].set(jnp.inf)}))
+    assert found.subject == name
+
+
+def test_a_fresh_model_is_clean_and_nothing_false_is_said_of_its_constants() -> None:
+    model = MegalodonForCausalLM(TINY, key=jax.random.key(0))
+    assert not problems(model)
+    for finding in audit_parameters(model):
+        if finding.probe == "values" and "holds values bfloat16 cannot" in finding.message:
+            leaf = np.asarray(named_leaves(model)[finding.subject])
+            narrow = np.asarray(jnp.asarray(leaf, jnp.bfloat16).astype(jnp.float32))
+            assert not np.array_equal(narrow, leaf), finding.subject

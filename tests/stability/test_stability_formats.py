@@ -1,0 +1,51 @@
+"""Formats: what follows from the bits."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stability.formats import BF16, E4M3, E5M2, FP16, Format
+
+FORMATS = pytest.mark.parametrize("fmt", [BF16, FP16, E4M3, E5M2], ids=lambda f: f.name)
+
+
+def positive(fmt: Format) -> np.ndarray:
+    """Zero and every positive finite number of the format, ascending."""
+    size, kind = (256, np.uint8) if fmt.dtype.itemsize == 1 else (65_536, np.uint16)
+    values = np.arange(size // 2).astype(kind).view(fmt.dtype)
+    return values[np.isfinite(values)].astype(np.float64)
+
+
+def test_the_numbers_of_bfloat16() -> None:
+    assert (BF16.mantissa_bits, BF16.min_exponent) == (7, -126)
+    assert BF16.spacing(np.array(1.0)) == 2.0**-7
+    assert BF16.spacing(np.array(np.nextafter(1.0, 0))) == 2.0**-8
+    smallest = ml_dtypes.finfo(ml_dtypes.bfloat16).smallest_normal
+    assert float(smallest) == 2.0**BF16.min_exponent
+
+
+@FORMATS
+def test_the_spacing_is_the_distance_to_the_next_number(fmt: Format) -> None:
+    values = positive(fmt)
+    assert np.array_equal(fmt.spacing(values[:-1]), np.diff(values))
+    assert np.array_equal(fmt.spacing(-values[1:-1]), np.diff(values)[1:])
+
+
+@FORMATS
+def test_rounding_keeps_numbers_of_the_format_and_moves_others(fmt: Format) -> None:
+    values = positive(fmt)
+    assert np.array_equal(fmt.round(values), values.astype(np.float32))
+    between = values[-2] + 0.75 * (values[-1] - values[-2])
+    assert fmt.round(np.array(between)) == np.float32(values[-1]) != np.float32(between)
+
+
+@FORMATS
+def test_ties_go_to_even(fmt: Format) -> None:
+    values = positive(fmt)
+    middle = (values[:-1] + values[1:]) / 2
+    index = np.arange(len(values) - 1)
+    even = np.where(index % 2 == 0, values[:-1], values[1:])
+    exact = middle.astype(np.float32) == middle
+    assert np.array_equal(fmt.round(middle)[exact], even[exact].astype(np.float32))
