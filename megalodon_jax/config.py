@@ -29,6 +29,7 @@ _SIZES = (
     "norm_num_groups",
     "max_positions",
 )
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _RATES = ("dropout", "attention_dropout", "hidden_dropout")
 # megalodon-hf says the same thing in another word.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
@@ -88,6 +89,8 @@ class MegalodonConfig:
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
             object.__setattr__(self, name, _dtype(name, getattr(self, name)))
+        for name in (*_SIZES, *_TOKENS, "output_size"):
+            _require(self, name, type(getattr(self, name)) is int, "an integer")
         for name in _SIZES:
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in _RATES:
@@ -257,7 +260,12 @@ def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None
 
 
 def _dtype(name: str, value: DTypeLike) -> np.dtype:
-    dtype = jnp.dtype(value)
+    try:
+        dtype = None if value is None else jnp.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None:
+        raise ValueError(f"MegalodonConfig: {name}={value} must be one of {_DTYPES}.")
     if dtype.name == "float16":
         raise ValueError(
             f"MegalodonConfig: {name}=float16 is refused: EMA states leave its range. "

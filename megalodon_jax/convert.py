@@ -187,11 +187,11 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
 
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
     try:
-        shards = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        shards = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
     tensors: dict[str, np.ndarray] = {}
-    for shard in sorted(set(shards.values())):
+    for shard in sorted(shards):
         if not (index.parent / shard).is_file():
             raise ValueError(f"{index} names shard {shard}, which is not beside it.")
         tensors |= read_tensors(index.parent / shard)
@@ -199,14 +199,25 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
 
 
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:
-    import pickle
-
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{file} is a torch file and torch is not installed: pip install "
+            "'megalodon-numerics[torch]', or export the checkpoint as safetensors."
+        ) from error
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{file} is not a readable torch weights file: {error}") from error
+    except Exception as error:  # torch lets every error of its unpickler through
+        raise ValueError(f"{file} is not a readable torch weights file: {error!r}") from error
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"{file} holds a {type(tensors).__name__}; save model.state_dict().")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"{file}: entry {name!r} is a {type(tensor).__name__}, not a tensor; "
+                "save model.state_dict()."
+            )
     return {name: _from_torch(tensor) for name, tensor in tensors.items()}
 
 

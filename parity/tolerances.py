@@ -69,7 +69,7 @@ TABLE = (
     Rule(
         "jax32:oracle",
         FORWARD,
-        "our own rounding: median 0.95 x, at most 2.6 x the floor measured, in the sharp softmax of "
+        "our own rounding: median 0.95 x, at most 2.6 x the floor measured, in the softmax of "
         "byte_lm, whose q, k and scores are rounded but not named (the reference: 2.9 x there)",
         absolute=3e-7,
         noise_factor=4.0,

@@ -54,8 +54,10 @@ def _values(model: Any) -> list[Finding]:
     rounded = audit_rounded_values(model)
     source = "spec/api.md, precision: value audit"
     rows = []
-    for name in sensitive_leaves(model):
+    for name, leaf in sensitive_leaves(model).items():
         bad = name in rounded
+        repeated = bool(np.all(np.asarray(leaf) == np.asarray(leaf).flat[0]))
+        clean = "one repeated value: proves nothing" if repeated else "holds values bfloat16 cannot"
         rows.append(
             Finding(
                 "values",
@@ -67,7 +69,7 @@ def _values(model: Any) -> list[Finding]:
                 source,
                 f"all {rounded[name]:,} values are exactly bfloat16 numbers: already rounded"
                 if bad
-                else "holds values bfloat16 cannot",
+                else clean,
                 "reload from a checkpoint that never passed through bfloat16" if bad else "",
             )
         )

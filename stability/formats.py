@@ -35,7 +35,8 @@ class Format:
     def spacing(self, x: np.ndarray) -> np.ndarray:
         """Distance from each |x| to the next larger number of the format; float64."""
         _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
-        floor = np.maximum(exponent - 1, self.min_exponent)
+        normal = np.maximum(exponent - 1, self.min_exponent)
+        floor = np.where(np.asarray(x) == 0, self.min_exponent, normal)
         return np.ldexp(1.0, floor - self.mantissa_bits)
 
 

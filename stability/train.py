@@ -77,8 +77,8 @@ def read_text() -> tuple[np.ndarray, np.ndarray]:
     for name in sorted(topics):
         first = hashlib.sha256(name.encode()).digest()[0]
         (held_out if first % 10 == 0 else train).extend(topics[name].split("\n\n"))
-    seen = set(held_out)
-    train = [paragraph for paragraph in train if paragraph not in seen]
+    seen = {paragraph.strip() for paragraph in held_out}
+    train = [paragraph for paragraph in train if paragraph.strip() not in seen]
     return (
         np.frombuffer("\n\n".join(train).encode(), np.uint8),
         np.frombuffer("\n\n".join(held_out).encode(), np.uint8),
@@ -182,12 +182,23 @@ def write(out: Path, model: MegalodonForCausalLM, training: dict) -> None:
         (aside / "training.json").write_text(dump(training) + "\n")
         (aside / "heldout.txt").write_bytes(read_text()[1][:HELDOUT_BYTES].tobytes())
         aside.chmod(0o755)
-        if out.exists():
-            shutil.rmtree(out)
+        _replace(out, aside)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace(out: Path, aside: Path) -> None:
+    """Put `aside` in the place of `out`; whatever interrupts, one of the two stands there."""
+    before = aside.with_name(f"{aside.name}.before")
+    if out.exists():
+        out.rename(before)
+    try:
         aside.rename(out)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        if before.exists():
+            before.rename(out)
         raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _progress(console: Console) -> Progress:
@@ -207,6 +218,8 @@ def _progress(console: Console) -> Progress:
 @click.option("--seed", default=Recipe.seed, show_default=True, help="Seed of weights and data.")
 def main(out: Path, steps: int, seed: int) -> None:
     """Train the byte-level model and write it to OUT."""
+    # A folder that cannot be written should be known before the training, not after it.
+    out.parent.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(steps=steps, seed=seed)
     model, curves = train(BYTE_LM_CONFIG, recipe, Console(stderr=True))
     write(out, model, record(BYTE_LM_CONFIG, recipe, curves))

@@ -90,6 +90,8 @@ class ChunkedAttention(eqx.Module):
         """
         L, C = q.shape[1], self.config.chunk_size
         q, k = self.rope(q, k)
+        if L == 0:
+            return v.astype(self.config.accum_dtype)
         whole = L // C * C
         keys = split_key(key, 2)
         parts = []
@@ -108,8 +110,8 @@ class ChunkedAttention(eqx.Module):
         causal = jnp.tril(jnp.ones((size, size), bool))[None, None]
         if mask is not None:
             causal = causal & mask[:, :L].reshape(B, chunks, 1, size)
-        q, k, v = (a.reshape(B, chunks, size, H, -1) for a in (q, k, v))
-        return attend(q, k, v, causal, self.config, key=key).reshape(B, L, H, -1)
+        q, k, v = (a.reshape(B, chunks, size, H, a.shape[-1]) for a in (q, k, v))
+        return attend(q, k, v, causal, self.config, key=key).reshape(B, L, H, v.shape[-1])
 
 
 class MegalodonAttention(eqx.Module):
@@ -164,7 +166,7 @@ class MegalodonAttention(eqx.Module):
         q, k = self.queries_keys(m)
         v = _heads(jax.nn.silu(self.wv(u)), config.num_heads)
         o = self.inner(q, k, v, mask, key=inner_key)
-        o = checkpoint_name(o.reshape(*o.shape[:2], -1), "inner")
+        o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
         gated = dropout(o * jax.nn.silu(self.wr(m)), config.hidden_dropout, gate_key)
         h = dropout(self.wh1(m) + self.wh2(gated), config.dropout, out_key)
         return checkpoint_name(x + h, "attn")
@@ -184,4 +186,4 @@ class MegalodonAttention(eqx.Module):
 
 
 def _heads(x: Float[Array, "B L HE"], heads: int) -> Float[Array, "B L H E"]:
-    return x.reshape(*x.shape[:2], heads, -1)
+    return x.reshape(*x.shape[:2], heads, x.shape[-1] // heads)

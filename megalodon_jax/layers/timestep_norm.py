@@ -65,7 +65,7 @@ class TimestepNorm(eqx.Module):
             state = NormState.fresh(B, self.num_groups, dtype)
         if L == 0:
             return x, state
-        groups = x.astype(dtype).reshape(B, L, self.num_groups, -1)
+        groups = x.astype(dtype).reshape(B, L, self.num_groups, D // self.num_groups)
         mean0, var0 = state.mean.astype(dtype), state.var.astype(dtype)
         origin = jax.lax.stop_gradient(_origin(groups, state, mask))
         groups = groups - origin[:, None, :, None]
@@ -94,15 +94,16 @@ def _running(mu, mean0, var0, count0, mask):
     B, L, _ = mu.shape
     valid = jnp.ones((B, L), bool) if mask is None else mask
     count = count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-    w = valid.astype(mu.dtype)[..., None]
+    mu = jnp.where(valid[..., None], mu, 0.0)
     n = jnp.maximum(count, 1).astype(mu.dtype)[..., None]
     n0 = count0.astype(mu.dtype)[:, None, None]
     seen = (count > 0)[..., None]
 
-    total = mean0[:, None] * n0 + jnp.cumsum(mu * w, axis=1)
+    total = mean0[:, None] * n0 + jnp.cumsum(mu, axis=1)
     mean = jnp.where(seen, total / n, mean0[:, None])
     previous = jnp.concatenate([mean0[:, None], mean[:, :-1]], axis=1)
     m2 = var0[:, None] * jnp.maximum(n0, 1.0)
-    m2 = m2 + jnp.cumsum((mu - previous) * (mu - mean) * w, axis=1)
+    moved = jnp.where(valid[..., None], (mu - previous) * (mu - mean), 0.0)
+    m2 = m2 + jnp.cumsum(moved, axis=1)
     var = jnp.where(seen, m2 / n, var0[:, None])
     return mean, jnp.maximum(var, VARIANCE_FLOOR), count[:, -1]

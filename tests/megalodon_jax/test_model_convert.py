@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -230,8 +231,10 @@ def test_a_directory_without_weights_or_configuration_says_what_it_expected(tmp_
     ],
 )
 def test_a_bad_config_file_is_named_with_its_fault(
-    tmp_path: Path, content: str, message: str
+    tmp_path: Path, content: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Annotations are checked in tests only; users meet the configuration's own messages.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     file = tmp_path / "config.json"
     file.write_text(content)
     with pytest.raises(ValueError, match=message) as raised:

@@ -24,7 +24,7 @@ RECIPE = Recipe(steps=2, batch_size=2, length=4, warmup=1)
 
 
 def paragraphs(text: np.ndarray) -> set[str]:
-    return set(text.tobytes().decode().split("\n\n"))
+    return {piece.strip() for piece in text.tobytes().decode().split("\n\n")} - {""}
 
 
 def test_training_and_held_out_text_share_no_paragraph() -> None:
@@ -73,9 +73,9 @@ def test_windows_are_the_bytes_of_the_text() -> None:
 def test_the_learning_rate_warms_up_from_zero() -> None:
     params = {"norm.weight": np.ones(2, np.float32)}
     transform = optimiser(RECIPE)
-    update = jax.jit(transform.update)
-    first, state = update(params, transform.init(params), params)
-    second, _ = update(params, state, params)
+    with jax.numpy_dtype_promotion("standard"):  # optax relies on it
+        first, state = transform.update(params, transform.init(params), params)
+        second, _ = transform.update(params, state, params)
     assert not np.any(first["norm.weight"])
     assert np.any(second["norm.weight"])
 
