@@ -1,13 +1,41 @@
 """Megalodon in JAX and Equinox: chunked attention over a complex exponential moving average."""
 
 from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.inference import (
+    decode_step,
+    generate,
+    generate_jit,
+    greedy_token,
+    sample_token,
+)
 from megalodon_jax.model import MegalodonBlock, MegalodonForCausalLM, MegalodonModel
-from megalodon_jax.types import NormState
+from megalodon_jax.types import (
+    AttentionCache,
+    EMAState,
+    LayerCache,
+    ModelCache,
+    NormState,
+    index_cache,
+    init_cache,
+    trim_cache,
+)
 
 __all__ = [
+    "AttentionCache",
+    "EMAState",
+    "LayerCache",
     "MegalodonBlock",
     "MegalodonConfig",
     "MegalodonForCausalLM",
     "MegalodonModel",
+    "ModelCache",
     "NormState",
+    "decode_step",
+    "generate",
+    "generate_jit",
+    "greedy_token",
+    "index_cache",
+    "init_cache",
+    "sample_token",
+    "trim_cache",
 ]

@@ -31,6 +31,8 @@ _SIZES = (
 )
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _RATES = ("dropout", "attention_dropout", "hidden_dropout")
+# Fields megalodon-hf has no word for.
+_OURS = {"gemm_backend", "mask_ema"}
 # megalodon-hf says the same thing in another word.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
@@ -70,6 +72,8 @@ class MegalodonConfig:
     rescale_nffn: bool = False
     scale_emb: bool = False
     norm_affine: bool = True
+    mask_ema: bool = True
+    """Zero masked inputs of the EMA. False lets padding in, exactly as megalodon-hf does."""
     dropout: float = 0.0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
@@ -242,9 +246,7 @@ class MegalodonConfig:
     def to_hf(self) -> dict[str, Any]:
         """Return the keyword arguments of megalodon-hf's `MegalodonConfig` for the same model."""
         ours = {field.name for field in dataclasses.fields(self)}
-        fields = {
-            name: getattr(self, name) for name in ours - set(_DTYPE_FIELDS) - {"gemm_backend"}
-        }
+        fields = {name: getattr(self, name) for name in ours - set(_DTYPE_FIELDS) - _OURS}
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
         return {names.get(name, name): fields[name] for name in sorted(fields)}
 

@@ -17,6 +17,12 @@ from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.layers.linear import Linear, init_weight, matmul
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import next_token_loss
+from megalodon_jax.types import LayerCache, ModelCache, check_cache
+
+_PADDED_CACHE = (
+    "a cache and a mask with padding do not go together: the cache cannot tell padding from text. "
+    "Use unpadded rows, or call without a cache."
+)
 
 
 class MegalodonBlock(eqx.Module):
@@ -34,13 +40,15 @@ class MegalodonBlock(eqx.Module):
         self,
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B L"] | None = None,
+        cache: LayerCache | None = None,
+        return_cache: bool = False,
         *,
         key: jax.Array | None = None,
-    ) -> Float[Array, "B L D"]:
-        """Map (B, L, D) to (B, L, D); `key` turns dropout on."""
+    ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
+        """Map (B, L, D) to (B, L, D), and the layer's cache to the one after; `key`: dropout."""
         attn_key, ffn_key = split_key(key, 2)
-        y = self.attn(x, mask, key=attn_key)
-        return checkpoint_name(self.ffn(y, x, key=ffn_key), "ffn")
+        y, cache = self.attn(x, mask, cache, return_cache, key=attn_key)
+        return checkpoint_name(self.ffn(y, x, key=ffn_key), "ffn"), cache
 
 
 class MegalodonModel(eqx.Module):
@@ -70,32 +78,49 @@ class MegalodonModel(eqx.Module):
         self,
         input_ids: Int[Array, "B L"],
         attention_mask: Bool[Array, "B L"] | None = None,
-        *,
+        cache: ModelCache | None = None,
+        return_cache: bool = False,
         deterministic: bool = True,
         key: jax.Array | None = None,
-    ) -> tuple[Float[Array, "B L D"], None]:
-        """Return the hidden states (B, L, D) in `config.accum_dtype`, and room for a cache.
+    ) -> tuple[Float[Array, "B L D"], ModelCache | None]:
+        """Return the hidden states (B, L, D) in `config.accum_dtype`, and the cache after them.
 
         Args:
             input_ids: token ids, int32.
-            attention_mask: True where a token is valid.
+            attention_mask: True where a token is valid; with a cache everything must be.
+            cache: what earlier calls carried; None starts at position 0.
+            return_cache: whether to return the cache after these tokens, else None.
             deterministic: False turns dropout on, and rematerialisation with `use_checkpoint`.
             key: PRNG key, needed when dropout is on and any rate is positive.
 
         Raises:
-            ValueError: shapes do not fit, or dropout lacks a key.
-            RuntimeError: a token id is outside [0, V) (also under jit).
+            ValueError: shapes do not fit, the cache is not of this model, or dropout lacks a key.
+            RuntimeError: a token id is outside [0, V), or a mask with padding meets a cache (also
+                under jit).
         """
         config = self.config
         mask = _check_mask(input_ids, attention_mask)
         key = _dropout_key(config, deterministic, key)
+        B, L = input_ids.shape
+        if cache is not None:
+            check_cache(config, cache, B)
+        if L == 0:
+            return jnp.zeros((B, 0, config.model_dim), config.accum_dtype), cache
+        if mask is not None and (cache is not None or return_cache):
+            input_ids = eqx.error_if(input_ids, ~mask, _PADDED_CACHE)
+            mask = None
         x = checkpoint_name(self._embedded(input_ids), "embed")
-        for block, block_key in zip(self.layers, split_key(key, config.num_layers), strict=True):
+        layers: list[LayerCache | None] = []
+        for i, block_key in enumerate(split_key(key, config.num_layers)):
+            block = self.layers[i]
             if config.use_checkpoint and not deterministic:
                 block = eqx.filter_checkpoint(block)
-            x = block(x, mask, key=block_key)
-        x, _ = self.norm(x, mask=mask)
-        return checkpoint_name(x, "norm"), None
+            held = None if cache is None else cache.layer_caches[i]
+            x, held = block(x, mask, held, return_cache, key=block_key)
+            layers.append(held)
+        x, norm = self.norm(x, None if cache is None else cache.final_norm, mask)
+        x = checkpoint_name(x, "norm")
+        return x, ModelCache(tuple(layers), norm) if return_cache else None
 
     def _embedded(self, ids):
         config = self.config
@@ -137,17 +162,24 @@ class MegalodonForCausalLM(eqx.Module):
         self,
         input_ids: Int[Array, "B L"],
         attention_mask: Bool[Array, "B L"] | None = None,
-        *,
+        cache: ModelCache | None = None,
+        return_cache: bool = False,
         deterministic: bool = True,
         key: jax.Array | None = None,
-    ) -> tuple[Float[Array, "B L V"], None]:
-        """Return the logits (B, L, V) in `config.accum_dtype`; arguments as for `MegalodonModel`.
+    ) -> tuple[Float[Array, "B L V"], ModelCache | None]:
+        """Return the logits (B, L, V) in `config.accum_dtype` and the cache after them, or None.
 
-        The second of the pair is where a streaming call hands back its cache.
+        Arguments and errors as for `MegalodonModel`.
         """
-        hidden, _ = self.model(input_ids, attention_mask, deterministic=deterministic, key=key)
-        weight = self.model.embed.weight if self.lm_head is None else self.lm_head.weight
-        return checkpoint_name(matmul(hidden, weight, self.config), "logits"), None
+        hidden, cache = self.model(
+            input_ids, attention_mask, cache, return_cache, deterministic, key
+        )
+        return checkpoint_name(matmul(hidden, self.head, self.config), "logits"), cache
+
+    @property
+    def head(self) -> Float[Array, "V D"]:
+        """The weight that turns hidden states into logits."""
+        return self.model.embed.weight if self.lm_head is None else self.lm_head.weight
 
     def compute_loss(
         self,

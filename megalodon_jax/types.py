@@ -168,6 +168,40 @@ def index_cache(cache: ModelCache, indices: Int32[Array, " K"]) -> ModelCache:
     return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[indices], cache)
 
 
+def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> None:
+    """Check that a cache belongs to a configuration and a batch.
+
+    Raises:
+        ValueError: layer count or shapes differ; the message names the first that does.
+    """
+    if len(cache.layer_caches) != config.num_layers:
+        raise ValueError(
+            f"cache has {len(cache.layer_caches)} layers, expected {config.num_layers}; "
+            "it is of another model."
+        )
+    heads, groups = config.num_heads, config.norm_num_groups
+    expected = {
+        "attn.k": (batch_size, None, heads, config.head_dim),
+        "attn.v": (batch_size, None, heads, config.value_head_dim),
+        "norm.mean": (batch_size, groups),
+        "ema.h": (batch_size, config.model_dim, config.cema_ndim),
+    }
+    for i, layer in enumerate(cache.layer_caches):
+        for name, shape in expected.items():
+            owner, leaf = name.split(".")
+            state = getattr(layer, owner)
+            if state is None:
+                continue
+            got = getattr(state, leaf).shape
+            if len(got) != len(shape) or any(
+                s is not None and s != g for s, g in zip(shape, got, strict=True)
+            ):
+                raise ValueError(
+                    f"cache: layer {i} {name} has shape {got}, expected {shape} (None: any); "
+                    "make it with init_cache for this configuration and batch size."
+                )
+
+
 def _empty_ring(config: MegalodonConfig, batch_size: int, dtype: DTypeLike) -> AttentionCache:
     # An unbounded cache starts with one chunk and grows.
     capacity = config.effective_max_cache_len or config.chunk_size

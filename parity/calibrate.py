@@ -23,8 +23,8 @@ UNIT_ROUNDOFF = 2.0**-24
 SEEDS = 10
 
 
-def truth(case: Case, *, mask_ema: bool = True) -> dict[str, np.ndarray]:
-    """Return the oracle's arrays for a case, float64; see `parity.oracle.run`."""
+def truth(case: Case, *, mask_ema: bool | None = None) -> dict[str, np.ndarray]:
+    """Return the oracle's arrays for a case, float64; `mask_ema` None means as configured."""
     return _run(case, case.weights, oracle.unchanged, mask_ema)
 
 
@@ -39,7 +39,7 @@ def noise_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
             return value * (1 + UNIT_ROUNDOFF * rng.choice([-1.0, 1.0], size=np.shape(value)))
 
         weights = {name: jitter(name, w.astype(np.float64)) for name, w in case.weights.items()}
-        moved = _run(case, weights, jitter, True)
+        moved = _run(case, weights, jitter, None)
         for name, value in exact.items():
             squares[name] += relative_l2(moved[name], value) ** 2
     return {name: float(np.sqrt(total / seeds)) for name, total in squares.items()}
@@ -63,9 +63,10 @@ def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
     aside.replace(path)
 
 
-def _run(case: Case, weights, tap, mask_ema: bool) -> dict[str, np.ndarray]:
+def _run(case: Case, weights, tap, mask_ema: bool | None) -> dict[str, np.ndarray]:
     wide = {name: np.asarray(w, np.float64) for name, w in weights.items()}
     batch = case.batch
+    mask_ema = case.config.mask_ema if mask_ema is None else mask_ema
     return oracle.run(
         case.config, wide, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, tap=tap
     )

@@ -185,6 +185,18 @@ CASES = (
     Case("multi_head", "four heads, another RoPE base", {"num_heads": 4, "rope_base": 500.0}),
     Case("untied_head", "a head of its own, narrower than the vocabulary", {"output_size": 41}),
     Case("right_padding", "padded rows of different lengths", padding="right"),
+    Case(
+        "left_padding_as_reference",
+        "left padding that enters the EMA, as megalodon-hf lets it",
+        {"mask_ema": False},
+        padding="left",
+    ),
+    Case(
+        "interior_padding_as_reference",
+        "masked tokens inside the text that enter the EMA, as megalodon-hf lets them",
+        {"mask_ema": False},
+        padding="interior",
+    ),
     Case("pad_inside", "the padding token as an ordinary token of the text", pad_inside=True),
     Case("slow_decay", "EMA memory of a million tokens, as trained models have", decay_shift=-7.0),
     Case("large_mean", "activations far from zero", mean_shift=30.0),

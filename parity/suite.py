@@ -92,11 +92,12 @@ class Suite:
             yield not_comparable(case, "jax32:reference32", str(error), self.device)
             return
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
-        as_reference = truth(case, mask_ema=False) if case.batch.padded else exact
+        differs = case.batch.padded and case.config.mask_ema
+        as_reference = truth(case, mask_ema=False) if differs else exact
         yield from edge("reference32:oracle").run(theirs, as_reference)
-        valid = edge("jax32:oracle", only_valid=case.batch.padded)
+        valid = edge("jax32:oracle", only_valid=differs)
         yield from valid.accuracy(ours, theirs, exact)
-        yield from edge("jax32:reference32", only_valid=case.batch.padded).run(ours, theirs)
+        yield from edge("jax32:reference32", only_valid=differs).run(ours, theirs)
 
 
 def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement:

@@ -17,6 +17,7 @@ from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
+from megalodon_jax.types import AttentionCache, EMAState, LayerCache
 
 
 def attend(
@@ -62,7 +63,11 @@ def attend(
 
 
 class ChunkedAttention(eqx.Module):
-    """Causal attention within chunks of C tokens, RoPE at absolute positions."""
+    """Causal attention within chunks of C tokens, or over a sliding window when streaming.
+
+    RoPE is applied before caching, at absolute positions. Every path is one `attend` over positions
+    and a mask (spec/model.md "ChunkedAttention").
+    """
 
     rope: RotaryEmbedding
     config: MegalodonConfig = eqx.field(static=True)
@@ -77,21 +82,51 @@ class ChunkedAttention(eqx.Module):
         k: Float[Array, "B L H d"],
         v: Float[Array, "B L H e"],
         mask: Bool[Array, "B L"] | None = None,
+        cache: AttentionCache | None = None,
+        return_cache: bool = False,
         *,
         key: jax.Array | None = None,
-    ) -> Float[Array, "B L H e"]:
-        """Attend within chunks counted from position 0; a short tail is its own chunk.
+    ) -> tuple[Float[Array, "B L H e"], AttentionCache | None]:
+        """Attend from L tokens to themselves and to the cache.
+
+        Without a cache, chunks are counted from position 0 and a short tail is its own chunk. With
+        one, or when one is asked for: if the cache holds one chunk, keys of earlier chunks are
+        never visible; if it holds more, a call is processed in blocks of at most C tokens counted
+        from its start, and each block sees the last `max_cache_len` keys up to its own end, so the
+        result depends on how a text is cut into calls (as it does in megalodon-hf).
 
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
             v: values (B, L, H, e).
-            mask: True where a key is valid.
+            mask: True where a key is valid; only without a cache.
+            cache: keys and values seen so far.
+            return_cache: whether to return the cache after these tokens.
             key: turns dropout on.
+
+        Returns:
+            The mixture of values in `config.accum_dtype`, and the cache after the call or None.
+
+        Raises:
+            RuntimeError: an unbounded cache is full under jit, where it cannot grow.
         """
-        L, C = q.shape[1], self.config.chunk_size
-        q, k = self.rope(q, k)
+        L = q.shape[1]
+        start = 0 if cache is None else cache.count
+        q, k = self.rope(q, k, start)
         if L == 0:
-            return v.astype(self.config.accum_dtype)
+            return v.astype(self.config.accum_dtype), cache
+        if cache is None and (not return_cache or self._chunk_local):
+            out = self._block_diagonal(q, k, v, mask, key)
+            return out, self._ring(q, v, L).append(k, v) if return_cache else None
+        ring = self._ring(q, v, L) if cache is None else self._with_room(cache, L)
+        out, ring = self._stream(q, k, v, ring, key)
+        return out, ring if return_cache else None
+
+    @property
+    def _chunk_local(self) -> bool:
+        return self.config.effective_max_cache_len == self.config.chunk_size
+
+    def _block_diagonal(self, q, k, v, mask, key):
+        L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         keys = split_key(key, 2)
         parts = []
@@ -112,6 +147,66 @@ class ChunkedAttention(eqx.Module):
             causal = causal & mask[:, :L].reshape(B, chunks, 1, size)
         q, k, v = (a.reshape(B, chunks, size, H, a.shape[-1]) for a in (q, k, v))
         return attend(q, k, v, causal, self.config, key=key).reshape(B, L, H, v.shape[-1])
+
+    def _stream(self, q, k, v, ring: AttentionCache, key):
+        L, C = q.shape[1], self.config.chunk_size
+        k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
+        blocks = range(0, L, C)
+        outs = []
+        for begin, block_key in zip(blocks, split_key(key, len(blocks)), strict=True):
+            cut = slice(begin, begin + C)
+            out, ring = self._attend_block(q[:, cut], k[:, cut], v[:, cut], ring, block_key)
+            outs.append(out)
+        return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=1), ring
+
+    def _attend_block(self, q, k, v, ring: AttentionCache, key):
+        n = q.shape[1]
+        queries = ring.count + jnp.arange(n, dtype=jnp.int32)
+        after = ring.append(k, v)
+        if n == 1:
+            # One token overwrites only what it may not see: the ring itself holds all keys.
+            keys, values, positions = after.k, after.v, after.positions()
+        else:
+            keys = jnp.concatenate([ring.k, k], axis=1)
+            values = jnp.concatenate([ring.v, v], axis=1)
+            positions = jnp.concatenate([ring.positions(), queries])
+        visible = self._visible(queries[:, None], positions[None, :])
+        return attend(q, keys, values, visible[None], self.config, key=key), after
+
+    def _visible(self, queries, keys):
+        visible = (keys >= 0) & (keys <= queries)
+        if self._chunk_local:
+            C = self.config.chunk_size
+            return visible & (keys // C == queries // C)
+        window = self.config.effective_max_cache_len
+        return visible if window is None else visible & (keys > queries[-1:] - window)
+
+    def _ring(self, q, v, length: int) -> AttentionCache:
+        """An empty ring; an unbounded one gets whole chunks for `length` tokens."""
+        config = self.config
+        capacity = config.effective_max_cache_len
+        if capacity is None:
+            capacity = -(-length // config.chunk_size) * config.chunk_size
+        shape, dtype = (q.shape[0], capacity, config.num_heads), config.compute_dtype
+        return AttentionCache(
+            k=jnp.zeros((*shape, q.shape[-1]), dtype),
+            v=jnp.zeros((*shape, v.shape[-1]), dtype),
+            count=jnp.zeros((), jnp.int32),
+        )
+
+    def _with_room(self, cache: AttentionCache, length: int) -> AttentionCache:
+        """An unbounded cache must not wrap: it grows by whole chunks, outside of jit."""
+        if not self.config.cache_unbounded:
+            return cache
+        if isinstance(cache.count, jax.core.Tracer):
+            message = (
+                f"cache_unbounded: the cache holds {cache.capacity} tokens and is full; it grows "
+                "only outside of jit. Use AttentionCache.resized before, or call without jit."
+            )
+            full = cache.count + length > cache.capacity
+            return eqx.tree_at(lambda c: c.count, cache, eqx.error_if(cache.count, full, message))
+        C, needed = self.config.chunk_size, int(cache.count) + length
+        return cache.resized(-(-needed // C) * C) if needed > cache.capacity else cache
 
 
 class MegalodonAttention(eqx.Module):
@@ -151,25 +246,46 @@ class MegalodonAttention(eqx.Module):
         self,
         x: Float[Array, "B L D"],
         mask: Bool[Array, "B L"] | None = None,
+        cache: LayerCache | None = None,
+        return_cache: bool = False,
         *,
         key: jax.Array | None = None,
-    ) -> Float[Array, "B L D"]:
-        """Map the block input (B, L, D) to `x + h`; `key` turns dropout on."""
+    ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
+        """Map the block input (B, L, D) to `x + h`, and the layer's cache to the one after it.
+
+        `key` turns dropout on.
+        """
         config = self.config
         ema_key, inner_key, gate_key, out_key = split_key(key, 4)
-        u, _ = self.timenorm(x, mask=mask)
+        u, norm = self.timenorm(x, None if cache is None else cache.norm, mask)
         u = checkpoint_name(u, "timenorm")
-        c, _ = self.cema(jnp.swapaxes(u, 1, 2), mask=mask)
-        c = checkpoint_name(jnp.swapaxes(c, 1, 2), "cema")
+        c, ema = self._filtered(u, mask, None if cache is None else cache.ema, return_cache)
+        c = checkpoint_name(c, "cema")
         m = checkpoint_name(self.rmsnorm(c), "rmsnorm")
         m = dropout(m, config.hidden_dropout, ema_key)
         q, k = self.queries_keys(m)
         v = _heads(jax.nn.silu(self.wv(u)), config.num_heads)
-        o = self.inner(q, k, v, mask, key=inner_key)
+        held = None if cache is None else cache.attn
+        o, attn = self.inner(q, k, v, mask, held, return_cache, key=inner_key)
         o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
         gated = dropout(o * jax.nn.silu(self.wr(m)), config.hidden_dropout, gate_key)
         h = dropout(self.wh1(m) + self.wh2(gated), config.dropout, out_key)
-        return checkpoint_name(x + h, "attn")
+        y = checkpoint_name(x + h, "attn")
+        if not return_cache:
+            return y, None
+        position = jnp.zeros((), jnp.int32) if cache is None else cache.position
+        return y, LayerCache(attn, norm, ema, position + x.shape[1])
+
+    def _filtered(self, u, mask, state: EMAState | None, return_state: bool):
+        """The EMA over time; a single token of a stream takes the recurrence, not a transform."""
+        h = None if state is None else state.h
+        if h is not None and u.shape[1] == 1:
+            wide = u[:, 0].astype(jnp.real(h).dtype)
+            c, h = self.cema.step(wide, h)
+            return c[:, None].astype(u.dtype), EMAState(h)
+        mask = mask if self.config.mask_ema else None
+        c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, mask)
+        return jnp.swapaxes(c, 1, 2), None if h is None else EMAState(h)
 
     def queries_keys(
         self, m: Float[Array, "B L D"]
