@@ -17,6 +17,7 @@ from megalodon_jax.types import (
     NormState,
     index_cache,
     init_cache,
+    reserve_cache,
     trim_cache,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "greedy_token",
     "index_cache",
     "init_cache",
+    "reserve_cache",
     "sample_token",
     "trim_cache",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.types import LayerCache, ModelCache, init_cache
+from megalodon_jax.types import ModelCache, init_cache, reserve_cache
 
 
 def greedy_token(logits: Float[Array, "B V"]) -> Int32[Array, " B"]:
@@ -219,12 +219,4 @@ def _roomy(model, cache: ModelCache | None, shape, max_new_tokens: int) -> Model
     config, (B, L) = model.config, shape
     if cache is None:
         cache = init_cache(config, B, allocate_kv=True, allocate_norm=True, allocate_ema=True)
-    needed = int(cache.position) + L + max_new_tokens
-    capacity = -(-needed // config.chunk_size) * config.chunk_size
-
-    def grown(layer: LayerCache) -> LayerCache:
-        if layer.attn is None or layer.attn.capacity >= needed:
-            return layer
-        return LayerCache(layer.attn.resized(capacity), layer.norm, layer.ema, layer.position)
-
-    return ModelCache(tuple(map(grown, cache.layer_caches)), cache.final_norm)
+    return reserve_cache(cache, int(cache.position) + L + max_new_tokens)

@@ -1,12 +1,22 @@
-"""Next-token cross-entropy (spec/model.md "Loss")."""
+"""Next-token cross-entropy (spec/model.md "Loss"): whole, by chunks of positions, by micro-batches.
+
+The formula stands in `_summed`, and what counts in `_targets`; everything else is a way to split
+the work. All ways give the same number: a mean is taken once, over the valid targets of the whole
+batch, never as a mean of means.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+
+from megalodon_jax.config import widened
 
 
 def next_token_loss(
@@ -22,21 +32,179 @@ def next_token_loss(
     Targets equal to `ignore_index`, and targets at masked positions, do not count; megalodon-hf
     ignores the mask here (a documented difference). Without a valid target the loss is 0.
 
+    Args:
+        logits: scores before the softmax, any floating dtype.
+        labels: the ids themselves; the shift by one happens here.
+        mask: True where a label is text.
+        ignore_index: a label that does not count.
+        dtype: the dtype softmax and loss are taken in, and that of the result.
+
     Raises:
         RuntimeError: a label that counts is outside [0, V) (also under jit).
     """
-    logits, targets = logits[:, :-1], labels[:, 1:]
-    valid = targets != ignore_index
-    if mask is not None:
-        valid = valid & mask[:, 1:]
-    V = logits.shape[-1]
+    total, count = loss_sum_and_count(logits, labels, mask, ignore_index=ignore_index, dtype=dtype)
+    return _mean(total, count, dtype)
+
+
+def loss_sum_and_count(
+    logits: Float[Array, "B L V"],
+    labels: Int[Array, "B L"],
+    mask: Bool[Array, "B L"] | None = None,
+    *,
+    ignore_index: int = -100,
+    dtype: DTypeLike = jnp.float32,
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """Return the two halves of `next_token_loss`: the sum over valid targets, and their number.
+
+    Add sums and counts over parts of a batch, then divide: parts with different numbers of valid
+    targets then weigh what they should. The sum is in `dtype`, but at least float32, and the
+    count int32. Arguments and errors as for `next_token_loss`.
+    """
+    targets, valid = _targets(labels, mask, logits.shape[-1], ignore_index)
+    total = _summed(logits[:, :-1], targets, valid, dtype)
+    return total, jnp.sum(valid, dtype=jnp.int32)
+
+
+def chunked_next_token_loss(
+    hidden: Float[Array, "B L D"],
+    head: Float[Array, "V D"],
+    project: Callable[[Array, Array], Array],
+    labels: Int[Array, "B L"],
+    mask: Bool[Array, "B L"] | None = None,
+    *,
+    chunk: int,
+    ignore_index: int = -100,
+    dtype: DTypeLike = jnp.float32,
+) -> Float[Array, ""]:
+    """Return `next_token_loss(project(hidden, head), ...)` without its logits in memory at once.
+
+    Head and cross-entropy are applied to `chunk` positions at a time, and again in the backward
+    pass: the largest array is (B, chunk, V), at the price of computing the head's product twice.
+
+    Args:
+        hidden: final hidden states.
+        head: the head's weight; its gradient is added up in at least float32.
+        project: maps hidden states (B, n, D) and the head to logits (B, n, V).
+        labels: as for `next_token_loss`.
+        mask: as for `next_token_loss`.
+        chunk: positions at a time.
+        ignore_index: as for `next_token_loss`.
+        dtype: as for `next_token_loss`.
+
+    Raises:
+        ValueError: `chunk` is not a positive integer.
+        RuntimeError: a label that counts is outside [0, V) (also under jit).
+    """
+    if type(chunk) is not int or chunk < 1:
+        raise ValueError(
+            f"compute_loss: loss_chunk={chunk!r} must be None or a positive integer, the number "
+            "of positions whose logits exist at a time."
+        )
+    targets, valid = _targets(labels, mask, head.shape[0], ignore_index)
+    # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
+    head = head.astype(widened(head.dtype))
+
+    # The barrier against common subexpressions is not needed inside a scan.
+    @jax.checkpoint(prevent_cse=False)  # pyright: ignore[reportCallIssue]
+    def summed(head: Array, hidden: Array, targets: Array, valid: Array) -> Array:
+        return _summed(project(hidden, head), targets, valid, dtype)
+
+    def step(total: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        return total + summed(head, *part), None
+
+    parts = tuple(_by_chunk(x, chunk) for x in (hidden[:, :-1], targets, valid))
+    total, _ = jax.lax.scan(step, jnp.zeros((), widened(dtype)), parts)
+    return _mean(total, jnp.sum(valid, dtype=jnp.int32), dtype)
+
+
+def accumulate_gradients(
+    model: Any,
+    input_ids: Int[Array, "k B L"],
+    labels: Int[Array, "k B L"],
+    attention_mask: Bool[Array, "k B L"] | None = None,
+    *,
+    ignore_index: int = -100,
+    deterministic: bool = True,
+    key: jax.Array | None = None,
+    loss_chunk: int | None = None,
+) -> tuple[Float[Array, ""], Any]:
+    """Return loss and gradients of `k` micro-batches as of the one batch of k*B rows.
+
+    One micro-batch is in memory at a time. Each weighs by its number of valid targets, so the
+    result is that of the big batch (up to the order of additions) however padding is spread.
+    Sums are kept in at least float32. Call it inside `eqx.filter_jit`.
+
+    Args:
+        model: a `MegalodonForCausalLM`, or anything with its `compute_loss`.
+        input_ids: token ids, the micro-batches along the first axis.
+        labels: as for `compute_loss`, one per id.
+        attention_mask: True where a token is valid.
+        ignore_index: a label that does not count.
+        deterministic: False turns dropout on.
+        key: PRNG key for dropout; each micro-batch gets its own.
+        loss_chunk: see `compute_loss`.
+
+    Returns:
+        The mean loss over all valid targets, and gradients of the model's structure and dtypes.
+
+    Raises:
+        ValueError, RuntimeError: as `compute_loss` does.
+    """
+    counts = jnp.sum(_counted(labels, attention_mask, ignore_index), (1, 2), dtype=jnp.int32)
+    every = jnp.sum(counts, dtype=jnp.int32)
+    keys = None if key is None else jax.random.split(key, len(input_ids))
+
+    def weighted(model, ids, labels, mask, key, count):
+        loss = model.compute_loss(
+            ids, labels, mask, ignore_index, deterministic, key, loss_chunk=loss_chunk
+        )
+        loss = loss.astype(widened(loss.dtype))
+        return loss * (count.astype(loss.dtype) / jnp.maximum(every, 1).astype(loss.dtype))
+
+    def step(carry, micro):
+        value = eqx.filter_value_and_grad(weighted)(model, *micro)
+        return jax.tree.map(lambda total, x: total + x.astype(total.dtype), carry, value), None
+
+    micros = (input_ids, labels, attention_mask, keys, counts)
+    first = jax.tree.map(lambda x: x[0], micros)
+    shapes = eqx.filter_eval_shape(eqx.filter_value_and_grad(weighted), model, *first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, widened(x.dtype)), shapes)
+    summed, _ = jax.lax.scan(step, zeros, micros)
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), summed, shapes)
+
+
+def _counted(labels: Array, mask: Array | None, ignore_index: int) -> Array:
+    """Say which of `labels[..., 1:]` count."""
+    valid = labels[..., 1:] != ignore_index
+    return valid if mask is None else valid & mask[..., 1:]
+
+
+def _targets(labels: Array, mask: Array | None, V: int, ignore_index: int) -> tuple[Array, Array]:
+    """Return the targets (B, L-1), checked and safe to index with, and which of them count."""
+    targets, valid = labels[:, 1:], _counted(labels, mask, ignore_index)
     targets = eqx.error_if(
         targets,
         valid & ((targets < 0) | (targets >= V)),
         f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}.",
     )
+    return jnp.where(valid, targets, 0), valid
+
+
+def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
+    """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
     logits = logits.astype(dtype)
-    at_target = jnp.take_along_axis(logits, jnp.where(valid, targets, 0)[..., None], axis=-1)
+    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - at_target[..., 0]
-    count = jnp.maximum(jnp.sum(valid, dtype=jnp.int32), 1)
-    return jnp.sum(jnp.where(valid, nll, 0.0)) / count.astype(dtype)
+    return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))
+
+
+def _mean(total: Array, count: Array, dtype: DTypeLike) -> Array:
+    return (total / jnp.maximum(count, 1).astype(total.dtype)).astype(dtype)
+
+
+def _by_chunk(x: Array, chunk: int) -> Array:
+    """Turn (B, n, ...) into (chunks, B, chunk, ...), the last chunk filled up with zeros."""
+    B, n = x.shape[:2]
+    chunks = -(-n // chunk)
+    x = jnp.pad(x, ((0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 2)))
+    return jnp.moveaxis(x.reshape(B, chunks, chunk, *x.shape[2:]), 1, 0)

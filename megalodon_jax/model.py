@@ -16,7 +16,7 @@ from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.layers.linear import Linear, init_weight, matmul
 from megalodon_jax.layers.timestep_norm import TimestepNorm
-from megalodon_jax.loss import next_token_loss
+from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.types import LayerCache, ModelCache, check_cache
 
 _PADDED_CACHE = (
@@ -189,14 +189,16 @@ class MegalodonForCausalLM(eqx.Module):
         ignore_index: int = -100,
         deterministic: bool = True,
         key: jax.Array | None = None,
+        loss_chunk: int | None = None,
     ) -> Float[Array, ""]:
         """Return the mean next-token cross-entropy in nats, a scalar in `config.softmax_dtype`.
 
         `labels` (B, L) are the ids themselves; the shift by one happens here. See
-        `megalodon_jax.loss.next_token_loss` for what counts.
+        `megalodon_jax.loss.next_token_loss` for what counts. `loss_chunk` bounds memory: logits
+        exist for that many positions at a time, forward and backward, instead of as (B, L, V).
 
         Raises:
-            ValueError: `labels` has another shape than `input_ids`.
+            ValueError: `labels` has another shape than `input_ids`, or `loss_chunk` is below 1.
             RuntimeError: an id or a label is out of range (also under jit).
         """
         if labels.shape != input_ids.shape:
@@ -204,13 +206,20 @@ class MegalodonForCausalLM(eqx.Module):
                 f"compute_loss: labels have shape {labels.shape}, expected that of input_ids, "
                 f"{input_ids.shape}; do not shift them, the loss does."
             )
-        logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)
-        return next_token_loss(
-            logits,
+        config = self.config
+        rules = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}
+        if loss_chunk is None:
+            logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)
+            return next_token_loss(logits, labels, attention_mask, **rules)
+        hidden, _ = self.model(input_ids, attention_mask, deterministic=deterministic, key=key)
+        return chunked_next_token_loss(
+            hidden,
+            self.head,
+            lambda x, head: matmul(x, head, config),
             labels,
             attention_mask,
-            ignore_index=ignore_index,
-            dtype=self.config.softmax_dtype,
+            chunk=loss_chunk,
+            **rules,
         )
 
 

@@ -6,6 +6,8 @@ compile again. Source: spec/api.md "Caches".
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -155,17 +157,27 @@ def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
     if max_len < 1:
         raise ValueError(f"trim_cache: max_len={max_len} must be at least 1.")
 
-    def trim(layer: LayerCache) -> LayerCache:
-        if layer.attn is None or layer.attn.capacity <= max_len:
-            return layer
-        return LayerCache(layer.attn.resized(max_len), layer.norm, layer.ema, layer.position)
+    return _resized(cache, lambda capacity: min(capacity, max_len))
 
-    return ModelCache(tuple(map(trim, cache.layer_caches)), cache.final_norm)
+
+def reserve_cache(cache: ModelCache, max_len: int) -> ModelCache:
+    """Return the cache with room for `max_len` tokens: an unbounded one cannot grow under jit."""
+    return _resized(cache, lambda capacity: max(capacity, max_len))
 
 
 def index_cache(cache: ModelCache, indices: Int32[Array, " K"]) -> ModelCache:
     """Return the cache with rows taken by `indices` (K,), as beam search reorders its beams."""
     return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[indices], cache)
+
+
+def _resized(cache: ModelCache, choose: Callable[[int], int]) -> ModelCache:
+    def resize(layer: LayerCache) -> LayerCache:
+        if layer.attn is None or layer.attn.capacity == choose(layer.attn.capacity):
+            return layer
+        attn = layer.attn.resized(choose(layer.attn.capacity))
+        return LayerCache(attn, layer.norm, layer.ema, layer.position)
+
+    return ModelCache(tuple(map(resize, cache.layer_caches)), cache.final_norm)
 
 
 def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from parity import oracle
-from parity.cases import Case
+from parity.cases import NEW_TOKENS, Case
 from parity.compare import relative_l2
 from parity.tolerances import NOISE_FILE, NoiseFloors
 
@@ -66,6 +66,8 @@ def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
 def _run(case: Case, weights, tap, mask_ema: bool | None) -> dict[str, np.ndarray]:
     wide = {name: np.asarray(w, np.float64) for name, w in weights.items()}
     batch = case.batch
+    if case.cuts:
+        return oracle.stream(case.config, wide, batch.ids, case.cuts, NEW_TOKENS, tap=tap)
     mask_ema = case.config.mask_ema if mask_ema is None else mask_ema
     return oracle.run(
         case.config, wide, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, tap=tap

@@ -80,6 +80,8 @@ class Case:
     mean_shift: float = 0.0
     """Added to the embedding: activations with a large common mean."""
     checkpoint: Path | None = None
+    cuts: tuple[int, ...] = ()
+    """How a cached stream cuts the text into calls; empty means one uncached call."""
 
     @cached_property
     def config(self) -> MegalodonConfig:
@@ -171,6 +173,11 @@ def _normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return centred / float((4 * (65536**2 - 1) / 12) ** 0.5)
 
 
+CUTS = (C + 5, C + 5, 1, 1)
+"""Calls that start and end inside chunks, longer than a chunk and single tokens."""
+NEW_TOKENS = 12
+"""Tokens a stream goes on for, greedily, after its text."""
+
 CASES = (
     Case("plain", "defaults; three chunks and a tail"),
     Case("length_c_minus_1", "one token short of a chunk", length=C - 1),
@@ -200,6 +207,34 @@ CASES = (
     Case("pad_inside", "the padding token as an ordinary token of the text", pad_inside=True),
     Case("slow_decay", "EMA memory of a million tokens, as trained models have", decay_shift=-7.0),
     Case("large_mean", "activations far from zero", mean_shift=30.0),
+    Case(
+        "stream",
+        "a cached stream cut anywhere, chunk-local",
+        {"num_layers": 2},
+        length=sum(CUTS),
+        cuts=CUTS,
+    ),
+    Case(
+        "stream_tokens",
+        "a cached stream token by token",
+        {"num_layers": 2},
+        length=C + 5,
+        cuts=(1,) * (C + 5),
+    ),
+    Case(
+        "stream_sliding",
+        "a sliding window: where the text is cut decides the result",
+        {"num_layers": 2, "max_cache_len": 24},
+        length=sum(CUTS),
+        cuts=CUTS,
+    ),
+    Case(
+        "stream_unbounded",
+        "a cache that forgets nothing",
+        {"num_layers": 2, "cache_unbounded": True},
+        length=sum(CUTS),
+        cuts=CUTS,
+    ),
     Case(
         "byte_lm",
         "a trained checkpoint on held-out text",

@@ -50,9 +50,11 @@ class Comparison:
         rows = [
             self._ratio(name, *errors[name])
             for name in self._ordered(set(truth))
-            if kind_of(name) is not Kind.GRADIENT
+            if kind_of(name) not in (Kind.GRADIENT, Kind.TOKENS)
         ]
         gradients = [errors[name] for name in truth if kind_of(name) is Kind.GRADIENT]
+        if not gradients:
+            return rows
         ours, theirs = (float(np.sqrt(np.mean(np.square(e)))) for e in zip(*gradients, strict=True))
         return [*rows, self._ratio("grad/*", ours, theirs)]
 
@@ -140,7 +142,10 @@ def kind_of(quantity: str) -> Kind:
     """Return the family of a quantity by its name."""
     if quantity.startswith("grad/"):
         return Kind.GRADIENT
-    return {"logits": Kind.LOGITS, "loss": Kind.LOSS}.get(quantity, Kind.BLOCK)
+    if quantity.startswith("state/"):
+        return Kind.STATE
+    named = {"logits": Kind.LOGITS, "loss": Kind.LOSS, "generated": Kind.TOKENS}
+    return named.get(quantity, Kind.BLOCK)
 
 
 def relative_l2(actual: np.ndarray, expected: np.ndarray) -> float:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import autograd.numpy as np
@@ -30,6 +32,20 @@ Tap = Callable[[str, Array], Array]
 VARIANCE_FLOOR = 1e-6
 
 
+@dataclass(frozen=True)
+class Context:
+    """What every layer of one forward pass shares."""
+
+    config: MegalodonConfig
+    mask: Array
+    visible: Array
+    mask_ema: bool
+    tap: Tap
+    states: dict[str, Array]
+    call_ends: frozenset[int]
+    """Positions at which a stream hands its states to the next call, rounded once more."""
+
+
 def unchanged(name: str, value: Array) -> Array:
     """The tap that only lets values pass."""
     return value
@@ -43,6 +59,8 @@ def forward(
     *,
     mask_ema: bool = True,
     tap: Tap = unchanged,
+    cuts: tuple[int, ...] = (),
+    states: dict[str, Array] | None = None,
 ) -> Array:
     """Return the logits (B, L, V) in float64.
 
@@ -53,13 +71,18 @@ def forward(
         mask: True where a token is valid, (B, L).
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
         tap: called with the name and value of every intermediate; what it returns goes on.
+        cuts: lengths of the calls a cached stream is fed in; empty means one uncached call.
+        states: filled with what a cache holds after the last token.
     """
     mask = np.ones(ids.shape, bool) if mask is None else mask
+    visible = visibility(config, ids.shape[1], cuts)
+    states = {} if states is None else states
+    context = Context(config, mask, visible, mask_ema, tap, states, frozenset(accumulate(cuts)))
     x = embed(config, weights["model.embed.weight"], ids)
     x = tap("embed", x)
     for i in range(config.num_layers):
-        x = block(config, _under(weights, f"model.layers.{i}."), x, mask, i, mask_ema, tap)
-    x = timestep_norm(config, x, mask, weights, "model.norm.")
+        x = block(context, _under(weights, f"model.layers.{i}."), x, i)
+    x = timestep_norm(context, x, weights, "model.norm.", "")
     x = tap("norm", x)
     head = weights["model.embed.weight" if config.tied else "lm_head.weight"]
     return tap("logits", x @ head.T)
@@ -108,28 +131,68 @@ def run(
     return taps | {"loss": np.asarray(value)} | {f"grad/{n}": g for n, g in gradients.items()}
 
 
-def block(config, w: Weights, x: Array, mask: Array, index: int, mask_ema: bool, tap: Tap) -> Array:
+def stream(
+    config: MegalodonConfig,
+    weights: Weights,
+    ids: Array,
+    cuts: tuple[int, ...],
+    new_tokens: int,
+    *,
+    tap: Tap = unchanged,
+) -> dict[str, Array]:
+    """Return the `logits` of a cached stream, its final `state/...`, and `generated` tokens.
+
+    There is no cache here: every token is computed from the whole text under the visibility the
+    cuts imply, and each greedy token is one more call.
+    """
+    states: dict[str, Array] = {}
+    logits = forward(config, weights, ids, tap=tap, cuts=cuts, states=states)
+    text, last = ids, logits
+    for _ in range(new_tokens):
+        text = np.concatenate([text, np.argmax(last[:, -1:], axis=-1)], axis=1)
+        cuts = (*cuts, 1)
+        last = forward(config, weights, text, tap=tap, cuts=cuts)
+    generated = text[:, ids.shape[1] :].astype(float)
+    return {"logits": logits, "generated": generated} | {f"state/{n}": s for n, s in states.items()}
+
+
+def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> Array:
+    """Return which key (column) each query (row) may see, (L, L) bool, before padding."""
+    t, C = np.arange(length), config.chunk_size
+    causal = t[None, :] <= t[:, None]
+    window = config.effective_max_cache_len
+    if not cuts or window == C:
+        return causal & (t[None, :] // C == t[:, None] // C)
+    if window is None:
+        return causal
+    visible, start = np.zeros_like(causal), 0
+    for count in cuts:
+        for begin in range(start, start + count, C):
+            block = slice(begin, min(begin + C, start + count))
+            visible[block] = causal[block] & (t[None, :] >= block.stop - window)
+        start += count
+    return visible
+
+
+def block(ctx: Context, w: Weights, x: Array, index: int) -> Array:
     """One layer; names in `w` are relative to `model.layers.{index}.`."""
-    name = f"layers.{index}."
-    u = timestep_norm(config, x, mask, w, "attn.timenorm.")
-    u = tap(name + "timenorm", u)
-    c = complex_ema(config, u * mask[..., None] if mask_ema else u, w)
-    c = tap(name + "cema", c)
+    config, name = ctx.config, f"layers.{index}."
+    u = ctx.tap(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
+    c = ctx.tap(name + "cema", complex_ema(ctx, u, w, name))
     m = c / np.sqrt(np.mean(c**2, axis=-1, keepdims=True) + config.norm_eps)
     if config.norm_affine:
         m = m * (w["attn.rmsnorm.gamma"] + 1)
-    m = tap(name + "rmsnorm", m)
-    o = attention(config, m, u, mask, w)
-    o = tap(name + "inner", o)
+    m = ctx.tap(name + "rmsnorm", m)
+    o = ctx.tap(name + "inner", attention(ctx, m, u, w, name))
     r = silu(linear(m, w, "attn.wr"))
     y = linear(m, w, "attn.wh1") + linear(o * r, w, "attn.wh2") + x
-    y = tap(name + "attn", y)
+    y = ctx.tap(name + "attn", y)
     f = layer_norm(config, y, w)
     s = silu(linear(f, w, "ffn.fc1"))
     if config.swiglu:
         s = s * linear(f, w, "ffn.fc3")
     scale = 0.1 * 0.5**index if config.rescale_nffn else 1.0
-    return tap(name + "ffn", x + scale * linear(s, w, "ffn.fc2"))
+    return ctx.tap(name + "ffn", x + scale * linear(s, w, "ffn.fc2"))
 
 
 def embed(config, table: Array, ids: Array) -> Array:
@@ -139,8 +202,9 @@ def embed(config, table: Array, ids: Array) -> Array:
     return x * math.sqrt(config.model_dim) if config.scale_emb else x
 
 
-def timestep_norm(config, x: Array, mask: Array, w: Weights, prefix: str) -> Array:
+def timestep_norm(ctx: Context, x: Array, w: Weights, prefix: str, name: str) -> Array:
     """Welford over the group means of valid tokens, one token after the other."""
+    config, mask = ctx.config, ctx.mask
     B, L, D = x.shape
     groups = x.reshape(B, L, config.norm_num_groups, -1)
     count = np.zeros((B, 1))
@@ -156,16 +220,21 @@ def timestep_norm(config, x: Array, mask: Array, w: Weights, prefix: str) -> Arr
         m2 = np.where(valid, m2 + (mu - mean) * (mu - new_mean), m2)
         mean = new_mean
         var = np.maximum(m2 / n, VARIANCE_FLOOR)
+        if t + 1 in ctx.call_ends:
+            mean, m2 = ctx.tap(name + "norm_mean", mean), ctx.tap(name + "norm_m2", m2)
         out.append((groups[:, t] - mean[..., None]) / np.sqrt(var + config.norm_eps)[..., None])
+    ctx.states[name + "norm_count"] = count[:, 0]
+    ctx.states[name + "norm_mean"], ctx.states[name + "norm_var"] = mean, var
     y = np.stack(out, axis=1).reshape(B, L, D)
     if config.norm_affine:
         y = y * (w[prefix + "weight"] + 1) + w[prefix + "bias"]
     return y
 
 
-def complex_ema(config, u: Array, w: Weights) -> Array:
+def complex_ema(ctx: Context, u: Array, w: Weights, name: str) -> Array:
     """`h_t = q h_{t-1} + p u_t`, `y_t = sum_n Re(gamma h_t) + omega u_t`."""
-    N = config.cema_ndim
+    u = u * ctx.mask[..., None] if ctx.mask_ema else u
+    N = ctx.config.cema_ndim
     alpha, delta = sigmoid(w["attn.cema.alpha"][..., 0]), sigmoid(w["attn.cema.delta"][..., 0])
     theta = sigmoid(w["attn.cema.theta"][..., 0])
     phi = np.arange(1, N + 1) * theta * (2 * math.pi / N)
@@ -176,11 +245,14 @@ def complex_ema(config, u: Array, w: Weights) -> Array:
     for t in range(u.shape[1]):
         h = q * h + alpha * u[:, t, :, None]
         out.append(np.sum(np.real(gamma * h), axis=-1))
+        h = ctx.tap(name + "ema", h) if t + 1 in ctx.call_ends else h
+    ctx.states[name + "ema"] = np.stack([np.real(h), np.imag(h)], axis=-1)
     return np.stack(out, axis=1) + w["attn.cema.omega"] * u
 
 
-def attention(config, m: Array, u: Array, mask: Array, w: Weights) -> Array:
-    """Chunk-local causal attention (B, L, E), one chunk after the other."""
+def attention(ctx: Context, m: Array, u: Array, w: Weights, name: str) -> Array:
+    """Causal softmax attention (B, L, E) over visible keys; scale 1, 0 where no key is visible."""
+    config = ctx.config
     B, L, _ = m.shape
     H, d = config.num_heads, config.head_dim
     z = linear(m, w, "attn.wz").reshape(B, L, H, d)
@@ -189,21 +261,22 @@ def attention(config, m: Array, u: Array, mask: Array, w: Weights) -> Array:
     shift = w["attn.beta"].reshape(2, H, d)
     q, k = rope(config, z * scale[0] + shift[0]), rope(config, z * scale[1] + shift[1])
     v = silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1)
-    out = []
-    for start in range(0, L, config.chunk_size):
-        chunk = slice(start, start + config.chunk_size)
-        out.append(attend(q[:, chunk], k[:, chunk], v[:, chunk], mask[:, chunk]))
-    return np.concatenate(out, axis=1).reshape(B, L, -1)
-
-
-def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
-    """Causal softmax attention, scale 1; a query without a valid key gets 0."""
-    length = q.shape[1]
-    visible = np.tril(np.ones((length, length), bool)) & mask[:, None, None, :]
+    held = held_tokens(config, L)
+    ctx.states[name + "k"], ctx.states[name + "v"] = k[:, L - held :], v[:, L - held :]
+    visible = ctx.visible & ctx.mask[:, None, None, :]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
     total = np.sum(weights, axis=-1, keepdims=True)
-    return np.einsum("bhqk,bkhe->bqhe", weights / np.where(total > 0, total, 1.0), v)
+    out = np.einsum("bhqk,bkhe->bqhe", weights / np.where(total > 0, total, 1.0), v)
+    return out.reshape(B, L, -1)
+
+
+def held_tokens(config: MegalodonConfig, length: int) -> int:
+    """Return how many of the latest tokens a cache still holds after `length` tokens."""
+    window = config.effective_max_cache_len
+    if window is None:
+        return length
+    return (length - 1) % window + 1 if window == config.chunk_size else min(length, window)
 
 
 def rope(config, x: Array) -> Array:

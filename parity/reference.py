@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
-from parity.cases import Case
+from parity.cases import NEW_TOKENS, Case
 from parity.taps import BLOCK_TAPS
 
 COMMIT = "082db4b"
@@ -71,11 +71,14 @@ class LiveReference:
         }
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return every tap, the loss and every gradient of a case, float32."""
+        """Return every tap, the loss and every gradient of a case; or what its stream gives."""
         import torch
 
         batch = case.batch
         model = self.load(case.config, case.weights)
+        if case.cuts:
+            with torch.no_grad():
+                return self._stream(model, case)
         taps: dict[str, np.ndarray] = {}
         hooks = _hooks(model, taps)
         mask = torch.from_numpy(batch.mask) if batch.padded else None
@@ -94,6 +97,27 @@ class LiveReference:
                 taps[f"grad/{name}"] = _numpy(parameter.grad)
         return taps
 
+    def _stream(self, model: Any, case: Case) -> dict[str, np.ndarray]:
+        import torch
+
+        ids = torch.from_numpy(case.batch.ids).long().to(self.device)
+        cache, pieces = None, []
+        for piece in torch.split(ids, list(case.cuts), dim=1):
+            out = model(piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            pieces.append(out.logits)
+        outputs = _cache_arrays(cache)
+        generated = []
+        token = pieces[-1][:, -1:].argmax(-1)
+        for _ in range(NEW_TOKENS):
+            generated.append(token)
+            out = model(token, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            token = out.logits[:, -1:].argmax(-1)
+        outputs["logits"] = _numpy(torch.cat(pieces, dim=1))
+        outputs["generated"] = _numpy(torch.cat(generated, dim=1))
+        return outputs
+
     def load(self, config: MegalodonConfig, weights: dict[str, np.ndarray]) -> Any:
         """Return megalodon-hf's model with exactly these weights, in evaluation mode."""
         import torch
@@ -108,6 +132,24 @@ class LiveReference:
             tensors["lm_head.weight"] = tensors["model.embed.weight"]
         model.load_state_dict(tensors, strict=True)
         return model.to(self.device).eval()
+
+
+def _cache_arrays(cache: Any) -> dict[str, np.ndarray]:
+    """What the reference's cache holds, by our names: one entry per layer, then the final norm."""
+    outputs = {}
+    *layers, final = cache
+    for i, layer in enumerate(layers):
+        prefix = f"state/layers.{i}."
+        h = layer.ema.detach().cpu().numpy()
+        outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
+        outputs[prefix + "k"] = _numpy(layer.attn.k)
+        outputs[prefix + "v"] = _numpy(layer.attn.v)
+        outputs |= _norm_arrays(prefix, layer.norm)
+    return outputs | _norm_arrays("state/", final)
+
+
+def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
+    return {f"{prefix}norm_{n}": _numpy(getattr(state, n)) for n in ("count", "mean", "var")}
 
 
 def _hooks(model: Any, taps: dict[str, np.ndarray]) -> list[Any]:

@@ -28,6 +28,8 @@ class Kind(StrEnum):
     LOSS = "loss"
     BLOCK = "block"
     GRADIENT = "gradient"
+    STATE = "state"
+    TOKENS = "tokens"
 
 
 @dataclass(frozen=True, slots=True)

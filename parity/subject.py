@@ -11,10 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.inference import greedy_token
 from megalodon_jax.loss import next_token_loss
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.types import ModelCache, NormState, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
-from parity.cases import Case
+from parity.cases import NEW_TOKENS, Case
+from parity.oracle import held_tokens
 from parity.taps import capture
 
 Outputs = dict[str, np.ndarray]
@@ -28,8 +32,10 @@ class JaxSubject:
     dtype: str = "float32"
 
     def run(self, case: Case) -> Outputs:
-        """Return every tap, the loss and every gradient of a case."""
+        """Return every tap, the loss and every gradient of a case; or what its stream gives."""
         batch = case.batch
+        if case.cuts:
+            return self._stream(case)
         # Products in float32 mean float32 here: a GPU may not shorten them to TF32.
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
@@ -40,6 +46,30 @@ class JaxSubject:
             named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
             return {name: np.asarray(a) for name, a in (taps | {"loss": loss} | named).items()}
 
+    def _stream(self, case: Case) -> Outputs:
+        with self.types(), jax.default_matmul_precision("highest"):
+            model, ids = self.load(case), jnp.asarray(case.batch.ids)
+            cache, pieces, start = None, [], 0
+            for count in case.cuts:
+                piece = ids[:, start : start + count]
+                logits, cache = advance(model, piece, cache)
+                pieces.append(logits)
+                if model.config.cache_unbounded:
+                    cache = reserve_cache(cache, case.length + NEW_TOKENS)
+                start += count
+            assert cache is not None
+            states = cache_arrays(model.config, cache)
+            token, generated = greedy_token(pieces[-1][:, -1]), []
+            for _ in range(NEW_TOKENS):
+                generated.append(token)
+                logits, cache = advance(model, token[:, None], cache)
+                token = greedy_token(logits[:, -1])
+            outputs = {
+                "logits": jnp.concatenate(pieces, axis=1),
+                "generated": jnp.stack(generated, axis=1).astype(self.dtype),
+            }
+            return {n: np.asarray(a) for n, a in outputs.items()} | states
+
     def load(self, case: Case) -> MegalodonForCausalLM:
         """Return the model of a case in this dtype; call inside `types()`."""
         return build_model(case.config.with_dtype(self.dtype), case.weights, source=case.name)
@@ -47,6 +77,37 @@ class JaxSubject:
     def types(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which arrays of this dtype exist."""
         return jax.enable_x64(self.dtype == "float64")
+
+
+@eqx.filter_jit
+def advance(model, ids, cache):
+    """Feed ids to a stream; one compilation per length."""
+    return model(ids, cache=cache, return_cache=True)
+
+
+def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
+    """Return what a cache holds by name, keys and values in order of position."""
+    outputs = {}
+
+    def note_norm(prefix: str, state: NormState | None) -> None:
+        assert state is not None
+        outputs[prefix + "norm_count"] = np.asarray(state.count.astype(state.mean.dtype))
+        outputs[prefix + "norm_mean"] = np.asarray(state.mean)
+        outputs[prefix + "norm_var"] = np.asarray(state.var)
+
+    for i, layer in enumerate(cache.layer_caches):
+        prefix = f"state/layers.{i}."
+        assert layer.attn is not None and layer.ema is not None
+        note_norm(prefix, layer.norm)
+        h = np.asarray(layer.ema.h)
+        outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
+        position = int(layer.position)
+        latest = np.arange(position - held_tokens(config, position), position)
+        slots = latest % layer.attn.capacity
+        outputs[prefix + "k"] = np.asarray(layer.attn.k)[:, slots]
+        outputs[prefix + "v"] = np.asarray(layer.attn.v)[:, slots]
+    note_norm("state/", cache.final_norm)
+    return outputs
 
 
 @eqx.filter_jit

@@ -201,7 +201,7 @@ class ChunkedAttention(eqx.Module):
         if isinstance(cache.count, jax.core.Tracer):
             message = (
                 f"cache_unbounded: the cache holds {cache.capacity} tokens and is full; it grows "
-                "only outside of jit. Use AttentionCache.resized before, or call without jit."
+                "only outside of jit. Call reserve_cache before, or call without jit."
             )
             full = cache.count + length > cache.capacity
             return eqx.tree_at(lambda c: c.count, cache, eqx.error_if(cache.count, full, message))

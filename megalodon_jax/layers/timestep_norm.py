@@ -105,5 +105,9 @@ def _running(mu, mean0, var0, count0, mask):
     m2 = var0[:, None] * jnp.maximum(n0, 1.0)
     moved = jnp.where(valid[..., None], (mu - previous) * (mu - mean), 0.0)
     m2 = m2 + jnp.cumsum(moved, axis=1)
-    var = jnp.where(seen, m2 / n, var0[:, None])
+    var = m2 / n
+    if L == 1:
+        # A stream of single tokens rounds its variance once per call: move it, do not rebuild it.
+        var = var0[:, None] + (moved - var0[:, None] * (n - jnp.maximum(n0, 1.0))) / n
+    var = jnp.where(seen, var, var0[:, None])
     return mean, jnp.maximum(var, VARIANCE_FLOOR), count[:, -1]

@@ -1,0 +1,362 @@
+"""Native checkpoints: model, configuration and optimiser state in one folder, whole or not at all.
+
+    model.safetensors      the parameters by torch name, each in its own dtype
+    optimizer.safetensors  leaves of the optimiser state by dotted path, when there is one
+    config.json            `MegalodonConfig.to_dict()`
+    manifest.json          schema, versions, step, dtype policy; per tensor shape, dtype, sha256
+
+A folder is written beside its place and then swapped in; loading refuses whatever differs from the
+manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source: issue 3, item 5.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import operator
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.convert import read_tensors
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.weights import build_model, dotted, replace_leaves, weight_table
+
+KIND, SCHEMA = "megalodon_jax checkpoint", 1
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+CONFIG, MANIFEST = "config.json", "manifest.json"
+_PACKAGES = ("megalodon-numerics", "jax", "equinox", "optax", "safetensors", "numpy", "ml_dtypes")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a folder held."""
+
+    model: MegalodonForCausalLM
+    step: int
+    opt_state: Any = None
+    """Of the structure of `opt_state_like`; None when none was asked for."""
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    model: MegalodonForCausalLM,
+    *,
+    step: int,
+    opt_state: Any = None,
+) -> None:
+    """Write a checkpoint, replacing the one at `folder` only when the new one is complete.
+
+    The two are exchanged in one step where the system can (Linux); elsewhere the old one steps
+    aside first, and returns if the new one cannot take its place. What an interruption leaves is a
+    hidden sibling of `folder`, which may be deleted.
+
+    Args:
+        folder: where to; missing parents are made.
+        model: the model; its dtypes must be those its configuration asks for.
+        step: optimiser steps taken, at least 0.
+        opt_state: any pytree of arrays, as optax makes; typed PRNG keys may be among them.
+
+    Raises:
+        ValueError: the model's dtypes contradict its configuration, a leaf of `opt_state` cannot
+            be stored, `step` is negative, or `folder` holds something else than a checkpoint.
+        OSError: the folder cannot be written; what was there still is.
+    """
+    target, step = Path(os.path.realpath(folder)), operator.index(step)
+    if step < 0:
+        raise ValueError(f"save_checkpoint: step={step} must be at least 0.")
+    _check_replaceable(target)
+    files = {MODEL: _tensors(model, "model")}
+    _refuse(
+        _differences(_table(model.config), _specs(files[MODEL])),
+        "save_checkpoint: the model is not what its configuration says",
+        "Cast back with precision.ensure_sensitive_param_dtype, or set param_dtype.",
+    )
+    if opt_state is not None:
+        files[OPTIMIZER] = _tensors(opt_state, "opt_state")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        _write(aside, model.config, step, files)
+        _publish(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = None) -> Checkpoint:
+    """Read a checkpoint back, bit for bit, or say why not.
+
+    Args:
+        folder: what `save_checkpoint` wrote.
+        opt_state_like: an optimiser state of the structure to fill, arrays or shapes, such as
+            `optimizer.init(...)` or its `eqx.filter_eval_shape`; None leaves the state unread.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is not there.
+        ValueError: a file is corrupt or differs from the manifest, the manifest is of another
+            schema, the configuration contradicts it, or the optimiser state has another
+            structure. Every difference between two sets of tensors is listed in one error.
+    """
+    folder = Path(os.path.realpath(folder))
+    manifest = _read_manifest(folder)
+    config = _read_config(folder, manifest)
+    tensors = _read(folder, MODEL, manifest)
+    problems = _differences(_table(config), _specs(tensors))
+    _refuse(problems, f"{folder / MODEL} does not fit {CONFIG}")
+    model = build_model(config, tensors, source=str(folder / MODEL))
+    opt_state = None
+    if opt_state_like is not None:
+        opt_state = _read_optimizer(folder, manifest, opt_state_like)
+    return Checkpoint(model, manifest["step"], opt_state)
+
+
+# Tensors and what is said about them.
+
+
+def _tensors(tree: Any, name: str) -> dict[str, Any]:
+    """Return the leaves by dotted path, checked to be storable."""
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        at = dotted(path)
+        if not hasattr(leaf, "dtype"):
+            raise ValueError(
+                f"save_checkpoint: {name} leaf {at!r} is a {type(leaf).__name__}, not an array; "
+                "wrap numbers in jnp.asarray and keep functions out of the state."
+            )
+        if at in leaves:
+            raise ValueError(f"save_checkpoint: {name} has two leaves called {at!r}; rename one.")
+        if getattr(leaf, "weak_type", False) and leaf.shape:
+            raise ValueError(
+                f"save_checkpoint: {name} leaf {at!r} is weakly typed and not a scalar, which a "
+                "file cannot express; give it a dtype with .astype."
+            )
+        leaves[at] = leaf
+    return leaves
+
+
+def _stored(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the array to write for a leaf, and its row in the manifest."""
+    extra: dict[str, Any] = {}
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        extra = {"prng": str(jax.random.key_impl(leaf))}
+        leaf = jax.random.key_data(leaf)
+    elif getattr(leaf, "weak_type", False):
+        # A strongly typed scalar would promote where this one does not: another number.
+        extra = {"weak": True}
+    array = np.ascontiguousarray(leaf).reshape(leaf.shape)
+    return array, _row(array) | extra
+
+
+def _restored(array: np.ndarray, row: Mapping[str, Any]) -> Any:
+    if "prng" in row:
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=row["prng"])
+    return jnp.asarray(array.item()) if "weak" in row else array
+
+
+def _row(array: np.ndarray) -> dict[str, Any]:
+    digest = hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+    return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
+
+
+def _specs(leaves: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
+
+
+def _table(config: MegalodonConfig) -> dict[str, str]:
+    return {row.name: f"{row.dtype} {row.shape}" for row in weight_table(config)}
+
+
+def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    return [
+        *(f"missing {name}: {what}" for name, what in expected.items() if name not in found),
+        *(f"unexpected {name}: {what}" for name, what in found.items() if name not in expected),
+        *(
+            f"{name} is {found[name]}, expected {what}"
+            for name, what in expected.items()
+            if found.get(name, what) != what
+        ),
+    ]
+
+
+def _refuse(problems: list[str], what: str, remedy: str = "") -> None:
+    if problems:
+        listing = "\n  ".join(problems)
+        raise ValueError(f"{what}, {len(problems)} difference(s):\n  {listing}\n{remedy}".rstrip())
+
+
+# Writing.
+
+
+def _write(
+    folder: Path, config: MegalodonConfig, step: int, files: Mapping[str, Mapping[str, Any]]
+) -> None:
+    manifest = {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "step": step,
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "dtype_policy": {
+            name: value for name, value in config.to_dict().items() if name.endswith("_dtype")
+        }
+        | {"sensitive_dtype": config.sensitive_dtype.name},
+        "config": config.to_dict(),
+        "files": {},
+    }
+    for name, leaves in files.items():
+        stored = {at: _stored(leaf) for at, leaf in leaves.items()}
+        save_file({at: array for at, (array, _) in stored.items()}, folder / name, {"format": "pt"})
+        manifest["files"][name] = {at: row for at, (_, row) in stored.items()}
+    manifest["sha256"] = _digest(manifest)
+    for name, content in ((CONFIG, config.to_dict()), (MANIFEST, manifest)):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+        _flush(file)
+    _flush(folder)
+
+
+def _publish(aside: Path, target: Path) -> None:
+    """Put `aside` in the place of `target`, which always holds the old or the new."""
+    if target.exists() and not _exchanged(aside, target):
+        previous = aside.with_name(f"{aside.name}.previous")
+        target.rename(previous)
+        try:
+            aside.rename(target)
+        except BaseException:
+            previous.rename(target)
+            raise
+        shutil.rmtree(previous, ignore_errors=True)
+    elif aside.exists() and not target.exists():
+        aside.rename(target)
+    _flush(target.parent)
+
+
+def _exchanged(left: Path, right: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the file system cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    if exchange is None:
+        return False
+    paths = (os.fsencode(left), os.fsencode(right))
+    return exchange(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists():
+        return
+    names = {path.name for path in target.iterdir()} if target.is_dir() else {target.name}
+    foreign = names - {MODEL, OPTIMIZER, CONFIG, MANIFEST}
+    if foreign or (names and MANIFEST not in names):
+        raise ValueError(
+            f"save_checkpoint: {target} is not a checkpoint of ours (it holds {sorted(names)}) "
+            "and would be replaced as a whole; choose a folder of its own."
+        )
+
+
+def _flush(path: Path) -> None:
+    """Bring a file or the names in a folder to the disk, so that a power cut keeps the order."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# Reading.
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        left = sorted(str(path) for path in file.parent.parent.glob(f".{file.parent.name}.*"))
+        hint = f" An interrupted save may have left it in {left}." if left else ""
+        raise FileNotFoundError(f"no checkpoint at {file.parent}: {file.name} is not there.{hint}")
+    try:
+        content = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, found {type(content).__name__}.")
+    return content
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / MANIFEST
+    manifest = _read_json(file)
+    found = (manifest.get("kind"), manifest.get("schema"))
+    if found != (KIND, SCHEMA):
+        raise ValueError(
+            f"{file} is of kind {found[0]!r} and schema {found[1]!r}, expected {KIND!r} and "
+            f"{SCHEMA}; read it with the version that wrote it, {manifest.get('packages')}."
+        )
+    if manifest.get("sha256") != _digest(manifest):
+        raise ValueError(f"{file} was changed after it was written (its sha256 differs).")
+    return manifest
+
+
+def _read_config(folder: Path, manifest: Mapping[str, Any]) -> MegalodonConfig:
+    fields = _read_json(folder / CONFIG)
+    said, saved = ({n: repr(v) for n, v in x.items()} for x in (fields, manifest["config"]))
+    _refuse(_differences(saved, said), f"{folder / CONFIG} contradicts {MANIFEST}")
+    try:
+        config = MegalodonConfig.from_dict(fields)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from error
+    return config
+
+
+def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Read a tensor file and hold it against the manifest."""
+    rows, file = manifest["files"].get(name), folder / name
+    if rows is None:
+        raise ValueError(f"{folder} was saved without {name}; load it with opt_state_like=None.")
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is incomplete: {name} is not there.")
+    tensors = read_tensors(file)
+    expected = {at: _said(row) for at, row in rows.items()}
+    found = {
+        at: _said(_row(np.ascontiguousarray(array).reshape(array.shape)))
+        for at, array in tensors.items()
+    }
+    _refuse(_differences(expected, found), f"{file} differs from {MANIFEST}", "Copy it again.")
+    return tensors
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    return f"{row['dtype']} {tuple(row['shape'])} sha256 {row['sha256'][:16]}"
+
+
+def _read_optimizer(folder: Path, manifest: Mapping[str, Any], like: Any) -> Any:
+    arrays = _read(folder, OPTIMIZER, manifest)
+    rows = manifest["files"][OPTIMIZER]
+    leaves = {name: _restored(array, rows[name]) for name, array in arrays.items()}
+    _refuse(
+        _differences(_specs(_tensors(like, "opt_state_like")), _specs(leaves)),
+        f"{folder / OPTIMIZER} is not of the structure of opt_state_like",
+        "Build the same optimiser as when it was saved.",
+    )
+    return replace_leaves(like, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
