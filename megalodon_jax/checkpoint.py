@@ -123,26 +123,19 @@ def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = Non
     return Checkpoint(model, manifest["step"], opt_state)
 
 
-# Tensors and what is said about them.
-
-
 def _tensors(tree: Any, name: str) -> dict[str, Any]:
     """Return the leaves by dotted path, checked to be storable."""
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        at = dotted(path)
+        at, reason = dotted(path), None
         if not hasattr(leaf, "dtype"):
-            raise ValueError(
-                f"save_checkpoint: {name} leaf {at!r} is a {type(leaf).__name__}, not an array; "
-                "wrap numbers in jnp.asarray and keep functions out of the state."
-            )
-        if at in leaves:
-            raise ValueError(f"save_checkpoint: {name} has two leaves called {at!r}; rename one.")
-        if getattr(leaf, "weak_type", False) and leaf.shape:
-            raise ValueError(
-                f"save_checkpoint: {name} leaf {at!r} is weakly typed and not a scalar, which a "
-                "file cannot express; give it a dtype with .astype."
-            )
+            reason = f"is a {type(leaf).__name__}, not an array; wrap numbers in jnp.asarray"
+        elif at in leaves:
+            reason = "is the name of two leaves; rename one"
+        elif getattr(leaf, "weak_type", False) and leaf.shape:
+            reason = "is weakly typed, which is kept for scalars only; use .astype"
+        if reason:
+            raise ValueError(f"checkpoint: leaf {at!r} of {name} {reason}.")
         leaves[at] = leaf
     return leaves
 
@@ -156,7 +149,7 @@ def _stored(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     elif getattr(leaf, "weak_type", False):
         # A strongly typed scalar would promote where this one does not: another number.
         extra = {"weak": True}
-    array = np.ascontiguousarray(leaf).reshape(leaf.shape)
+    array = np.asarray(leaf, order="C")
     return array, _row(array) | extra
 
 
@@ -167,7 +160,7 @@ def _restored(array: np.ndarray, row: Mapping[str, Any]) -> Any:
 
 
 def _row(array: np.ndarray) -> dict[str, Any]:
-    digest = hashlib.sha256(array.reshape(-1).view(np.uint8)).hexdigest()
+    digest = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
     return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
 
 
@@ -197,22 +190,18 @@ def _refuse(problems: list[str], what: str, remedy: str = "") -> None:
         raise ValueError(f"{what}, {len(problems)} difference(s):\n  {listing}\n{remedy}".rstrip())
 
 
-# Writing.
-
-
 def _write(
     folder: Path, config: MegalodonConfig, step: int, files: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    manifest = {
+    fields = config.to_dict()
+    policy = {name: value for name, value in fields.items() if name.endswith("_dtype")}
+    manifest: dict[str, Any] = {
         "kind": KIND,
         "schema": SCHEMA,
         "step": step,
         "packages": {name: _version(name) for name in _PACKAGES},
-        "dtype_policy": {
-            name: value for name, value in config.to_dict().items() if name.endswith("_dtype")
-        }
-        | {"sensitive_dtype": config.sensitive_dtype.name},
-        "config": config.to_dict(),
+        "dtype_policy": policy | {"sensitive_dtype": config.sensitive_dtype.name},
+        "config": fields,
         "files": {},
     }
     for name, leaves in files.items():
@@ -220,7 +209,7 @@ def _write(
         save_file({at: array for at, (array, _) in stored.items()}, folder / name, {"format": "pt"})
         manifest["files"][name] = {at: row for at, (_, row) in stored.items()}
     manifest["sha256"] = _digest(manifest)
-    for name, content in ((CONFIG, config.to_dict()), (MANIFEST, manifest)):
+    for name, content in ((CONFIG, fields), (MANIFEST, manifest)):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     folder.chmod(0o755)
     for file in folder.iterdir():
@@ -230,18 +219,19 @@ def _write(
 
 
 def _publish(aside: Path, target: Path) -> None:
-    """Put `aside` in the place of `target`, which always holds the old or the new."""
-    if target.exists() and not _exchanged(aside, target):
+    """Put `aside` in the place of `target`, where an interruption leaves the old or the new."""
+    if not target.exists():
+        aside.rename(target)
+    elif not _exchanged(aside, target):
         previous = aside.with_name(f"{aside.name}.previous")
-        target.rename(previous)
         try:
+            target.rename(previous)
             aside.rename(target)
         except BaseException:
-            previous.rename(target)
+            if previous.exists() and not target.exists():
+                previous.rename(target)
             raise
         shutil.rmtree(previous, ignore_errors=True)
-    elif aside.exists() and not target.exists():
-        aside.rename(target)
     _flush(target.parent)
 
 
@@ -250,8 +240,8 @@ def _exchanged(left: Path, right: Path) -> bool:
     exchange = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
     if exchange is None:
         return False
-    paths = (os.fsencode(left), os.fsencode(right))
-    return exchange(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0
+    names = os.fsencode(left), os.fsencode(right)
+    return exchange(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
 
 
 def _check_replaceable(target: Path) -> None:
@@ -287,9 +277,6 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# Reading.
-
-
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         left = sorted(str(path) for path in file.parent.parent.glob(f".{file.parent.name}.*"))
@@ -322,11 +309,7 @@ def _read_config(folder: Path, manifest: Mapping[str, Any]) -> MegalodonConfig:
     fields = _read_json(folder / CONFIG)
     said, saved = ({n: repr(v) for n, v in x.items()} for x in (fields, manifest["config"]))
     _refuse(_differences(saved, said), f"{folder / CONFIG} contradicts {MANIFEST}")
-    try:
-        config = MegalodonConfig.from_dict(fields)
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from error
-    return config
+    return MegalodonConfig.from_dict(fields)
 
 
 def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -338,10 +321,7 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.
         raise FileNotFoundError(f"{folder} is incomplete: {name} is not there.")
     tensors = read_tensors(file)
     expected = {at: _said(row) for at, row in rows.items()}
-    found = {
-        at: _said(_row(np.ascontiguousarray(array).reshape(array.shape)))
-        for at, array in tensors.items()
-    }
+    found = {at: _said(_row(array)) for at, array in tensors.items()}
     _refuse(_differences(expected, found), f"{file} differs from {MANIFEST}", "Copy it again.")
     return tensors
 

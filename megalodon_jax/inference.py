@@ -50,7 +50,6 @@ def sample_token(
     return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
 
 
-@eqx.filter_jit(donate="all-except-first")
 def decode_step(
     model: MegalodonForCausalLM, cache: ModelCache, token: Int[Array, " B"]
 ) -> tuple[Float[Array, "B V"], ModelCache]:
@@ -58,6 +57,12 @@ def decode_step(
 
     The cache is donated: its buffers are written in place and the one handed in is gone.
     """
+    return _decode((model, token), cache)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _decode(kept, cache: ModelCache):
+    model, token = kept
     logits, cache = model(token[:, None], cache=cache, return_cache=True)
     return logits[:, 0], cache
 

@@ -8,6 +8,7 @@ batch, never as a mean of means.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -105,14 +106,14 @@ def chunked_next_token_loss(
     head = head.astype(widened(head.dtype))
 
     # The barrier against common subexpressions is not needed inside a scan.
-    @jax.checkpoint(prevent_cse=False)  # pyright: ignore[reportCallIssue]
+    @partial(jax.checkpoint, prevent_cse=False)
     def summed(head: Array, hidden: Array, targets: Array, valid: Array) -> Array:
         return _summed(project(hidden, head), targets, valid, dtype)
 
     def step(total: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
         return total + summed(head, *part), None
 
-    parts = tuple(_by_chunk(x, chunk) for x in (hidden[:, :-1], targets, valid))
+    parts = _by_chunk(hidden[:, :-1], chunk), _by_chunk(targets, chunk), _by_chunk(valid, chunk)
     total, _ = jax.lax.scan(step, jnp.zeros((), widened(dtype)), parts)
     return _mean(total, jnp.sum(valid, dtype=jnp.int32), dtype)
 

@@ -97,6 +97,53 @@ class LiveReference:
                 taps[f"grad/{name}"] = _numpy(parameter.grad)
         return taps
 
+    def workloads(
+        self, config: MegalodonConfig, weights: dict[str, np.ndarray], ids: np.ndarray
+    ) -> dict[str, Callable[[int], None]]:
+        """Return work to be timed by name; each takes a count of repetitions.
+
+        forward, train_step (loss, backward, AdamW), prefill (with a cache), and decode (single
+        tokens after a prefill).
+        """
+        import torch
+
+        model = self.load(config, weights)
+        tokens = torch.from_numpy(ids).long().to(self.device)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def forward(count: int) -> None:
+            with torch.no_grad():
+                for _ in range(count):
+                    model(tokens, use_cache=False)
+
+        def train_step(count: int) -> None:
+            for _ in range(count):
+                optimiser.zero_grad()
+                model(tokens, labels=tokens, use_cache=False).loss.backward()
+                optimiser.step()
+
+        def prefill(count: int) -> None:
+            with torch.no_grad():
+                for _ in range(count):
+                    model(tokens, use_cache=True)
+
+        state: list[Any] = []
+
+        def decode(count: int) -> None:
+            with torch.no_grad():
+                if not state:
+                    state.append(model(tokens, use_cache=True).past_key_values)
+                for _ in range(count):
+                    out = model(tokens[:, :1], past_key_values=state[0], use_cache=True)
+                    state[0] = out.past_key_values
+
+        return {
+            "forward": forward,
+            "train_step": train_step,
+            "prefill": prefill,
+            "decode": decode,
+        }
+
     def _stream(self, model: Any, case: Case) -> dict[str, np.ndarray]:
         import torch
 

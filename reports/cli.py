@@ -140,6 +140,35 @@ def calibrate(quiet: bool) -> None:
     click.echo(NOISE_FILE)
 
 
+@main.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds the runs; the next nightly shows the table on its page.",
+)
+@click.option("--repeats", default=3, show_default=True, help="Timed rounds; medians are reported.")
+@click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:
+    """Time the same work in JAX and in megalodon-hf, alternating, as ratios and against floors."""
+    from datetime import UTC, datetime
+
+    from parity.reference import why_unavailable
+    from reports import bench as module
+
+    report = _progress(quiet, time.perf_counter())
+    sides = ("jax",) if why_unavailable() else ("jax", "reference")
+    peaks = {side: module.peak_memory(side) for side in sides} if memory else {}
+    for side, peak in peaks.items():
+        report(f"  train_step peak memory, {side}: {peak / 2**30:.2f} GiB")
+    rows = module.measure(module.CONFIG, module.LENGTH, repeats, report)
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    click.echo(module.table(rows, peaks))
+    click.echo(module.save(rows, peaks, out, stamp))
+
+
 def _interrupt(*_: Any) -> None:
     # A terminated run must clean up after itself like an interrupted one.
     raise KeyboardInterrupt

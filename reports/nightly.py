@@ -24,6 +24,7 @@ from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
 from parity.suite import Reference, Suite, choose_reference, culprit
 from parity.tolerances import TABLE, NoiseFloors
+from reports.bench import latest
 from reports.history import load_history
 from reports.page.render import render
 from reports.store import SCHEMA, Run, write_run
@@ -115,6 +116,7 @@ def nightly(options: Options, report: Report) -> Outcome:
         },
         "replay": _replay(measurements, options),
         "fault": options.fault,
+        "bench": latest(options.out),
     }
     run = Run(document, tuple(measurements), tuple(findings))
     history = load_history(options.out, run)

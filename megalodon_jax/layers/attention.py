@@ -20,6 +20,10 @@ from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache
 
 
+STRIPE = 256
+"""Queries handled at once within a chunk."""
+
+
 def attend(
     q: Float[Array, "*B Q H d"],
     k: Float[Array, "*B K H d"],
@@ -146,7 +150,16 @@ class ChunkedAttention(eqx.Module):
         if mask is not None:
             causal = causal & mask[:, :L].reshape(B, chunks, 1, size)
         q, k, v = (a.reshape(B, chunks, size, H, a.shape[-1]) for a in (q, k, v))
-        return attend(q, k, v, causal, self.config, key=key).reshape(B, L, H, v.shape[-1])
+        # Queries of a stripe see no later key: products with the upper triangle are left out.
+        stripes = range(0, size, STRIPE)
+        outs = []
+        for begin, stripe_key in zip(stripes, split_key(key, len(stripes)), strict=True):
+            end = min(begin + STRIPE, size)
+            visible = causal[..., begin:end, :end]
+            seen = (q[:, :, begin:end], k[:, :, :end], v[:, :, :end], visible)
+            outs.append(attend(*seen, self.config, key=stripe_key))
+        out = outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=2)
+        return out.reshape(B, L, H, v.shape[-1])
 
     def _stream(self, q, k, v, ring: AttentionCache, key):
         L, C = q.shape[1], self.config.chunk_size

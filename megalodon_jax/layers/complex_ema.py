@@ -11,11 +11,13 @@ powers of q are rounded.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Complex, Float
 from scipy.fft import next_fast_len
@@ -119,8 +121,8 @@ class ComplexEMA(eqx.Module):
     def q(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
         """Return the poles (D, N), rounded once from float64."""
         with jax.enable_x64(True):
-            real, imag = _powers(*self._log_poles(), jnp.ones(1, jnp.float64))
-            return jax.lax.complex(real[..., 0].astype(dtype), imag[..., 0].astype(dtype))
+            real, imag = _powers(*self._log_poles(), range(1, 2), jnp.dtype(dtype))
+            return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def power_tables(self, length: int, dtype: DTypeLike) -> PowerTables:
         """Return the factored powers q^0 .. q^(length-1), computed in float64 and rounded once."""
@@ -128,11 +130,11 @@ class ComplexEMA(eqx.Module):
         A = -(-length // S)
         with jax.enable_x64(True):
             poles = self._log_poles()
-            coarse = _powers(*poles, S * jnp.arange(A, dtype=jnp.float64))
-            fine = _powers(*poles, jnp.arange(S, dtype=jnp.float64))
+            coarse = _powers(*poles, range(0, A * S, S), jnp.dtype(dtype))
+            fine = _powers(*poles, range(S), jnp.dtype(dtype))
             return PowerTables(
-                coarse=jnp.swapaxes(jnp.concatenate(coarse, axis=1), 1, 2).astype(dtype),
-                fine=jnp.concatenate(fine, axis=1).astype(dtype),
+                coarse=jnp.swapaxes(jnp.concatenate(coarse, axis=1), 1, 2),
+                fine=jnp.concatenate(fine, axis=1),
             )
 
     def _log_poles(self):
@@ -160,8 +162,9 @@ class ComplexEMA(eqx.Module):
 
     def _pole_power(self, exponent: int, dtype: DTypeLike) -> Complex[Array, "D N"]:
         with jax.enable_x64(True):
-            real, imag = _powers(*self._log_poles(), jnp.full(1, exponent, jnp.float64))
-            return jax.lax.complex(real[..., 0].astype(dtype), imag[..., 0].astype(dtype))
+            once = range(exponent, exponent + 1)
+            real, imag = _powers(*self._log_poles(), once, jnp.dtype(dtype))
+            return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _empty_state(self, batch_size: int, h_init, dtype):
         if h_init is not None:
@@ -175,13 +178,40 @@ def _scaled(factor: Array, z: Array) -> Array:
     return jax.lax.complex(factor * jnp.real(z), factor * jnp.imag(z))
 
 
-def _powers(log_radius, turns, exponents):
-    """Real and imaginary part (D, N, S) of q^j for the exponents j (S,), in float64."""
-    # Whole turns are dropped before the multiplication by 2 pi: the phase stays exact at large j.
-    phase = turns[..., None] * exponents
-    angle = (2.0 * math.pi) * (phase - jnp.round(phase))
-    radius = jnp.exp(log_radius[..., None] * exponents)
-    return radius * jnp.cos(angle), radius * jnp.sin(angle)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _powers(
+    log_radius: Float[Array, "D N"], turns: Float[Array, "D N"], exponents: range, dtype: np.dtype
+) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
+    """Real and imaginary part of q^j for j in `exponents`, computed in float64 and rounded once.
+
+    The derivative needs no second pass of exponentials: it is j times the powers themselves, and
+    rounded ones will do, since what follows is summed in `dtype` anyway.
+    """
+    # Differentiation traces this again, outside of the caller's 64-bit context.
+    with jax.enable_x64(True):
+        j = jnp.asarray(np.array(exponents, np.float64))
+        # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
+        phase = turns[..., None] * j
+        angle = (2.0 * math.pi) * (phase - jnp.round(phase))
+        radius = jnp.exp(log_radius[..., None] * j)
+        return (radius * jnp.cos(angle)).astype(dtype), (radius * jnp.sin(angle)).astype(dtype)
+
+
+def _powers_forward(log_radius, turns, exponents, dtype):
+    powers = _powers(log_radius, turns, exponents, dtype)
+    return powers, powers
+
+
+def _powers_backward(exponents, dtype, powers, bars):
+    (real, imag), (real_bar, imag_bar) = powers, bars
+    j = jnp.asarray(np.array(exponents, dtype))
+    log_radius_bar = jnp.sum(j * (real * real_bar + imag * imag_bar), axis=-1)
+    turns_bar = (2.0 * math.pi) * jnp.sum(j * (real * imag_bar - imag * real_bar), axis=-1)
+    with jax.enable_x64(True):
+        return log_radius_bar.astype(jnp.float64), turns_bar.astype(jnp.float64)
+
+
+_powers.defvjp(_powers_forward, _powers_backward)
 
 
 def response(
@@ -196,14 +226,34 @@ def response(
     return table.reshape(*table.shape[:-2], -1)[..., :length]
 
 
+@jax.custom_vjp
 def causal_convolution(
     x: Float[Array, "B D L"], kernel: Float[Array, "D L"]
 ) -> Float[Array, "B D L"]:
-    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding keeps the end off the start."""
+    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding keeps the end off the start.
+
+    Its derivative is written out: both gradients are correlations with spectra the forward pass
+    already has, where differentiating the transforms would take complex ones of twice the work.
+    """
+    return _convolve(x, kernel)[0]
+
+
+def _convolve(x: Array, kernel: Array):
     L = x.shape[-1]
     n = next_fast_len(2 * L - 1, real=True)
-    spectrum = jnp.fft.rfft(x, n=n) * jnp.fft.rfft(kernel, n=n)
-    return jnp.fft.irfft(spectrum, n=n)[..., :L]
+    spectra = jnp.fft.rfft(x, n=n), jnp.fft.rfft(kernel, n=n)
+    return jnp.fft.irfft(spectra[0] * spectra[1], n=n)[..., :L], spectra
+
+
+def _correlate(spectra, y_bar: Array):
+    L, (x, kernel) = y_bar.shape[-1], spectra
+    n = next_fast_len(2 * L - 1, real=True)
+    g = jnp.fft.rfft(y_bar, n=n)
+    x_bar = jnp.fft.irfft(g * jnp.conj(kernel), n=n)[..., :L]
+    return x_bar, jnp.fft.irfft(jnp.sum(g * jnp.conj(x), axis=0), n=n)[..., :L]
+
+
+causal_convolution.defvjp(_convolve, _correlate)
 
 
 def _einsum(spec: str, *operands: Array) -> Array:

@@ -118,6 +118,29 @@ def _checkpoint(manifest: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def _speed(bench: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not bench:
+        return None
+
+    def ratio(top: float | None, bottom: float | None) -> str:
+        return "–" if top is None or bottom is None else f"{top / bottom:.2f}"
+
+    rows = [
+        {
+            "work": label(row["work"], 40),
+            "jax": f"{row['jax']:.3f}",
+            "reference": "not run" if row["reference"] is None else f"{row['reference']:.3f}",
+            "ratio": ratio(row["reference"], row["jax"]),
+            "floor": ratio(row["jax"], row["floor"]),
+            "compile": f"{row['compile']:.1f}",
+        }
+        for row in bench["rows"]
+    ]
+    peaks = bench.get("peak_bytes", {}).items()
+    memory = ", ".join(f"{label(side, 20)} {peak / 2**30:.2f} GiB" for side, peak in peaks)
+    return {"created": label(bench["created"], 40), "rows": rows, "memory": memory}
+
+
 def render(run: Run, decision: Decision, history: History) -> str:
     """Return the page of a run as one HTML text: no network, no fonts, no time of its own.
 
@@ -143,7 +166,10 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "logits": tables.matrix(data, Kind.LOGITS),
         "logit_metrics": tables.metric_tables(data, Kind.LOGITS, history),
         "losses": tables.matrix(data, Kind.LOSS),
+        "states": tables.matrix(data, Kind.STATE),
+        "tokens": tables.matrix(data, Kind.TOKENS),
         "gradients": tables.matrix(data, Kind.GRADIENT),
+        "speed": _speed(manifest.get("bench")),
         "parameters": parameters,
         "heats": heat.heat_maps(data, decision),
         "survival": probes.survival(run),

@@ -1,4 +1,4 @@
-"""The loss: which targets count."""
+"""The loss: which targets count, and that splitting the work does not change it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax.loss import next_token_loss
-from tests.helpers import EXACT, rel_l2
+from megalodon_jax.loss import (
+    accumulate_gradients,
+    chunked_next_token_loss,
+    loss_sum_and_count,
+    next_token_loss,
+)
+from megalodon_jax.weights import named_leaves
+from tests.helpers import EXACT, EXACT_GRADIENT, TINY, model_of, rel_l2, tiny, tokens
 
 B, L, V = 2, 6, 5
 LABELS = np.random.default_rng(0).integers(0, V, (B, L)).astype(np.int32)
@@ -103,3 +109,122 @@ def test_the_loss_is_taken_in_the_dtype_asked_for() -> None:
     wide = next_token_loss(x, jnp.asarray(LABELS))
     assert wide.dtype == jnp.float32
     assert wide == next_token_loss(x.astype(jnp.float32), jnp.asarray(LABELS))
+
+
+def test_sums_and_counts_of_parts_add_up_to_the_whole() -> None:
+    x, labels = logits().astype(jnp.float32), jnp.asarray(LABELS).at[0, 2:].set(-100)
+    parts = [loss_sum_and_count(x[b : b + 1], labels[b : b + 1]) for b in range(B)]
+    counts = [int(count) for _, count in parts]
+    assert counts == [1, L - 1]
+    assert parts[0][0] + parts[1][0] == loss_sum_and_count(x, labels)[0]
+    assert (parts[0][0] + parts[1][0]) / sum(counts) == next_token_loss(x, labels)
+
+
+D = 4
+HIDDEN = np.random.default_rng(2).standard_normal((B, L, D))
+HEAD = np.random.default_rng(3).standard_normal((V, D))
+
+
+def project(x: jax.Array, head: jax.Array) -> jax.Array:
+    return x @ head.astype(x.dtype).T
+
+
+@eqx.filter_jit
+@eqx.filter_value_and_grad
+def by_chunk(weights, labels, mask=None, chunk=2):
+    hidden, head = weights
+    rules = {"chunk": chunk, "dtype": hidden.dtype}
+    return chunked_next_token_loss(hidden, head, project, labels, mask, **rules)
+
+
+@eqx.filter_jit
+@eqx.filter_value_and_grad
+def at_once(weights, labels, mask=None):
+    hidden, head = weights
+    return next_token_loss(project(hidden, head), labels, mask, dtype=hidden.dtype)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, L - 1, L, 50])
+@pytest.mark.usefixtures("x64")
+def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int) -> None:
+    weights, labels = (jnp.asarray(HIDDEN), jnp.asarray(HEAD)), jnp.asarray(LABELS).at[0, 3].set(-1)
+    mask = jnp.ones((B, L), bool).at[0, 3].set(False).at[1, 5].set(False)
+    value, gradients = by_chunk(weights, labels, mask, chunk)
+    expected, expected_gradients = at_once(weights, labels, mask)
+    assert value.dtype == jnp.float64
+    assert rel_l2(value, expected) <= EXACT
+    for actual, wanted in zip(gradients, expected_gradients, strict=True):
+        assert rel_l2(actual, wanted) <= EXACT_GRADIENT
+
+
+def test_chunks_check_labels_and_survive_having_nothing_to_count() -> None:
+    weights = jnp.asarray(HIDDEN, jnp.float32), jnp.asarray(HEAD, jnp.float32)
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"labels must be in \[0, 5\)"):
+        jax.block_until_ready(by_chunk(weights, jnp.asarray(LABELS).at[0, 1].set(V)))
+    value, gradients = by_chunk(weights, jnp.full((B, L), -100, jnp.int32))
+    assert value == 0
+    assert not any(np.any(gradient) for gradient in gradients)
+    one = jnp.asarray(HIDDEN[:, :1], jnp.float32), weights[1]
+    assert by_chunk(one, jnp.asarray(LABELS[:, :1]))[0] == 0
+
+
+def test_a_bfloat16_head_does_not_collect_its_gradient_in_bfloat16() -> None:
+    hidden, head = jnp.asarray(HIDDEN, jnp.float32), jnp.asarray(HEAD, jnp.bfloat16)
+    _, (_, narrow) = by_chunk((hidden, head), jnp.asarray(LABELS), chunk=1)
+    _, (_, wide) = by_chunk((hidden, head.astype(jnp.float32)), jnp.asarray(LABELS), chunk=1)
+    assert narrow.dtype == jnp.bfloat16
+    assert np.array_equal(narrow, wide.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("chunk", [0, -4])
+def test_a_chunk_without_positions_is_refused(chunk: int) -> None:
+    ids = jnp.asarray(tokens(TINY, (1, 3)))
+    with pytest.raises(ValueError, match=rf"loss_chunk={chunk} must be None or a positive integer"):
+        eqx.filter_eval_shape(lambda m: m.compute_loss(ids, ids, loss_chunk=chunk), model_of(TINY))
+
+
+IDS = tokens(TINY, (4, 11))
+LARGE = f"{IDS.shape[1] - 1},{TINY.vocab_size}]"
+"""How a jaxpr prints the end of the shape of all logits that count."""
+
+
+def model_gradients(model, chunk):
+    ids = jnp.asarray(IDS)
+    return eqx.filter_value_and_grad(lambda m: m.compute_loss(ids, ids, loss_chunk=chunk))(model)
+
+
+def test_with_chunks_the_logits_never_exist_at_once() -> None:
+    def program(chunk):
+        return str(eqx.filter_make_jaxpr(lambda m: model_gradients(m, chunk))(model_of(TINY))[0])
+
+    assert LARGE in program(None)
+    chunked = program(4)
+    assert LARGE not in chunked
+    assert f"11,{TINY.vocab_size}]" not in chunked
+    assert f"4,{TINY.vocab_size}]" in chunked
+
+
+@pytest.mark.usefixtures("x64")
+def test_micro_batches_by_chunks_give_the_gradients_of_the_one_big_batch() -> None:
+    config = tiny(num_layers=1, output_size=19).with_dtype("float64")
+    model, ids = model_of(config), jnp.asarray(IDS)
+    mask = jnp.ones(ids.shape, bool).at[0, 4:].set(False).at[2:, 1:].set(False)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def whole(model):
+        return model.compute_loss(ids, ids, mask)
+
+    @eqx.filter_jit
+    def by_parts(model):
+        micros = (x.reshape(2, 2, -1) for x in (ids, ids, mask))
+        return accumulate_gradients(model, *micros, loss_chunk=4)
+
+    expected, gradients = whole(model)
+    value, parts = by_parts(model)
+    assert value.dtype == expected.dtype
+    assert rel_l2(value, expected) <= EXACT
+    actual, wanted = named_leaves(parts), named_leaves(gradients)
+    assert actual.keys() == wanted.keys()
+    for name in wanted:
+        assert rel_l2(actual[name], wanted[name]) <= EXACT_GRADIENT, name

@@ -1,0 +1,339 @@
+"""Generation: it is the loop it abbreviates, and its draws have the probabilities they should."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from megalodon_jax import MegalodonForCausalLM, generate, greedy_token, init_cache, sample_token
+from parity import oracle
+from tests.helpers import arrays, logits_of, model_of, tiny, tokens
+
+# A head of its own and a seed whose greedy rows wander: a tied tiny model repeats one token.
+CONFIG = tiny(num_layers=1, output_size=16)
+SEED = 2
+B, PROMPT, NEW, MORE = 2, 5, 8, 5
+IDS = tokens(CONFIG, (B, PROMPT))
+SAMPLING = {"temperature": 2.0, "top_k": 9, "top_p": 0.9}
+MODES = {
+    "local": {},
+    "sliding": {"max_cache_len": 6},
+    "unbounded": {"cache_unbounded": True},
+}
+STANDARD_DEVIATIONS = 5.0
+
+
+@cache
+def model(mode: str = "local") -> MegalodonForCausalLM:
+    return model_of(tiny(num_layers=1, output_size=16, **MODES[mode]), SEED)
+
+
+def run(mode: str = "local", new: int = NEW + MORE, ids: np.ndarray = IDS, key=None, **options):
+    if key is None:
+        options.setdefault("temperature", 0.0)
+    return generate(model(mode), jnp.asarray(ids), new, key, **options)
+
+
+@cache
+def greedy(mode: str = "local") -> np.ndarray:
+    return np.asarray(run(mode)[0])
+
+
+def key(seed: int = 0) -> jax.Array:
+    return jax.random.key(seed, impl="rbg")
+
+
+# Greedy.
+
+
+def test_greedy_is_the_plain_loop_of_full_forwards() -> None:
+    ids = np.concatenate([IDS, np.ones((B, NEW + MORE), np.int32)], axis=1)
+    for t in range(PROMPT, ids.shape[1]):
+        # What stands behind t does not matter to the logits before it.
+        ids[:, t] = np.argmax(logits_of(model(), jnp.asarray(ids), None)[:, t - 1], axis=-1)
+    assert greedy().tolist() == ids.tolist()
+    assert min(len(set(row)) for row in greedy()[:, PROMPT:].tolist()) >= 4, "a test of one token"
+
+
+def visible(mode: str, length: int) -> np.ndarray:
+    """spec/model.md for a prompt of PROMPT tokens and then single ones."""
+    C, window = CONFIG.chunk_size, {"sliding": 6, "unbounded": length}[mode]
+    seen = np.tri(length, dtype=bool)
+    for query in range(length):
+        end = min((query // C + 1) * C, PROMPT) if query < PROMPT else query + 1
+        seen[query, : max(0, end - window)] = False
+    return seen
+
+
+@pytest.mark.parametrize("mode", ["sliding", "unbounded"])
+def test_other_windows_choose_by_the_keys_they_see(mode: str, monkeypatch) -> None:
+    ids = greedy(mode)
+    monkeypatch.setattr(oracle, "visibility", lambda *_: visible(mode, ids.shape[1]))
+    weights = {n: w.astype(np.float64) for n, w in arrays(CONFIG, SEED).items()}
+    logits = oracle.forward(CONFIG, weights, ids)
+    assert np.argmax(logits, axis=-1)[:, PROMPT - 1 : -1].tolist() == ids[:, PROMPT:].tolist()
+
+
+def test_the_windows_generate_different_text() -> None:
+    assert len({greedy(mode).tobytes() for mode in MODES}) == len(MODES)
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    for row in range(B):
+        alone, _, _ = run(ids=IDS[row : row + 1])
+        assert alone[0].tolist() == greedy()[row].tolist()
+
+
+def test_the_result_holds_the_prompt_as_int32() -> None:
+    ids, cache, next_key = run()
+    assert (ids.shape, ids.dtype) == ((B, PROMPT + NEW + MORE), jnp.int32)
+    assert np.array_equal(ids[:, :PROMPT], IDS)
+    assert cache is None
+    assert next_key is None
+
+
+def test_no_rows_generate_no_rows() -> None:
+    ids, _, _ = run(new=2, ids=IDS[:0])
+    assert (ids.shape, ids.dtype) == ((0, PROMPT + 2), jnp.int32)
+
+
+# Going on.
+
+
+@pytest.mark.parametrize(("mode", "options"), [("unbounded", {}), ("local", SAMPLING)])
+def test_stopping_and_going_on_is_not_stopping(mode: str, options) -> None:
+    start = key() if options else None
+    whole, _, _ = run(mode, key=start, **options)
+    first, held, after = run(mode, NEW, key=start, return_cache=True, **options)
+    assert int(held.position) == PROMPT + NEW - 1
+    second, _, _ = run(mode, MORE, first[:, -1:], after, cache=held, **options)
+    joined = np.concatenate([first, second[:, 1:]], axis=1)
+    assert joined.tolist() == whole.tolist()
+    if options:
+        assert not jnp.array_equal(jax.random.key_data(after), jax.random.key_data(start))
+        other, _, _ = run(mode, MORE, first[:, -1:], start, cache=held, **options)
+        assert other.tolist() != second.tolist(), "the key returned must be a new one"
+
+
+def test_an_unbounded_stream_may_start_from_a_cache_without_arrays() -> None:
+    ids, _, _ = run("unbounded", cache=init_cache(model("unbounded").config, B))
+    assert ids.tolist() == greedy("unbounded").tolist()
+
+
+def test_a_finished_row_stays_finished_when_going_on() -> None:
+    # A cache that is handed back has seen every token: no early stop.
+    first, held, _ = run(new=NEW, eos_token_id=3, return_cache=True)
+    assert first.tolist() == ended(greedy()[:, : PROMPT + NEW], 3)
+    assert first[:, -1].tolist() == [3, 4], "one row has finished, the other has not"
+    assert int(held.position) == PROMPT + NEW - 1
+    second, _, _ = run(new=MORE, ids=first[:, -1:], cache=held, eos_token_id=3)
+    joined = np.concatenate([first, second[:, 1:]], axis=1)
+    assert joined.tolist() == ended(greedy(), 3)
+
+
+# The end of a text.
+
+
+def ended(ids: np.ndarray, eos: int) -> list[list[int]]:
+    """Rows of greedy output as they must read when `eos` ends a row."""
+    rows = []
+    for row in ids.tolist():
+        new = row[PROMPT:]
+        end = new.index(eos) if eos in new else len(new)
+        rows.append(row[:PROMPT] + new[:end] + [eos] * (len(new) - end))
+    return rows
+
+
+@pytest.mark.parametrize("eos", [3, 14])
+def test_a_row_that_ended_repeats_its_end_and_others_go_on(eos: int) -> None:
+    expected = ended(greedy(), eos)
+    assert expected != greedy().tolist()
+    stopping, _, _ = run(eos_token_id=eos)
+    assert stopping.tolist() == expected
+
+
+def test_the_cases_of_the_end_are_those_they_should_be() -> None:
+    has = {eos: [eos in row[PROMPT:] for row in greedy().tolist()] for eos in (3, 14)}
+    assert has == {3: [True, True], 14: [False, True]}
+
+
+@pytest.mark.parametrize("bos", [None, 7])
+def test_an_empty_prompt_starts_from_bos(bos: int | None) -> None:
+    ids, _, _ = run(new=4, ids=IDS[:, :0], bos_token_id=bos)
+    token = CONFIG.bos_token_id if bos is None else bos
+    explicit, _, _ = run(new=4, ids=np.full((B, 1), token, np.int32))
+    assert ids[:, 0].tolist() == [token] * B
+    assert ids.tolist() == explicit.tolist()
+
+
+# Padding.
+
+
+def test_a_right_padded_prompt_gets_one_token_of_its_own_text() -> None:
+    lengths, mask = (3, 5), np.arange(PROMPT) < np.array([[3], [5]])
+    ids, held, _ = run(new=1, ids=np.where(mask, IDS, 0), attention_mask=jnp.asarray(mask))
+    logits = np.asarray(logits_of(model(), jnp.asarray(IDS), None))
+    expected = [int(np.argmax(logits[row, n - 1])) for row, n in enumerate(lengths)]
+    assert held is None
+    assert ids[:, -1].tolist() == expected
+    assert np.argmax(logits[0, -1]) != expected[0]
+
+
+def test_a_full_mask_is_no_mask() -> None:
+    ids, _, _ = run(attention_mask=jnp.ones((B, PROMPT), bool))
+    assert ids.tolist() == greedy().tolist()
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-3}])
+def test_sampling_from_one_token_is_greedy(narrow) -> None:
+    logits = logits_of(model(), jnp.asarray(IDS), None).reshape(B * PROMPT, -1)
+    drawn = sample_token(logits, key(), **narrow)
+    assert drawn.tolist() == greedy_token(logits).tolist()
+    assert sample_token(logits, key()).tolist() != drawn.tolist()
+
+
+def test_a_key_gives_its_text_and_another_key_another() -> None:
+    texts = [run(key=key(seed), **SAMPLING)[0].tolist() for seed in (0, 0, 1)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0] != greedy().tolist()
+
+
+LOGITS = np.log(np.array([0.34, 0.26, 0.17, 0.11, 0.08, 0.04]))
+
+
+def exact(temperature: float = 1.0, top_k: int = 6, top_p: float = 1.0) -> np.ndarray:
+    """Probabilities after the temperature, then top-k, then top-p of what top-k left."""
+    p = np.exp(LOGITS / temperature)
+    p[top_k:] = 0
+    p /= p.sum()
+    reached_before = np.concatenate([[0.0], np.cumsum(p)[:-1]])
+    p = np.where(reached_before < top_p, p, 0)
+    return p / p.sum()
+
+
+def deviations(options, p: np.ndarray, n: int = 20_000) -> float:
+    """Largest |count - n p| in standard deviations; infinite where the impossible was drawn."""
+    order = np.random.default_rng(0).permutation(len(LOGITS))
+    logits = jnp.broadcast_to(jnp.asarray(LOGITS[order], jnp.float32), (n, len(LOGITS)))
+    drawn = sample_token(logits, key(5), **options)
+    assert drawn.dtype == jnp.int32
+    counts = np.bincount(np.asarray(drawn), minlength=len(LOGITS))[np.argsort(order)]
+    impossible = (p == 0) & (counts > 0)
+    scale = np.sqrt(np.where(p * (1 - p) > 0, n * p * (1 - p), 1.0))
+    return float(np.max(np.where(impossible, np.inf, np.abs(counts - n * p) / scale)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 3.0},
+        {"top_k": 3},
+        {"top_k": 99},
+        {"top_p": 0.5},
+        {"top_p": 0.7},
+        {"top_p": 1.0},
+        # 0.34 / 0.77 < 0.7 <= 0.60 / 0.77: of the three top-k leaves, two reach 0.7.
+        {"top_k": 3, "top_p": 0.7},
+        {"temperature": 2.0, "top_k": 5, "top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_draws_have_the_exact_probabilities(options) -> None:
+    p = exact(**options)
+    assert deviations(options, p) <= STANDARD_DEVIATIONS
+    # The control: a tenth of the first token's probability elsewhere is seen.
+    if (p > 0).sum() > 1:
+        off = p.copy()
+        off[:2] += np.array([-0.1, 0.1]) * p[0]
+        assert deviations(options, off) > STANDARD_DEVIATIONS
+
+
+def test_greedy_token_is_the_first_of_the_largest() -> None:
+    chosen = greedy_token(jnp.asarray([[0.0, 2.0, 1.0], [3.0, 3.0, 0.0]]))
+    assert (chosen.tolist(), chosen.dtype) == ([1, 0], jnp.int32)
+
+
+def test_low_precision_logits_are_sampled_in_float32() -> None:
+    logits = jnp.asarray([[0.0, 1.0, 2.0]] * 50, jnp.bfloat16)
+    wide = sample_token(logits.astype(jnp.float32), key(), top_p=0.9)
+    assert sample_token(logits, key(), top_p=0.9).tolist() == wide.tolist()
+
+
+def test_a_float64_model_can_be_sampled() -> None:
+    with jax.enable_x64(True):
+        wide = model_of(CONFIG.with_dtype("float64"), SEED)
+        ids, _, _ = eqx.filter_eval_shape(generate, wide, jnp.asarray(IDS), 2, key(), **SAMPLING)
+    assert (ids.shape, ids.dtype) == ((B, PROMPT + 2), jnp.int32)
+
+
+def test_temperature_and_top_p_do_not_compile_again(caplog) -> None:
+    def compilations() -> int:
+        return sum("Compiling" in r.getMessage() for r in caplog.records)
+
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        start = key()
+        run(key=start, **SAMPLING)
+        before = compilations()
+        for temperature, top_p in [(0.7, 0.8), (1.3, 0.5), (2.0, 1.0)]:
+            run(key=start, **SAMPLING | {"temperature": temperature, "top_p": top_p})
+        assert compilations() == before
+        run(new=2, key=start, **SAMPLING)
+        assert compilations() > before, "the control: the count sees a compilation"
+
+
+# Bad input.
+
+PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"new": 0}, "max_new_tokens=0 must be at least 1"),
+        ({"new": -2}, "max_new_tokens=-2 must be at least 1"),
+        ({"temperature": 1.0}, "sampling needs key"),
+        ({"temperature": -0.5}, r"temperature=-0.5 must be 0 \(greedy\) or positive"),
+        ({"top_k": 0}, "top_k=0 must be at least 1, or None"),
+        ({"top_p": 0.0}, r"top_p=0.0 must be in \(0, 1\], or None"),
+        ({"top_p": 1.5}, r"top_p=1.5 must be in \(0, 1\]"),
+        ({"top_p": float("nan")}, r"top_p=nan must be in \(0, 1\]"),
+        ({"temperature": float("nan"), "key": 0}, "temperature=nan must be"),
+        ({"attention_mask": PADDED}, "padded attention_mask allows one new token"),
+        ({"attention_mask": PADDED, "new": 1, "return_cache": True}, "without a cache only"),
+        ({"attention_mask": PADDED, "new": 1, "cache": True}, "without a cache only"),
+        ({"attention_mask": PADDED[:, ::-1], "new": 1}, "padded on the right"),
+        ({"attention_mask": PADDED.at[:, 1].set(False), "new": 1}, "padded on the right"),
+        ({"attention_mask": jnp.zeros((B, PROMPT), bool), "new": 1}, "padded on the right"),
+        ({"ids": IDS[:, :0], "cache": True}, "an empty prompt cannot continue a cache"),
+    ],
+)
+def test_bad_input_is_refused(options, message: str) -> None:
+    options = dict(options)
+    if options.get("cache"):
+        options["cache"] = init_cache(CONFIG, B)
+    if "key" in options:
+        options["key"] = key(options["key"])
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"input_ids must be in \[0, 17\)"):
+        run(ids=np.full((B, PROMPT), 17, np.int32))
+
+
+def test_a_cache_of_another_batch_is_refused() -> None:
+    held = init_cache(CONFIG, B + 1, allocate_kv=True, allocate_norm=True, allocate_ema=True)
+    with pytest.raises(ValueError, match=r"attn.k has shape \(3, .*expected \(2, "):
+        run(cache=held)
