@@ -92,7 +92,7 @@ class MegalodonConfig:
 
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
-            object.__setattr__(self, name, _dtype(name, getattr(self, name)))
+            object.__setattr__(self, name, checked_dtype(name, getattr(self, name)))
         for name in (*_SIZES, *_TOKENS, "output_size"):
             _require(self, name, type(getattr(self, name)) is int, "an integer")
         for name in _SIZES:
@@ -261,7 +261,12 @@ def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None
         raise ValueError(f"MegalodonConfig: {name}={getattr(config, name)!r} must be {rule}.")
 
 
-def _dtype(name: str, value: DTypeLike) -> np.dtype:
+def checked_dtype(name: str, value: DTypeLike) -> np.dtype:
+    """Return a dtype this project computes in.
+
+    Raises:
+        ValueError: it is another one, float16, or float64 without 64-bit JAX.
+    """
     try:
         dtype = None if value is None else jnp.dtype(value)
     except TypeError:

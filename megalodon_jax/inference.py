@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
+from megalodon_jax.config import widened
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.types import ModelCache, init_cache, reserve_cache
 
@@ -36,7 +37,8 @@ def sample_token(
         top_k: keep the k most likely tokens.
         top_p: keep the smallest set of most likely tokens whose probability reaches p.
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) / temperature
+    dtype = widened(logits.dtype)
+    logits = logits.astype(dtype) / jnp.asarray(temperature, dtype)
     if top_k is not None and top_k < logits.shape[-1]:
         kth = jax.lax.top_k(logits, top_k)[0][:, -1:]
         logits = jnp.where(logits < kth, -jnp.inf, logits)
@@ -44,7 +46,7 @@ def sample_token(
         ranked = jnp.sort(logits, axis=-1, descending=True)
         p = jax.nn.softmax(ranked, axis=-1)
         # A token stays while those above it have not reached p; the first always stays.
-        kept = jnp.cumsum(p, axis=-1) - p < top_p
+        kept = jnp.cumsum(p, axis=-1) - p < jnp.asarray(top_p, dtype)
         least = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
@@ -73,9 +75,9 @@ def generate(
     max_new_tokens: int,
     key: jax.Array | None = None,
     *,
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: float | int | None = None,
     bos_token_id: int | None = None,
     eos_token_id: int | None = None,
     attention_mask: Bool[Array, "B L"] | None = None,
@@ -99,11 +101,15 @@ def generate(
             on, pass `ids[:, -1:]` as the next prompt, with the returned cache and key.
 
     Returns:
-        ids (B, L + max_new_tokens) int32, the cache or None, the next key or None when greedy.
+        ids (B, L + max_new_tokens) int32, the cache or None, and the next key (when greedy, the one
+        that was given).
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
             padding meets a cache, or an empty prompt continues a cache.
+
+    On a continued cache a prompt that ends in EOS is a finished row: to go on after it, add the
+    next tokens to the prompt or pass no `eos_token_id`.
     """
     _check_sampling(max_new_tokens, key, temperature, top_k, top_p)
     streams = max_new_tokens > 1 or return_cache or cache is not None
@@ -118,7 +124,7 @@ def generate(
     if model.config.cache_unbounded and streams:
         cache = _roomy(model, cache, prompt_ids.shape, max_new_tokens)
     if last is not None:
-        logits, _ = model(prompt_ids, attention_mask)
+        logits = _uncached(model, prompt_ids, attention_mask)
         chosen = logits[jnp.arange(logits.shape[0]), last]
         token, key = _pick(chosen, key, temperature, top_k, top_p)
         return jnp.concatenate([prompt_ids.astype(jnp.int32), token[:, None]], 1), None, key
@@ -157,13 +163,19 @@ def generate_jit(
     values of `temperature` and `top_p` may vary freely. `stop_early` leaves the loop when every row
     has finished.
     """
+    B = prompt_ids.shape[0]
+    done = jnp.zeros(B, bool)
+    if cache is not None and eos_token_id is not None:
+        # A row that had finished when its stream was put aside stays finished.
+        done = prompt_ids[:, -1] == eos_token_id
     logits, cache = model(prompt_ids, cache=cache, return_cache=True)
     token, key = _pick(logits[:, -1], key, temperature, top_k, top_p)
-    B = prompt_ids.shape[0]
+    if eos_token_id is not None:
+        token = jnp.where(done, eos_token_id, token)
+        done = done | (token == eos_token_id)
     # Rows that finish early find their EOS already written.
     filler = 0 if eos_token_id is None else eos_token_id
     new = jnp.full((B, max_new_tokens), filler, jnp.int32).at[:, 0].set(token)
-    done = jnp.zeros(B, bool) if eos_token_id is None else token == eos_token_id
 
     def unfinished(carry):
         index, _, _, _, _, done = carry
@@ -181,7 +193,13 @@ def generate_jit(
 
     carry = (jnp.ones((), jnp.int32), new, token, cache, key, done)
     _, new, _, cache, key, _ = jax.lax.while_loop(unfinished, step, carry)
+    assert cache is not None
     return jnp.concatenate([prompt_ids, new], axis=1), cache, key
+
+
+@eqx.filter_jit
+def _uncached(model, ids, mask):
+    return model(ids, mask)[0]
 
 
 def _pick(logits, key, temperature, top_k, top_p) -> tuple[Array, Any]:
@@ -195,7 +213,7 @@ def _pick(logits, key, temperature, top_k, top_p) -> tuple[Array, Any]:
 def _check_sampling(max_new_tokens, key, temperature, top_k, top_p) -> None:
     if max_new_tokens <= 0:
         raise ValueError(f"generate: max_new_tokens={max_new_tokens} must be at least 1.")
-    if temperature < 0:
+    if not temperature >= 0:
         raise ValueError(f"generate: temperature={temperature} must be 0 (greedy) or positive.")
     if temperature > 0 and key is None:
         raise ValueError("generate: sampling needs key=...; pass one, or temperature=0 for greedy.")
@@ -222,6 +240,7 @@ def _last_valid(mask: Array | None, streams: bool) -> Array | None:
 def _roomy(model, cache: ModelCache | None, shape, max_new_tokens: int) -> ModelCache:
     """A cache that an unbounded stream will not outgrow: it cannot grow inside the loop."""
     config, (B, L) = model.config, shape
-    if cache is None:
+    if cache is None or cache.layer_caches[0].attn is None:
         cache = init_cache(config, B, allocate_kv=True, allocate_norm=True, allocate_ema=True)
-    return reserve_cache(cache, int(cache.position) + L + max_new_tokens)
+    C, needed = config.chunk_size, int(cache.position) + L + max_new_tokens
+    return reserve_cache(cache, -(-needed // C) * C)

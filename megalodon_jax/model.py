@@ -17,7 +17,7 @@ from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.layers.linear import Linear, init_weight, matmul
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
-from megalodon_jax.types import LayerCache, ModelCache, check_cache
+from megalodon_jax.types import LayerCache, ModelCache, check_cache, grown_cache
 
 _PADDED_CACHE = (
     "a cache and a mask with padding do not go together: the cache cannot tell padding from text. "
@@ -104,20 +104,20 @@ class MegalodonModel(eqx.Module):
         B, L = input_ids.shape
         if cache is not None:
             check_cache(config, cache, B)
+            cache = grown_cache(config, cache, L)
         if L == 0:
             return jnp.zeros((B, 0, config.model_dim), config.accum_dtype), cache
         if mask is not None and (cache is not None or return_cache):
             input_ids = eqx.error_if(input_ids, ~mask, _PADDED_CACHE)
             mask = None
         x = checkpoint_name(self._embedded(input_ids), "embed")
-        layers: list[LayerCache | None] = []
+        layers: list[LayerCache] = []
         for i, block_key in enumerate(split_key(key, config.num_layers)):
-            block = self.layers[i]
-            if config.use_checkpoint and not deterministic:
-                block = eqx.filter_checkpoint(block)
             held = None if cache is None else cache.layer_caches[i]
-            x, held = block(x, mask, held, return_cache, key=block_key)
-            layers.append(held)
+            run = _rematerialised if config.use_checkpoint and not deterministic else _compiled
+            x, held = run(self.layers[i], x, mask, held, return_cache, block_key)
+            if held is not None:
+                layers.append(held)
         x, norm = self.norm(x, None if cache is None else cache.final_norm, mask)
         x = checkpoint_name(x, "norm")
         return x, ModelCache(tuple(layers), norm) if return_cache else None
@@ -221,6 +221,16 @@ class MegalodonForCausalLM(eqx.Module):
             chunk=loss_chunk,
             **rules,
         )
+
+
+@eqx.filter_jit
+def _compiled(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
+    """One block: equal layers share one trace, and a call outside of jit compiles one program."""
+    return block(x, mask, cache, return_cache, key=key)
+
+
+def _rematerialised(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
+    return eqx.filter_checkpoint(block)(x, mask, cache, return_cache, key=key)
 
 
 def _check_mask(ids: Array, mask: Array | None) -> Array | None:

@@ -6,7 +6,8 @@ compile again. Source: spec/api.md "Caches".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Complex, Float, Int32
 
-from megalodon_jax.config import MegalodonConfig, widened
+from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 
 
 class NormState(eqx.Module):
@@ -48,12 +49,14 @@ class AttentionCache(eqx.Module):
     """Rotated keys and values of the latest tokens, a ring indexed by position modulo capacity.
 
     k (B, cap, H, d) and v (B, cap, H, e) in the compute dtype; count () int32 is the number of
-    tokens seen, so slot s holds the latest position before `count` that is s modulo `cap`.
+    tokens seen, so slot s holds the latest position before `count` that is s modulo `cap`, unless
+    that lies before `first` () int32, the oldest position not trimmed away.
     """
 
     k: Float[Array, "B cap H d"]
     v: Float[Array, "B cap H e"]
     count: Int32[Array, ""]
+    first: Int32[Array, ""]
 
     @property
     def capacity(self) -> int:
@@ -63,7 +66,8 @@ class AttentionCache(eqx.Module):
     def positions(self) -> Int32[Array, " cap"]:
         """Absolute position each slot holds; negative where it holds nothing."""
         last = self.count - 1
-        return last - (last - jnp.arange(self.capacity, dtype=jnp.int32)) % self.capacity
+        latest = last - (last - jnp.arange(self.capacity, dtype=jnp.int32)) % self.capacity
+        return jnp.where(latest >= self.first, latest, -1)
 
     def append(self, k: Float[Array, "B L H d"], v: Float[Array, "B L H e"]) -> AttentionCache:
         """Return the ring after L more tokens; the oldest fall out."""
@@ -74,21 +78,36 @@ class AttentionCache(eqx.Module):
             k=self.k.at[:, slots].set(k[:, L - keep :].astype(self.k.dtype)),
             v=self.v.at[:, slots].set(v[:, L - keep :].astype(self.v.dtype)),
             count=self.count + L,
+            first=jnp.maximum(self.first, self.count + L - self.capacity),
         )
 
     def resized(self, capacity: int) -> AttentionCache:
         """Return a ring of another capacity with the latest tokens that fit it."""
         empty = jnp.zeros((self.k.shape[0], capacity, *self.k.shape[2:]), self.k.dtype)
         values = jnp.zeros((self.v.shape[0], capacity, *self.v.shape[2:]), self.v.dtype)
-        target = AttentionCache(empty, values, self.count)
-        positions = target.positions()
-        held = (positions >= 0) & (positions >= self.count - self.capacity)
+        oldest = self.count - min(capacity, self.capacity)
+        first = jnp.maximum(self.first, oldest)
+        positions = AttentionCache(empty, values, self.count, first).positions()
         source = positions % self.capacity
-        mask = held[None, :, None, None]
+        mask = (positions >= 0)[None, :, None, None]
         return AttentionCache(
             k=jnp.where(mask, self.k[:, source], empty),
             v=jnp.where(mask, self.v[:, source], values),
             count=self.count,
+            first=first,
+        )
+
+    @classmethod
+    def empty(
+        cls, config: MegalodonConfig, batch_size: int, capacity: int, dtype: DTypeLike
+    ) -> AttentionCache:
+        """Return a ring that holds nothing."""
+        shape = (batch_size, capacity, config.num_heads)
+        return cls(
+            k=jnp.zeros((*shape, config.head_dim), dtype),
+            v=jnp.zeros((*shape, config.value_head_dim), dtype),
+            count=jnp.zeros((), jnp.int32),
+            first=jnp.zeros((), jnp.int32),
         )
 
 
@@ -131,12 +150,14 @@ def init_cache(
         allocate_kv, allocate_norm, allocate_ema: make the arrays now. What is not allocated is
             filled by the first call, after which the structure of the cache is another one.
     """
-    dtype = config.compute_dtype if dtype is None else dtype
+    dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype)
+    # An unbounded cache starts with one chunk and grows.
+    capacity = config.effective_max_cache_len or config.chunk_size
     wide = widened(config.accum_dtype)
 
     def layer() -> LayerCache:
         return LayerCache(
-            attn=_empty_ring(config, batch_size, dtype) if allocate_kv else None,
+            attn=AttentionCache.empty(config, batch_size, capacity, dtype) if allocate_kv else None,
             norm=NormState.fresh(batch_size, config.norm_num_groups, wide)
             if allocate_norm
             else None,
@@ -146,6 +167,27 @@ def init_cache(
 
     norm = NormState.fresh(batch_size, config.norm_num_groups, wide) if allocate_norm else None
     return ModelCache(tuple(layer() for _ in range(config.num_layers)), norm)
+
+
+def grown_cache(config: MegalodonConfig, cache: ModelCache, length: int) -> ModelCache:
+    """Return the cache with room for `length` more tokens if it is unbounded: it must not wrap.
+
+    Raises:
+        RuntimeError: it is full under jit, where shapes cannot change.
+    """
+    attn = cache.layer_caches[0].attn
+    if not config.cache_unbounded or attn is None:
+        return cache
+    if isinstance(attn.count, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
+        message = (
+            f"cache_unbounded: the cache holds {attn.capacity} tokens and is full; it grows only "
+            "outside of jit. Call reserve_cache before, or call without jit."
+        )
+        full = attn.count + length > attn.capacity
+        count = eqx.error_if(attn.count, full, message)
+        return eqx.tree_at(lambda c: c.layer_caches[0].attn.count, cache, count)
+    C = config.chunk_size
+    return reserve_cache(cache, -(-(int(attn.count) + length) // C) * C)
 
 
 def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
@@ -192,37 +234,30 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
             "it is of another model."
         )
     heads, groups = config.num_heads, config.norm_num_groups
-    expected = {
-        "attn.k": (batch_size, None, heads, config.head_dim),
-        "attn.v": (batch_size, None, heads, config.value_head_dim),
-        "norm.mean": (batch_size, groups),
-        "ema.h": (batch_size, config.model_dim, config.cema_ndim),
-    }
+    norm = {"count": (batch_size,), "mean": (batch_size, groups), "var": (batch_size, groups)}
+    keys = (batch_size, None, heads, config.head_dim)
+    values = (batch_size, None, heads, config.value_head_dim)
+    ema = {"h": (batch_size, config.model_dim, config.cema_ndim)}
     for i, layer in enumerate(cache.layer_caches):
-        for name, shape in expected.items():
-            owner, leaf = name.split(".")
-            state = getattr(layer, owner)
-            if state is None:
-                continue
-            got = getattr(state, leaf).shape
-            if len(got) != len(shape) or any(
-                s is not None and s != g for s, g in zip(shape, got, strict=True)
-            ):
-                raise ValueError(
-                    f"cache: layer {i} {name} has shape {got}, expected {shape} (None: any); "
-                    "make it with init_cache for this configuration and batch size."
-                )
+        _check_state(f"layer {i} attn", layer.attn, {"k": keys, "v": values})
+        _check_state(f"layer {i} norm", layer.norm, norm)
+        _check_state(f"layer {i} ema", layer.ema, ema)
+    _check_state("final_norm", cache.final_norm, norm)
 
 
-def _empty_ring(config: MegalodonConfig, batch_size: int, dtype: DTypeLike) -> AttentionCache:
-    # An unbounded cache starts with one chunk and grows.
-    capacity = config.effective_max_cache_len or config.chunk_size
-    shape = (batch_size, capacity, config.num_heads)
-    return AttentionCache(
-        k=jnp.zeros((*shape, config.head_dim), dtype),
-        v=jnp.zeros((*shape, config.value_head_dim), dtype),
-        count=jnp.zeros((), jnp.int32),
-    )
+def _check_state(name: str, state: Any, expected: Mapping[str, tuple[int | None, ...]]) -> None:
+    if state is None:
+        return
+    for leaf, shape in expected.items():
+        got = getattr(state, leaf).shape
+        fits = len(got) == len(shape) and all(
+            s is None or s == g for s, g in zip(shape, got, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"cache: {name}.{leaf} has shape {got}, expected {shape} (None: any); "
+                "make it with init_cache for this configuration and batch size."
+            )
 
 
 def _zero_state(config: MegalodonConfig, batch_size: int, dtype: DTypeLike) -> EMAState:

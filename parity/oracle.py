@@ -263,12 +263,16 @@ def attention(ctx: Context, m: Array, u: Array, w: Weights, name: str) -> Array:
     v = silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1)
     held = held_tokens(config, L)
     ctx.states[name + "k"], ctx.states[name + "v"] = k[:, L - held :], v[:, L - held :]
-    visible = ctx.visible & ctx.mask[:, None, None, :]
+    return attend(q, k, v, ctx.visible & ctx.mask[:, None, :]).reshape(B, L, -1)
+
+
+def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
+    """`softmax(q k^T) v` over visible keys, `visible` (B, Q, K); 0 for a query that sees none."""
+    visible = visible[:, None]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
     total = np.sum(weights, axis=-1, keepdims=True)
-    out = np.einsum("bhqk,bkhe->bqhe", weights / np.where(total > 0, total, 1.0), v)
-    return out.reshape(B, L, -1)
+    return np.einsum("bhqk,bkhe->bqhe", weights / np.where(total > 0, total, 1.0), v)
 
 
 def held_tokens(config: MegalodonConfig, length: int) -> int:

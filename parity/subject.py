@@ -99,7 +99,7 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
         prefix = f"state/layers.{i}."
         assert layer.attn is not None and layer.ema is not None
         note_norm(prefix, layer.norm)
-        h = np.asarray(layer.ema.h)
+        h: Any = np.asarray(layer.ema.h)
         outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
         position = int(layer.position)
         latest = np.arange(position - held_tokens(config, position), position)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import Literal
 
 from megalodon_jax.config import MegalodonConfig
 
@@ -60,18 +60,43 @@ def capture(function: Callable[..., Any]) -> Callable[..., tuple[Any, dict[str, 
 
     def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        marks = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "name"]
-        results = [*closed.jaxpr.outvars, *(eqn.outvars[0] for eqn in marks)]
-        jaxpr = closed.jaxpr.replace(
-            outvars=results, debug_info=closed.jaxpr.debug_info.with_unknown_names()
-        )
-        values = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(*jax.tree.leaves(args))
-        split = len(values) - len(marks)
-        out = jax.tree.unflatten(jax.tree.structure(shape), values[:split])
-        names = _qualified([eqn.params["name"] for eqn in marks])
-        return out, dict(zip(names, values[split:], strict=True))
+        marks: list[tuple[str, Any]] = []
+        values = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), marks)
+        out = jax.tree.unflatten(jax.tree.structure(shape), values)
+        names = _qualified([name for name, _ in marks])
+        return out, dict(zip(names, (value for _, value in marks), strict=True))
 
     return captured
+
+
+def _evaluate(jaxpr: Any, consts: Any, args: Any, marks: list[tuple[str, Any]]) -> list[Any]:
+    """Evaluate a jaxpr equation by equation, looking inside jitted calls that hold a mark."""
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(atom) for atom in eqn.invars]
+        if _is_marked_call(eqn):
+            inner = eqn.params["jaxpr"]
+            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, marks)
+        else:
+            # An equation traced with 64-bit types must be bound with them.
+            with eqn.ctx.manager:
+                outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
+            outputs = outputs if eqn.primitive.multiple_results else [outputs]
+        if eqn.primitive.name == "name":
+            marks.append((eqn.params["name"], outputs[0]))
+        values.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _is_marked_call(eqn: Any) -> bool:
+    if eqn.primitive.name not in ("jit", "pjit"):
+        return False
+    inside = eqn.params["jaxpr"].jaxpr.eqns
+    return any(e.primitive.name == "name" or _is_marked_call(e) for e in inside)
 
 
 def _qualified(names: list[str]) -> list[str]:

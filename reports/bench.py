@@ -1,8 +1,8 @@
 """Speed, side by side: the same weights and work in JAX and in megalodon-hf, in one run.
 
-Absolute times of a shared machine drift, so the two sides alternate, medians are compared as
-ratios, and two floors are measured in the same run: the products alone (GEMM), and for decoding the bytes
-of the parameters over the measured copy bandwidth.
+Absolute times of a shared machine drift, so the two sides alternate and medians are compared as
+ratios. Two floors are measured in the same run: the products alone (GEMM), and for decoding the
+bytes of the parameters over the measured copy bandwidth.
 """
 
 from __future__ import annotations

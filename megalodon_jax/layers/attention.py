@@ -19,7 +19,6 @@ from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache
 
-
 STRIPE = 256
 """Queries handled at once within a chunk."""
 
@@ -109,9 +108,6 @@ class ChunkedAttention(eqx.Module):
 
         Returns:
             The mixture of values in `config.accum_dtype`, and the cache after the call or None.
-
-        Raises:
-            RuntimeError: an unbounded cache is full under jit, where it cannot grow.
         """
         L = q.shape[1]
         start = 0 if cache is None else cache.count
@@ -120,8 +116,8 @@ class ChunkedAttention(eqx.Module):
             return v.astype(self.config.accum_dtype), cache
         if cache is None and (not return_cache or self._chunk_local):
             out = self._block_diagonal(q, k, v, mask, key)
-            return out, self._ring(q, v, L).append(k, v) if return_cache else None
-        ring = self._ring(q, v, L) if cache is None else self._with_room(cache, L)
+            return out, self.empty_ring(q.shape[0], L).append(k, v) if return_cache else None
+        ring = self.empty_ring(q.shape[0], L) if cache is None else cache
         out, ring = self._stream(q, k, v, ring, key)
         return out, ring if return_cache else None
 
@@ -194,32 +190,13 @@ class ChunkedAttention(eqx.Module):
         window = self.config.effective_max_cache_len
         return visible if window is None else visible & (keys > queries[-1:] - window)
 
-    def _ring(self, q, v, length: int) -> AttentionCache:
-        """An empty ring; an unbounded one gets whole chunks for `length` tokens."""
+    def empty_ring(self, batch_size: int, length: int) -> AttentionCache:
+        """Return an empty ring; an unbounded one gets whole chunks for `length` tokens."""
         config = self.config
         capacity = config.effective_max_cache_len
         if capacity is None:
             capacity = -(-length // config.chunk_size) * config.chunk_size
-        shape, dtype = (q.shape[0], capacity, config.num_heads), config.compute_dtype
-        return AttentionCache(
-            k=jnp.zeros((*shape, q.shape[-1]), dtype),
-            v=jnp.zeros((*shape, v.shape[-1]), dtype),
-            count=jnp.zeros((), jnp.int32),
-        )
-
-    def _with_room(self, cache: AttentionCache, length: int) -> AttentionCache:
-        """An unbounded cache must not wrap: it grows by whole chunks, outside of jit."""
-        if not self.config.cache_unbounded:
-            return cache
-        if isinstance(cache.count, jax.core.Tracer):
-            message = (
-                f"cache_unbounded: the cache holds {cache.capacity} tokens and is full; it grows "
-                "only outside of jit. Call reserve_cache before, or call without jit."
-            )
-            full = cache.count + length > cache.capacity
-            return eqx.tree_at(lambda c: c.count, cache, eqx.error_if(cache.count, full, message))
-        C, needed = self.config.chunk_size, int(cache.count) + length
-        return cache.resized(-(-needed // C) * C) if needed > cache.capacity else cache
+        return AttentionCache.empty(config, batch_size, capacity, config.compute_dtype)
 
 
 class MegalodonAttention(eqx.Module):
@@ -279,6 +256,8 @@ class MegalodonAttention(eqx.Module):
         q, k = self.queries_keys(m)
         v = _heads(jax.nn.silu(self.wv(u)), config.num_heads)
         held = None if cache is None else cache.attn
+        if cache is not None and held is None:
+            held = self.inner.empty_ring(*x.shape[:2])
         o, attn = self.inner(q, k, v, mask, held, return_cache, key=inner_key)
         o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
         gated = dropout(o * jax.nn.silu(self.wr(m)), config.hidden_dropout, gate_key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -120,32 +120,27 @@ class ComplexEMA(eqx.Module):
 
     def q(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
         """Return the poles (D, N), rounded once from float64."""
-        with jax.enable_x64(True):
-            real, imag = _powers(*self._log_poles(), range(1, 2), jnp.dtype(dtype))
-            return jax.lax.complex(real[..., 0], imag[..., 0])
+        return self._power(1, dtype)
 
     def power_tables(self, length: int, dtype: DTypeLike) -> PowerTables:
         """Return the factored powers q^0 .. q^(length-1), computed in float64 and rounded once."""
         S = math.isqrt(length - 1) + 1
         A = -(-length // S)
-        with jax.enable_x64(True):
-            poles = self._log_poles()
-            coarse = _powers(*poles, range(0, A * S, S), jnp.dtype(dtype))
-            fine = _powers(*poles, range(S), jnp.dtype(dtype))
-            return PowerTables(
-                coarse=jnp.swapaxes(jnp.concatenate(coarse, axis=1), 1, 2),
-                fine=jnp.concatenate(fine, axis=1),
-            )
+        coarse = self._powers(range(0, A * S, S), dtype)
+        fine = self._powers(range(S), dtype)
+        return PowerTables(
+            coarse=jnp.swapaxes(jnp.concatenate(coarse, axis=1), 1, 2),
+            fine=jnp.concatenate(fine, axis=1),
+        )
 
-    def _log_poles(self):
-        """log|q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
-        alpha = jax.nn.sigmoid(self.alpha[..., 0].astype(jnp.float64))
-        delta = jax.nn.sigmoid(self.delta[..., 0].astype(jnp.float64))
-        # At saturation |q| is 0 and its logarithm infinite; one ulp inside keeps gradients finite.
-        decay = jnp.minimum(alpha * delta, 1.0 - jnp.finfo(jnp.float64).eps)
-        theta = jax.nn.sigmoid(self.theta[..., 0].astype(jnp.float64))
-        orders = jnp.arange(1, self.ndim + 1, dtype=jnp.float64)
-        return jnp.log1p(-decay), theta * (orders / self.ndim)[None, :]
+    def _powers(self, exponents: range, dtype: DTypeLike) -> tuple[Array, Array]:
+        logits = (self.alpha[..., 0], self.delta[..., 0], self.theta[..., 0])
+        powers: Any = pole_powers(*logits, exponents, jnp.dtype(dtype))
+        return powers
+
+    def _power(self, exponent: int, dtype: DTypeLike) -> Complex[Array, "D N"]:
+        real, imag = self._powers(range(exponent, exponent + 1), dtype)
+        return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _final_state(self, u, h_init, p, tables: PowerTables):
         """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time."""
@@ -157,14 +152,8 @@ class ComplexEMA(eqx.Module):
         coarse = jax.lax.complex(tables.coarse[..., :N], tables.coarse[..., N:])
         state = _scaled(p, jnp.sum(coarse * inner, axis=2))
         if h_init is not None:
-            state = state + self._pole_power(L, u.dtype) * h_init
+            state = state + self._power(L, u.dtype) * h_init
         return state
-
-    def _pole_power(self, exponent: int, dtype: DTypeLike) -> Complex[Array, "D N"]:
-        with jax.enable_x64(True):
-            once = range(exponent, exponent + 1)
-            real, imag = _powers(*self._log_poles(), once, jnp.dtype(dtype))
-            return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _empty_state(self, batch_size: int, h_init, dtype):
         if h_init is not None:
@@ -178,17 +167,22 @@ def _scaled(factor: Array, z: Array) -> Array:
     return jax.lax.complex(factor * jnp.real(z), factor * jnp.imag(z))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _powers(
-    log_radius: Float[Array, "D N"], turns: Float[Array, "D N"], exponents: range, dtype: np.dtype
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def pole_powers(
+    alpha: Float[Array, "D N"],
+    delta: Float[Array, "D N"],
+    theta: Float[Array, "D 1"],
+    exponents: range,
+    dtype: np.dtype,
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
     """Real and imaginary part of q^j for j in `exponents`, computed in float64 and rounded once.
 
-    The derivative needs no second pass of exponentials: it is j times the powers themselves, and
-    rounded ones will do, since what follows is summed in `dtype` anyway.
+    No float64 value leaves this function, so it can be traced again from anywhere. Its derivative
+    needs no second pass of exponentials: it is j times the powers themselves, and rounded ones will
+    do, since what follows is summed in `dtype` anyway.
     """
-    # Differentiation traces this again, outside of the caller's 64-bit context.
     with jax.enable_x64(True):
+        log_radius, turns = _log_poles(alpha, delta, theta)
         j = jnp.asarray(np.array(exponents, np.float64))
         # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
         phase = turns[..., None] * j
@@ -197,21 +191,33 @@ def _powers(
         return (radius * jnp.cos(angle)).astype(dtype), (radius * jnp.sin(angle)).astype(dtype)
 
 
-def _powers_forward(log_radius, turns, exponents, dtype):
-    powers = _powers(log_radius, turns, exponents, dtype)
-    return powers, powers
+def _pole_powers_forward(alpha, delta, theta, exponents, dtype):
+    powers = pole_powers(alpha, delta, theta, exponents, dtype)
+    return powers, (powers, (alpha, delta, theta))
 
 
-def _powers_backward(exponents, dtype, powers, bars):
-    (real, imag), (real_bar, imag_bar) = powers, bars
+def _pole_powers_backward(exponents, dtype, saved, bars):
+    (real, imag), logits = saved
+    real_bar, imag_bar = bars
     j = jnp.asarray(np.array(exponents, dtype))
     log_radius_bar = jnp.sum(j * (real * real_bar + imag * imag_bar), axis=-1)
     turns_bar = (2.0 * math.pi) * jnp.sum(j * (real * imag_bar - imag * real_bar), axis=-1)
     with jax.enable_x64(True):
-        return log_radius_bar.astype(jnp.float64), turns_bar.astype(jnp.float64)
+        _, pull_back = jax.vjp(_log_poles, *logits)
+        return pull_back((log_radius_bar.astype(jnp.float64), turns_bar.astype(jnp.float64)))
 
 
-_powers.defvjp(_powers_forward, _powers_backward)
+pole_powers.defvjp(_pole_powers_forward, _pole_powers_backward)
+
+
+def _log_poles(alpha, delta, theta):
+    """log|q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
+    N = alpha.shape[-1]
+    product = jax.nn.sigmoid(alpha.astype(jnp.float64)) * jax.nn.sigmoid(delta.astype(jnp.float64))
+    # At saturation |q| is 0 and its logarithm infinite; one ulp inside keeps gradients finite.
+    decay = jnp.minimum(product, 1.0 - jnp.finfo(jnp.float64).eps)
+    orders = jnp.arange(1, N + 1, dtype=jnp.float64) / N
+    return jnp.log1p(-decay), jax.nn.sigmoid(theta.astype(jnp.float64)) * orders[None, :]
 
 
 def response(
@@ -223,7 +229,8 @@ def response(
     wr, wi = jnp.real(weights)[..., None, :], jnp.imag(weights)[..., None, :]
     left = jnp.concatenate([wr * real - wi * imag, -(wr * imag + wi * real)], axis=-1)
     table = _einsum("...dan,dns->...das", left, tables.fine)
-    return table.reshape(*table.shape[:-2], -1)[..., :length]
+    A, S = table.shape[-2:]
+    return table.reshape(*table.shape[:-2], A * S)[..., :length]
 
 
 @jax.custom_vjp
