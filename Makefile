@@ -33,7 +33,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/basedpyright --warnings
+	@$(BIN)/basedpyright --level error
 
 # MEGALODON_HF_SOURCE may name a local checkout. Without either source the recordings stand in.
 MEGALODON_HF := $(or $(MEGALODON_HF_SOURCE),megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@082db4b)
