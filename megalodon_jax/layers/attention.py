@@ -19,7 +19,7 @@ from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache
 
-STRIPE = 256
+STRIPE = 512
 """Queries handled at once within a chunk."""
 
 
@@ -44,25 +44,25 @@ def attend(
         The mixture of values, in `config.accum_dtype`.
     """
     compute, accum = config.compute_dtype, config.accum_dtype
-    scores = jnp.einsum(
-        "...qhd,...khd->...hqk",
-        q.astype(compute),
-        k.astype(compute),
-        preferred_element_type=accum,
-    ).astype(config.softmax_dtype)
-    mask = mask[..., None, :, :]
-    scores = jnp.where(mask, scores, -jnp.inf)
+    *batch, Q, H, _ = q.shape
+    q, k, v = (_heads_first(a.astype(compute)) for a in (q, k, v))
+    scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)
+    scores = scores.reshape(*batch, H, Q, k.shape[1]).astype(config.softmax_dtype)
+    scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     # A row of -inf alone would give NaN, in its gradient too: shift it by 0 instead of by -inf.
     peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
     total = jnp.sum(weights, axis=-1, keepdims=True)
     weights = dropout(weights / jnp.where(total > 0, total, 1.0), config.attention_dropout, key)
-    return jnp.einsum(
-        "...hqk,...khe->...qhe",
-        weights.astype(compute),
-        v.astype(compute),
-        preferred_element_type=accum,
-    )
+    weights = weights.astype(compute).reshape(k.shape[0], Q, k.shape[1])
+    mixed = jnp.einsum("nqk,nke->nqe", weights, v, preferred_element_type=accum)
+    return jnp.swapaxes(mixed.reshape(*batch, H, Q, v.shape[-1]), -3, -2)
+
+
+def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
+    """Contiguous (batch and head, L, d): on the CPU a product across strided heads takes thrice."""
+    *batch, L, H, d = x.shape
+    return jnp.swapaxes(x, -3, -2).reshape(math.prod(batch) * H, L, d)
 
 
 class ChunkedAttention(eqx.Module):

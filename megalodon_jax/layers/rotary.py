@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -38,15 +41,24 @@ class RotaryEmbedding(eqx.Module):
     ) -> tuple[Float[Array, "L 1 half"], Float[Array, "L 1 half"]]:
         """Return cosine and sine (L, 1, d/2), computed in float64 and rounded once.
 
-        In float32 the angle itself has lost a sixteenth of a radian at position 10^6.
+        In float32 the angle itself has lost a sixteenth of a radian at position 10^6. Angles add:
+        about 2 sqrt(L) rows of sines and cosines and a product give all L.
         """
         half = self.dim // 2
+        S = max(1, math.isqrt(length))
+        A = -(-length // S)
         with jax.enable_x64(True):
             start = jnp.asarray(start_index).astype(jnp.float64)
-            positions = start + jnp.arange(length, dtype=jnp.float64)
-            rates = float(self.base) ** (-jnp.arange(half, dtype=jnp.float64) / half)
-            angles = (positions[:, None] * rates)[:, None, :]
-            return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+            rates = jnp.asarray(float(self.base) ** (-np.arange(half) / half))
+            coarse = rates[:, None] * (start + S * jnp.arange(A, dtype=jnp.float64))
+            fine = rates[:, None] * jnp.arange(S, dtype=jnp.float64)
+            cos_a, sin_a, cos_b, sin_b = (f(x) for x in (coarse, fine) for f in (jnp.cos, jnp.sin))
+            # A matrix product, not an elementwise one: XLA would fuse the functions into the latter
+            # and evaluate them L times over.
+            left = jnp.stack([cos_a, sin_a], axis=-1)
+            right = jnp.stack([jnp.stack([cos_b, -sin_b], -1), jnp.stack([sin_b, cos_b], -1)])
+            cos_sin = jnp.einsum("jap,tjsp->tasj", left, right).reshape(2, A * S, 1, half)
+            return cos_sin[0, :length].astype(dtype), cos_sin[1, :length].astype(dtype)
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:

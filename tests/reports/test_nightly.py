@@ -37,7 +37,7 @@ def no_probes(monkeypatch):
 
 
 def test_a_healthy_night_passes_and_is_stored(tmp_path):
-    outcome = nightly(Options(tmp_path, ("byte_lm",), "recorded"), quiet)
+    outcome = nightly(Options(tmp_path, ("stream_tokens",), "recorded"), quiet)
     assert outcome.decision.word is Word.PASS
     assert int(outcome.decision.exit_code) == 0
     page = outcome.page.read_text()
