@@ -60,7 +60,7 @@ def test_rotation_is_the_one_of_the_oracle_and_start_index_continues_it() -> Non
     whole, _ = RotaryEmbedding(d)(q, k)
     assert rel_l2(whole, oracle.rope(TINY, np.asarray(q))) <= EXACT
     rest, _ = RotaryEmbedding(d)(q[:, 4:], k[:, 4:], jnp.asarray(4, jnp.int32))
-    assert np.array_equal(rest, whole[:, 4:])
+    assert rel_l2(rest, whole[:, 4:]) <= EXACT
 
 
 def test_far_positions_keep_their_angle_in_float32() -> None:
