@@ -74,9 +74,17 @@ class AttentionCache(eqx.Module):
         L = k.shape[1]
         keep = min(L, self.capacity)
         slots = (self.count + jnp.arange(L - keep, L, dtype=jnp.int32)) % self.capacity
+
+        def write(ring: Array, new: Array) -> Array:
+            new = new[:, L - keep :].astype(ring.dtype)
+            if keep == 1:
+                # A slice is written in place where a scatter copies the ring.
+                return jax.lax.dynamic_update_slice_in_dim(ring, new, slots[0], axis=1)
+            return ring.at[:, slots].set(new)
+
         return AttentionCache(
-            k=self.k.at[:, slots].set(k[:, L - keep :].astype(self.k.dtype)),
-            v=self.v.at[:, slots].set(v[:, L - keep :].astype(self.v.dtype)),
+            k=write(self.k, k),
+            v=write(self.v, v),
             count=self.count + L,
             first=jnp.maximum(self.first, self.count + L - self.capacity),
         )

@@ -174,13 +174,30 @@ class ChunkedAttention(eqx.Module):
         after = ring.append(k, v)
         if n == 1:
             # One token overwrites only what it may not see: the ring itself holds all keys.
-            keys, values, positions = after.k, after.v, after.positions()
-        else:
-            keys = jnp.concatenate([ring.k, k], axis=1)
-            values = jnp.concatenate([ring.v, v], axis=1)
-            positions = jnp.concatenate([ring.positions(), queries])
+            return self._attend_ring(q, queries, after, key), after
+        keys = jnp.concatenate([ring.k, k], axis=1)
+        values = jnp.concatenate([ring.v, v], axis=1)
+        positions = jnp.concatenate([ring.positions(), queries])
         visible = self._visible(queries[:, None], positions[None, :])
         return attend(q, keys, values, visible[None], self.config, key=key), after
+
+    def _attend_ring(self, q, queries, ring: AttentionCache, key):
+        """Attend from one token to the ring; early in a chunk only its filled front is read."""
+        visible = self._visible(queries[:, None], ring.positions()[None, :])[None]
+
+        def front(size: int):
+            return lambda: attend(
+                q, ring.k[:, :size], ring.v[:, :size], visible[..., :size], self.config, key=key
+            )
+
+        C = self.config.chunk_size
+        if not self._chunk_local or ring.capacity != C or C < STRIPE:
+            return front(ring.capacity)()
+        # Chunk-local, slot s is position s of the chunk: decoding is bound by what it reads.
+        sizes = (C // 16, C // 4, C)
+        filled = queries[0] % C + 1
+        index = sum((filled > size).astype(jnp.int32) for size in sizes[:-1])
+        return jax.lax.switch(index, [front(size) for size in sizes])
 
     def _visible(self, queries, keys):
         visible = (keys >= 0) & (keys <= queries)

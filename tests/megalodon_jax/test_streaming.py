@@ -579,3 +579,23 @@ def assert_kept(config: MegalodonConfig, state: jnp.dtype) -> None:
     assert jnp.real(jnp.zeros((), layer.ema.h.dtype)).dtype == state
     for counter in (layer.attn.count, layer.norm.count, layer.position):
         assert counter.dtype == jnp.int32
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("position", [31, 32, 127, 128, 510, 511, 512])
+def test_a_long_chunk_is_read_only_as_far_as_it_is_filled(position: int) -> None:
+    """Around every size of the ring's front: one token against the whole text at once."""
+    config = tiny(chunk_size=512).with_dtype("float64")
+    layer, length = ChunkedAttention(config), position + 1
+    rng = np.random.default_rng(4)
+    q, k = jnp.asarray(rng.standard_normal((2, 1, length, config.num_heads, config.head_dim)))
+    v = jnp.asarray(rng.standard_normal((1, length, config.num_heads, config.value_head_dim)))
+    whole, _ = layer(q, k, v)
+    _, ring = layer(q[:, :-1], k[:, :-1], v[:, :-1], None, None, True)
+    last, _ = layer(q[:, -1:], k[:, -1:], v[:, -1:], None, ring, True)
+    assert rel_l2(last, whole[:, -1:]) <= EXACT
+    if position % 512:
+        forgotten = ring.v.at[:, position - 1].set(0.0)
+        ring = AttentionCache(ring.k, forgotten, ring.count, ring.first)
+        last, _ = layer(q[:, -1:], k[:, -1:], v[:, -1:], None, ring, True)
+        assert rel_l2(last, whole[:, -1:]) > EXACT
