@@ -50,7 +50,7 @@ class Comparison:
         rows = [
             self._ratio(name, *errors[name])
             for name in self._ordered(set(truth))
-            if kind_of(name) not in (Kind.GRADIENT, Kind.TOKENS)
+            if kind_of(name) in (Kind.LOGITS, Kind.BLOCK, Kind.LOSS)
         ]
         gradients = [errors[name] for name in truth if kind_of(name) is Kind.GRADIENT]
         if not gradients:

@@ -152,7 +152,7 @@ def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
 
 def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
     """Return cases down and edges across, the worst gate of `kind` in each cell or None."""
-    part = gates_of(data[data["kind"] == kind])
+    part = gates_of(data[(data["kind"] == kind) & (data["metric"] == "rel_l2")])
     edges = edges_of(part)
     worst = {pair: _worst(group) for pair, group in part.groupby(["case", "edge"], sort=False)}
     order = part.groupby("case", sort=False)["rank"].max()
