@@ -42,19 +42,19 @@ TABLE = (
     Rule(
         "jax64:oracle",
         FORWARD,
-        "spec/parity.md: same mathematics; a bug stands orders above; at most 2.1e-14 measured",
+        "spec/parity.md: same mathematics; a bug stands orders above; at most 2.2e-14 measured",
         absolute=1e-11,
     ),
     Rule(
         "jax64:oracle",
         (Kind.GRADIENT,),
-        "spec/parity.md: against automatic differentiation of the oracle; at most 5.3e-14 measured",
+        "spec/parity.md: against automatic differentiation of the oracle; at most 1.0e-13 measured",
         absolute=1e-10,
     ),
     Rule(
         "reference32:oracle",
         FORWARD,
-        "its own rounding: median 1.5 x, at most 3.0 x the floor measured (EMA coefficients in "
+        "its own rounding: median 1.5 x, at most 3.8 x the floor measured (EMA coefficients in "
         "float32); a scalar loss can cancel below its tensors, hence the minimum",
         absolute=3e-7,
         noise_factor=6.0,
@@ -62,14 +62,14 @@ TABLE = (
     Rule(
         "reference32:oracle",
         (Kind.GRADIENT,),
-        "its own rounding: median 1.5 x, at most 6.2 x the floor measured, on the EMA phase theta",
+        "its own rounding: median 1.6 x, at most 6.2 x the floor measured, on the EMA phase theta",
         absolute=3e-7,
         noise_factor=12.0,
     ),
     Rule(
         "jax32:oracle",
         FORWARD,
-        "our own rounding: median 0.95 x, at most 2.6 x the floor measured, in the softmax of "
+        "our own rounding: median 0.93 x, at most 2.6 x the floor measured, in the softmax of "
         "byte_lm, whose q, k and scores are rounded but not named (the reference: 2.9 x there)",
         absolute=3e-7,
         noise_factor=4.0,
@@ -77,7 +77,7 @@ TABLE = (
     Rule(
         "jax32:oracle",
         (Kind.GRADIENT,),
-        "our own rounding: median 1.0 x, at most 3.4 x the floor measured, in byte_lm",
+        "our own rounding: median 1.0 x, at most 3.7 x the floor measured, in byte_lm",
         absolute=3e-7,
         noise_factor=6.0,
     ),
