@@ -62,7 +62,9 @@ def loss_sum_and_count(
     count int32. Arguments and errors as for `next_token_loss`.
     """
     targets, valid = _targets(labels, mask, logits.shape[-1], ignore_index)
-    total = _summed(logits[:, :-1], targets, valid, dtype)
+    # The last position has no target. Cutting its logits off would copy all others.
+    last = ((0, 0), (0, 1))
+    total = _summed(logits, jnp.pad(targets, last), jnp.pad(valid, last), dtype)
     return total, jnp.sum(valid, dtype=jnp.int32)
 
 

@@ -49,6 +49,7 @@ def attend(
     scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)
     scores = scores.reshape(*batch, H, Q, k.shape[1]).astype(config.softmax_dtype)
     scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
+    scores = scores.reshape(k.shape[0] * Q, k.shape[1])
     # A row of -inf alone would give NaN, in its gradient too: shift it by 0 instead of by -inf.
     peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
@@ -271,13 +272,15 @@ class MegalodonAttention(eqx.Module):
         m = checkpoint_name(self.rmsnorm(c), "rmsnorm")
         m = dropout(m, config.hidden_dropout, ema_key)
         q, k = self.queries_keys(m)
-        v = _heads(jax.nn.silu(self.wv(u)), config.num_heads)
+        q, k = checkpoint_name(q, "q"), checkpoint_name(k, "k")
+        v = checkpoint_name(_heads(jax.nn.silu(self.wv(u)), config.num_heads), "v")
         held = None if cache is None else cache.attn
         if cache is not None and held is None:
             held = self.inner.empty_ring(*x.shape[:2])
         o, attn = self.inner(q, k, v, mask, held, return_cache, key=inner_key)
         o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
-        gated = dropout(o * jax.nn.silu(self.wr(m)), config.hidden_dropout, gate_key)
+        gate = checkpoint_name(jax.nn.silu(self.wr(m)), "gate")
+        gated = dropout(o * gate, config.hidden_dropout, gate_key)
         h = dropout(self.wh1(m) + self.wh2(gated), config.dropout, out_key)
         y = checkpoint_name(x + h, "attn")
         if not return_cache:
@@ -301,13 +304,14 @@ class MegalodonAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
         """Project to one z per head, normalise it, and read query and key off it affinely."""
         H, d = self.config.num_heads, self.config.head_dim
+        B, L, _ = m.shape
         z = _heads(self.wz(m), H)
-        wide = z.astype(widened(z.dtype))
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        z = wide * jax.lax.rsqrt(mean_square + self.config.norm_eps)
-        scale = ((self.gamma + 1.0) / math.sqrt(d)).astype(z.dtype).reshape(2, H, d)
-        shift = self.beta.astype(z.dtype).reshape(2, H, d)
-        return z * scale[0] + shift[0], z * scale[1] + shift[1]
+        z = RMSNorm(d, self.config.norm_eps, affine=False)(z.astype(widened(z.dtype)))
+        rows = z.reshape(B * L, H * d)
+        scale = ((self.gamma + 1.0) / math.sqrt(d)).astype(z.dtype)
+        shift = self.beta.astype(z.dtype)
+        q, k = (rows * scale[i] + shift[i] for i in range(2))
+        return q.reshape(z.shape), k.reshape(z.shape)
 
 
 def _heads(x: Float[Array, "B L HE"], heads: int) -> Float[Array, "B L H E"]:

@@ -95,7 +95,7 @@ class ComplexEMA(eqx.Module):
         y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
-        y = y + self.omega.astype(dtype)[:, None] * u
+        y = y + self._skip(u)
         state = self._final_state(u, h_init, p, tables) if return_state else None
         return y.astype(x.dtype), state
 
@@ -142,6 +142,12 @@ class ComplexEMA(eqx.Module):
         real, imag = self._powers(range(exponent, exponent + 1), dtype)
         return jax.lax.complex(real[..., 0], imag[..., 0])
 
+    def _skip(self, u: Float[Array, "B D L"]) -> Float[Array, "B D L"]:
+        """Return omega u, the path around the filter, multiplied where it lies in memory."""
+        B, D, L = u.shape
+        rows = jnp.swapaxes(u, 1, 2).reshape(B * L, D) * self.omega.astype(u.dtype)
+        return jnp.swapaxes(rows.reshape(B, L, D), 1, 2)
+
     def _final_state(self, u, h_init, p, tables: PowerTables):
         """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time."""
         B, D, L = u.shape
@@ -181,14 +187,32 @@ def pole_powers(
     needs no second pass of exponentials: it is j times the powers themselves, and rounded ones will
     do, since what follows is summed in `dtype` anyway.
     """
+    n, start, step = len(exponents), exponents.start, exponents.step
+    S = math.isqrt(n - 1) + 1
+    A = -(-n // S)
     with jax.enable_x64(True):
         log_radius, turns = _log_poles(alpha, delta, theta)
-        j = jnp.asarray(np.array(exponents, np.float64))
+        few = [start + step * S * a for a in range(A)] + [step * b for b in range(S)]
+        j = jnp.asarray(np.array(few, np.float64))
         # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
         phase = turns[..., None] * j
         angle = (2.0 * math.pi) * (phase - jnp.round(phase))
         radius = jnp.exp(log_radius[..., None] * j)
-        return (radius * jnp.cos(angle)).astype(dtype), (radius * jnp.sin(angle)).astype(dtype)
+        real, imag = radius * jnp.cos(angle), radius * jnp.sin(angle)
+
+        def row(left: tuple[Array, Array]) -> tuple[Array, Array]:
+            (x, y), (u, v) = (z[..., None] for z in left), (real[..., A:], imag[..., A:])
+            return (u * x - v * y).astype(dtype), (u * y + v * x).astype(dtype)
+
+        # A loop, so that XLA does not fuse the functions above into the product and evaluate them
+        # for every power.
+        rows = jax.lax.map(row, (_rows_first(real[..., :A]), _rows_first(imag[..., :A])))
+        powers = (jnp.moveaxis(z, 0, -2).reshape(*alpha.shape, A * S)[..., :n] for z in rows)
+        return tuple(powers)
+
+
+def _rows_first(z: Array) -> Array:
+    return jnp.moveaxis(z, -1, 0)
 
 
 def _pole_powers_forward(alpha, delta, theta, exponents, dtype):

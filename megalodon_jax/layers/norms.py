@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,11 +30,11 @@ class RMSNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
         """Normalise (..., dim) over its last axis."""
-        wide = x.astype(widened(x.dtype))
+        wide = _rows(x)
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         if self.gamma is not None:
             y = y * (self.gamma + 1.0).astype(y.dtype)
-        return y.astype(x.dtype)
+        return y.reshape(x.shape).astype(x.dtype)
 
 
 class LayerNorm(eqx.Module):
@@ -54,10 +56,15 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
         """Normalise (..., dim) over its last axis."""
-        wide = x.astype(widened(x.dtype))
+        wide = _rows(x)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         var = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(var + self.eps)
         if self.weight is not None and self.bias is not None:
             y = y * self.weight.astype(y.dtype) + self.bias.astype(y.dtype)
-        return y.astype(x.dtype)
+        return y.reshape(x.shape).astype(x.dtype)
+
+
+def _rows(x: Array) -> Float[Array, "rows dim"]:
+    """Widen, and flatten: XLA's CPU backend is 10 times slower at the gradients of (1, L, dim)."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(widened(x.dtype))

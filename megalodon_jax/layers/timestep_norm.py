@@ -70,12 +70,15 @@ class TimestepNorm(eqx.Module):
         origin = jax.lax.stop_gradient(_origin(groups, state, mask))
         groups = groups - origin[:, None, :, None]
         mean, var, count = _running(groups.mean(-1), mean0 - origin, var0, state.count, mask)
-        y = (groups - mean[..., None]) * jax.lax.rsqrt(var + self.eps)[..., None]
-        y = y.reshape(B, L, D)
+        # Rows of a matrix, as in `norms`: XLA's CPU backend is slow at gradients of (1, L, ...).
+        G = self.num_groups
+        centred = (groups - mean[..., None]).reshape(B * L * G, D // G)
+        y = centred * jax.lax.rsqrt(var + self.eps).reshape(B * L * G, 1)
+        y = y.reshape(B * L, D)
         if self.weight is not None and self.bias is not None:
             y = y * (self.weight + 1.0).astype(dtype) + self.bias.astype(dtype)
         final = NormState(count=count, mean=mean[:, -1] + origin, var=var[:, -1])
-        return y.astype(x.dtype), final
+        return y.reshape(B, L, D).astype(x.dtype), final
 
 
 def _origin(
