@@ -16,7 +16,7 @@ import numpy as np
 
 from parity.cases import Case
 from parity.results import Kind, Measurement, Verdict
-from parity.taps import stages
+from parity.taps import COTANGENT, computed
 from parity.tolerances import NoiseFloors, rule
 
 METRICS_VERSION = 1
@@ -52,7 +52,7 @@ class Comparison:
             for name in self._ordered(set(truth))
             if kind_of(name) in (Kind.LOGITS, Kind.BLOCK, Kind.LOSS)
         ]
-        gradients = [errors[name] for name in truth if kind_of(name) is Kind.GRADIENT]
+        gradients = [errors[name] for name in truth if name.startswith("grad/")]
         if not gradients:
             return rows
         ours, theirs = (float(np.sqrt(np.mean(np.square(e)))) for e in zip(*gradients, strict=True))
@@ -103,7 +103,7 @@ class Comparison:
         return self._row(name, "rel_l2", math.inf, math.nan, Verdict.FAIL, note)
 
     def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:
-        order = stages(self.case.config)
+        order = computed(self.case.config)
         parts = (self.case.hash, self.edge, name, metric, METRICS_VERSION, self.device)
         return Measurement(
             case=self.case.name,
@@ -134,13 +134,13 @@ class Comparison:
         return self._select("logits", labels)
 
     def _ordered(self, names: set[str]) -> list[str]:
-        order = {name: i for i, name in enumerate(stages(self.case.config))}
-        return sorted(names, key=lambda n: (order.get(n, len(order)), n.startswith("grad/"), n))
+        order = {name: i for i, name in enumerate(computed(self.case.config))}
+        return sorted(names, key=lambda n: (order.get(n, len(order)), n))
 
 
 def kind_of(quantity: str) -> Kind:
     """Return the family of a quantity by its name."""
-    if quantity.startswith("grad/"):
+    if quantity.startswith(("grad/", COTANGENT)):
         return Kind.GRADIENT
     if quantity.startswith("state/"):
         return Kind.STATE

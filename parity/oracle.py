@@ -112,23 +112,26 @@ def run(
     mask_ema: bool = True,
     tap: Tap = unchanged,
 ) -> dict[str, Array]:
-    """Return every tap, the `loss`, and its derivative by every parameter as `grad/<name>`.
+    """Return every tap, the `loss`, and its derivatives, by reverse differentiation.
 
-    Arguments as for `forward` and `loss`; the derivative is by reverse differentiation.
+    Derivatives by parameters are named `grad/<name>`, by taps `bar/<name>`. Arguments as for
+    `forward` and `loss`.
     """
     taps: dict[str, Array] = {}
+    bars: dict[str, Array] = {}
 
     def keep(name: str, value: Array) -> Array:
         value = tap(name, value)
         taps[name] = getval(value)
-        return value
+        return watched(value, bars, "bar/" + name)
 
     def objective(weights: Weights) -> Array:
         logits = forward(config, weights, ids, mask, mask_ema=mask_ema, tap=keep)
         return loss(logits, labels, mask)
 
     value, gradients = value_and_grad(objective)(dict(weights))
-    return taps | {"loss": np.asarray(value)} | {f"grad/{n}": g for n, g in gradients.items()}
+    gradients = {f"grad/{n}": g for n, g in gradients.items()}
+    return taps | {"loss": np.asarray(value)} | bars | gradients
 
 
 def stream(
@@ -184,7 +187,7 @@ def block(ctx: Context, w: Weights, x: Array, index: int) -> Array:
         m = m * (w["attn.rmsnorm.gamma"] + 1)
     m = ctx.tap(name + "rmsnorm", m)
     o = ctx.tap(name + "inner", attention(ctx, m, u, w, name))
-    r = silu(linear(m, w, "attn.wr"))
+    r = ctx.tap(name + "gate", silu(linear(m, w, "attn.wr")))
     y = linear(m, w, "attn.wh1") + linear(o * r, w, "attn.wh2") + x
     y = ctx.tap(name + "attn", y)
     f = layer_norm(config, y, w)
@@ -259,8 +262,10 @@ def attention(ctx: Context, m: Array, u: Array, w: Weights, name: str) -> Array:
     z = z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + config.norm_eps)
     scale = ((w["attn.gamma"] + 1) / math.sqrt(d)).reshape(2, H, d)
     shift = w["attn.beta"].reshape(2, H, d)
-    q, k = rope(config, z * scale[0] + shift[0]), rope(config, z * scale[1] + shift[1])
-    v = silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1)
+    q = ctx.tap(name + "q", z * scale[0] + shift[0])
+    k = ctx.tap(name + "k", z * scale[1] + shift[1])
+    v = ctx.tap(name + "v", silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1))
+    q, k = rope(config, q), rope(config, k)
     held = held_tokens(config, L)
     ctx.states[name + "k"], ctx.states[name + "v"] = k[:, L - held :], v[:, L - held :]
     return attend(q, k, v, ctx.visible & ctx.mask[:, None, :]).reshape(B, L, -1)
@@ -322,6 +327,23 @@ def constant(x: Array) -> Array:
 
 
 defvjp(constant, lambda ans, x: lambda g: np.zeros_like(x))
+
+
+@primitive
+def watched(x: Array, store: dict[str, Array], name: str) -> Array:
+    """Return `x` as it is, and put the derivative by it into `store`."""
+    return x
+
+
+def _keep_derivative(ans, x, store, name):
+    def pull_back(g):
+        store[name] = g
+        return g
+
+    return pull_back
+
+
+defvjp(watched, _keep_derivative, argnums=(0,))
 
 
 def _under(weights: Weights, prefix: str) -> dict[str, Array]:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from parity.cases import CASES, Case
+from parity.taps import COTANGENT
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "data" / "recordings"
@@ -35,6 +36,12 @@ class RecordedReference:
 
     folder: Path = FOLDER
     kind = "recorded"
+    omits = "cotangents, v and gate, which are not recorded to keep the repository small"
+
+    def gives(self, quantity: str) -> bool:
+        """Whether recordings hold a quantity the oracle has; see `omits`."""
+        tap = quantity.rpartition(".")[-1] if not quantity.startswith("state/") else ""
+        return not quantity.startswith(COTANGENT) and tap not in ("v", "gate")
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -95,7 +102,11 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case.name}.safetensors"
     notes = {**provenance, "schema": SCHEMA, "case_hash": case.hash, "case": case.definition}
-    tensors = {name: np.array(array, order="C") for name, array in outputs.items()}
+    tensors = {
+        name: np.array(array, order="C")
+        for name, array in outputs.items()
+        if RecordedReference(folder).gives(name)
+    }
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{case.name}.")
     os.close(handle)
     try:

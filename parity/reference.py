@@ -16,7 +16,7 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.cases import NEW_TOKENS, Case
-from parity.taps import BLOCK_TAPS
+from parity.taps import BLOCK_TAPS, COTANGENT, Tap
 
 COMMIT = "082db4b"
 INSTALL = (
@@ -51,6 +51,11 @@ class LiveReference:
 
     device: str = "cpu"
     kind = "live"
+    omits = "the gate's cotangent, for which it has no tensor of its own"
+
+    def gives(self, quantity: str) -> bool:
+        """Whether it answers for a quantity the oracle has; see `omits`."""
+        return not (quantity.startswith(COTANGENT) and quantity.endswith(".gate"))
 
     def __post_init__(self) -> None:
         if reason := why_unavailable():
@@ -88,10 +93,12 @@ class LiveReference:
             labels=torch.from_numpy(batch.labels).long().to(self.device),
             use_cache=False,
         )
+        out.logits.retain_grad()
         out.loss.backward()
         for hook in hooks:
             hook.remove()
         taps |= {"logits": _numpy(out.logits), "loss": _numpy(out.loss)}
+        taps[COTANGENT + "logits"] = _numpy(out.logits.grad)
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 taps[f"grad/{name}"] = _numpy(parameter.grad)
@@ -200,26 +207,41 @@ def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
 
 
 def _hooks(model: Any, taps: dict[str, np.ndarray]) -> list[Any]:
-    """Record what each tap of `BLOCK_TAPS` names; returns the handles to remove."""
+    """Record what each tap names, and the derivative by it where the reference has a tensor for it.
 
-    def keep(name: str, channels_first: bool = False) -> Callable[..., None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple) else output
-            taps[name] = _numpy(value.transpose(1, 2) if channels_first else value)
+    Returns the handles to remove.
+    """
 
-        return hook
+    def keep(name: str, value: Any, tap: Tap | None = None) -> None:
+        def ours(tensor: Any) -> np.ndarray:
+            return _numpy(tensor.transpose(1, 2) if tap and tap.channels_first else tensor)
 
-    def keep_input(module: Any, inputs: Any) -> None:
-        taps["embed"] = _numpy(inputs[0])
+        if tap is not None and tap.silu:
+            taps[name] = ours(torch.nn.functional.silu(value))
+            return
+        taps[name] = ours(value)
+        value.register_hook(lambda g: taps.__setitem__(COTANGENT + name, ours(g)))
+
+    def after(name: str, tap: Tap | None = None) -> Callable[..., None]:
+        return lambda module, inputs, output: keep(
+            name, output[0] if isinstance(output, tuple) else output, tap
+        )
+
+    def before(name: str, argument: int) -> Callable[..., None]:
+        return lambda module, inputs: keep(name, inputs[argument])
+
+    import torch
 
     decoder = model.model
-    hooks = [decoder.layers[0].register_forward_pre_hook(keep_input)]
+    hooks = [decoder.layers[0].register_forward_pre_hook(before("embed", 0))]
     for i, layer in enumerate(decoder.layers):
         for tap in BLOCK_TAPS:
-            module = layer.get_submodule(tap.reference)
-            name = f"layers.{i}.{tap.name}"
-            hooks.append(module.register_forward_hook(keep(name, tap.channels_first)))
-    hooks.append(decoder.norm.register_forward_hook(keep("norm")))
+            module, name = layer.get_submodule(tap.reference), f"layers.{i}.{tap.name}"
+            if tap.argument is None:
+                hooks.append(module.register_forward_hook(after(name, tap)))
+            else:
+                hooks.append(module.register_forward_pre_hook(before(name, tap.argument)))
+    hooks.append(decoder.norm.register_forward_hook(after("norm")))
     return hooks
 
 

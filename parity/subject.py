@@ -19,10 +19,10 @@ from megalodon_jax.types import ModelCache, NormState, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
 from parity.cases import NEW_TOKENS, Case
 from parity.oracle import held_tokens
-from parity.taps import capture
+from parity.taps import COTANGENT, capture
 
 Outputs = dict[str, np.ndarray]
-"""Arrays by name: taps, `logits`, `loss`, and `grad/<parameter>`."""
+"""Arrays by name: taps, `logits`, `loss`, `grad/<parameter>` and `bar/<tap>`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,10 @@ class JaxSubject:
     dtype: str = "float32"
 
     def run(self, case: Case) -> Outputs:
-        """Return every tap, the loss and every gradient of a case; or what its stream gives."""
+        """Return what a case computes; or what its stream gives.
+
+        That is every tap, the loss, and its derivatives by every parameter and every tap.
+        """
         batch = case.batch
         if case.cuts:
             return self._stream(case)
@@ -40,11 +43,22 @@ class JaxSubject:
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
-            (loss, taps), gradients = evaluate(
+            (loss, taps), (gradients, cotangents) = evaluate(
                 model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
             )
             named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
+            named |= {COTANGENT + name: g for name, g in cotangents.items()}
             return {name: np.asarray(a) for name, a in (taps | {"loss": loss} | named).items()}
+
+    def forced(self, case: Case, inputs: Outputs) -> Outputs:
+        """Return every tap computed from the given taps before it: each stage on its own."""
+        batch = case.batch
+        with self.types(), jax.default_matmul_precision("highest"):
+            model = self.load(case)
+            mask = jnp.asarray(batch.mask) if batch.padded else None
+            held = {name: jnp.asarray(a, self.dtype) for name, a in inputs.items()}
+            taps = evaluate_forced(model, jnp.asarray(batch.ids), mask, held)
+            return {name: np.asarray(a) for name, a in taps.items()}
 
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
@@ -112,15 +126,28 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
 
 @eqx.filter_jit
 def evaluate(model, ids, labels, mask):
-    """Return ((loss, taps), gradients); one compilation per configuration, shape and dtype."""
+    """Return ((loss, taps), (gradients, cotangents)); one compilation per configuration."""
     params, static = eqx.partition(model, eqx.is_array)
 
-    def objective(params):
-        def loss(params, ids, labels, mask):
-            model = eqx.combine(params, static)
-            logits, _ = model(ids, mask)
-            return next_token_loss(logits, labels, mask, dtype=model.config.softmax_dtype)
+    def loss(params, ids, labels, mask):
+        model = eqx.combine(params, static)
+        logits, _ = model(ids, mask)
+        return next_token_loss(logits, labels, mask, dtype=model.config.softmax_dtype)
 
-        return capture(loss)(params, ids, labels, mask)
+    def objective(params, offsets):
+        return capture(loss, offsets=offsets)(params, ids, labels, mask)
 
-    return jax.value_and_grad(objective, has_aux=True)(params)
+    _, taps = jax.eval_shape(capture(loss), params, ids, labels, mask)
+    zeros = {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in taps.items()}
+    return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, zeros)
+
+
+@eqx.filter_jit
+def evaluate_forced(model, ids, mask, inputs):
+    """Return the taps, each computed from `inputs` in place of the taps before it."""
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def logits(params, ids, mask):
+        return eqx.combine(params, static)(ids, mask)[0]
+
+    return capture(logits, forced=inputs)(params, ids, mask)[1]

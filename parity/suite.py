@@ -30,6 +30,12 @@ class Reference(Protocol):
     """Anything that answers for megalodon-hf: live or recorded."""
 
     kind: str
+    omits: str
+    """What it has no answer for, in words."""
+
+    def gives(self, quantity: str) -> bool:
+        """Whether it answers for a quantity the oracle has."""
+        ...
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -94,10 +100,14 @@ class Suite:
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
         differs = case.batch.padded and case.config.mask_ema
         as_reference = truth(case, mask_ema=False) if differs else exact
+        exact, as_reference, ours = map(self._answered, (exact, as_reference, ours))
         yield from edge("reference32:oracle").run(theirs, as_reference)
         valid = edge("jax32:oracle", only_valid=differs)
         yield from valid.accuracy(ours, theirs, exact)
         yield from edge("jax32:reference32", only_valid=differs).run(ours, theirs)
+
+    def _answered(self, arrays: Arrays) -> Arrays:
+        return {name: array for name, array in arrays.items() if self.reference.gives(name)}
 
 
 def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement:

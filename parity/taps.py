@@ -7,7 +7,7 @@ Source: spec/parity.md "Taps".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,20 +26,31 @@ class Tap:
     reference: str
     """The module of the reference's block whose output it is; empty for the block itself."""
     parameters: tuple[str, ...]
-    """Parameters, relative to the block, that act between the tap before it and this one."""
+    """Parameters, relative to the block, that act between the taps before it and this one."""
     channels_first: bool = False
     """Whether the reference has it as (B, D, L)."""
+    argument: int | None = None
+    """Which positional argument of the module it is, where it is not the output."""
+    silu: bool = False
+    """Whether the reference applies SiLU to the module's output without giving it a name."""
 
 
 BLOCK_TAPS = (
     Tap("timenorm", "attn.timenorm", ("attn.timenorm",)),
     Tap("cema", "attn.cema", ("attn.cema",), channels_first=True),
     Tap("rmsnorm", "attn.rmsnorm", ("attn.rmsnorm",)),
-    Tap("inner", "attn.inner", ("attn.wz", "attn.wv", "attn.gamma", "attn.beta")),
-    Tap("attn", "attn", ("attn.wr", "attn.wh1", "attn.wh2")),
+    Tap("q", "attn.inner", ("attn.wz", "attn.gamma", "attn.beta"), argument=0),
+    Tap("k", "attn.inner", ("attn.wz", "attn.gamma", "attn.beta"), argument=1),
+    Tap("v", "attn.inner", ("attn.wv",), argument=2),
+    Tap("inner", "attn.inner", ()),
+    Tap("gate", "attn.wr", ("attn.wr",), silu=True),
+    Tap("attn", "attn", ("attn.wh1", "attn.wh2")),
     Tap("ffn", "", ("ffn",)),
 )
-"""Intermediates of a block in the order they are computed."""
+"""Intermediates of a block in the order they are computed; q and k are taken before RoPE."""
+
+COTANGENT = "bar/"
+"""What a tap's name is prefixed with to name the derivative of the loss by it."""
 
 
 def stages(config: MegalodonConfig) -> tuple[str, ...]:
@@ -48,7 +59,31 @@ def stages(config: MegalodonConfig) -> tuple[str, ...]:
     return ("embed", *blocks, "norm", "logits")
 
 
-def capture(function: Callable[..., Any]) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
+def computed(config: MegalodonConfig) -> tuple[str, ...]:
+    """Return everything a training step computes, in order: taps, loss, cotangents backwards."""
+    forward = stages(config)
+    return (*forward, "loss", *(COTANGENT + name for name in reversed(forward)))
+
+
+def parameters_of(stage: str) -> tuple[str, ...]:
+    """Return the parameters that act between a tap and those before it, by torch name.
+
+    `stage` may be a cotangent: what acts on it is what acts after the tap, so it has no own.
+    """
+    layer, _, name = stage.rpartition(".")
+    named = {tap.name: tap.parameters for tap in BLOCK_TAPS}
+    if layer:
+        return tuple(f"model.{layer}.{p}" for p in named.get(name, ()))
+    ends = {"embed": ("model.embed",), "norm": ("model.norm",), "logits": ("lm_head",)}
+    return ends.get(stage, ())
+
+
+def capture(
+    function: Callable[..., Any],
+    *,
+    offsets: Mapping[str, Any] | None = None,
+    forced: Mapping[str, Any] | None = None,
+) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
     """Return `function` with its named intermediates as a second result.
 
     Operation by operation the results are the same bits. Under jit the extra outputs can keep XLA
@@ -56,20 +91,42 @@ def capture(function: Callable[..., Any]) -> Callable[..., tuple[Any, dict[str, 
 
     The result can be jitted and differentiated. Arguments must be pytrees of arrays. Names that
     occur once per block are prefixed `layers.{i}.` in order of appearance.
+
+    Args:
+        function: what to watch.
+        offsets: added to intermediates by name: the derivative by a zero is the cotangent there.
+        forced: what the computation goes on with in place of an intermediate, by name. What is
+            reported is still what was computed, from forced inputs.
     """
 
     def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        marks: list[tuple[str, Any]] = []
+        marks = _Marks(offsets or {}, forced or {})
         values = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), marks)
-        out = jax.tree.unflatten(jax.tree.structure(shape), values)
-        names = _qualified([name for name, _ in marks])
-        return out, dict(zip(names, (value for _, value in marks), strict=True))
+        return jax.tree.unflatten(jax.tree.structure(shape), values), marks.taken
 
     return captured
 
 
-def _evaluate(jaxpr: Any, consts: Any, args: Any, marks: list[tuple[str, Any]]) -> list[Any]:
+class _Marks:
+    """Collects intermediates as they pass, and says what to go on with."""
+
+    def __init__(self, offsets: Mapping[str, Any], forced: Mapping[str, Any]):
+        self.offsets, self.forced = offsets, forced
+        self.taken: dict[str, jax.Array] = {}
+        self._seen = {tap.name: 0 for tap in BLOCK_TAPS}
+
+    def mark(self, name: str, value: jax.Array) -> jax.Array:
+        if name in self._seen:
+            self._seen[name] += 1
+            name = f"layers.{self._seen[name] - 1}.{name}"
+        if name in self.offsets:
+            value = value + self.offsets[name]
+        self.taken[name] = value
+        return self.forced[name].astype(value.dtype) if name in self.forced else value
+
+
+def _evaluate(jaxpr: Any, consts: Any, args: Any, marks: _Marks) -> list[Any]:
     """Evaluate a jaxpr equation by equation, looking inside jitted calls that hold a mark."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
@@ -87,7 +144,7 @@ def _evaluate(jaxpr: Any, consts: Any, args: Any, marks: list[tuple[str, Any]]) 
                 outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
             outputs = outputs if eqn.primitive.multiple_results else [outputs]
         if eqn.primitive.name == "name":
-            marks.append((eqn.params["name"], outputs[0]))
+            outputs = [marks.mark(eqn.params["name"], outputs[0])]
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -97,16 +154,3 @@ def _is_marked_call(eqn: Any) -> bool:
         return False
     inside = eqn.params["jaxpr"].jaxpr.eqns
     return any(e.primitive.name == "name" or _is_marked_call(e) for e in inside)
-
-
-def _qualified(names: list[str]) -> list[str]:
-    per_block = {tap.name for tap in BLOCK_TAPS}
-    seen = dict.fromkeys(per_block, 0)
-    qualified = []
-    for name in names:
-        if name in per_block:
-            qualified.append(f"layers.{seen[name]}.{name}")
-            seen[name] += 1
-        else:
-            qualified.append(name)
-    return qualified
