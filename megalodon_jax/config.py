@@ -97,6 +97,10 @@ class MegalodonConfig:
             _require(self, name, type(getattr(self, name)) is int, "an integer")
         for name in _SIZES:
             _require(self, name, getattr(self, name) >= 1, "at least 1")
+        for name in (*_RATES, "norm_eps", "rope_base"):
+            value, optional = getattr(self, name), name == "rope_base"
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            _require(self, name, number or (optional and value is None), "a number")
         for name in _RATES:
             _require(self, name, 0.0 <= getattr(self, name) <= 1.0, "in [0, 1]")
         self._check_divisibility()
@@ -125,8 +129,9 @@ class MegalodonConfig:
         _require(
             self,
             "max_cache_len",
-            self.max_cache_len is None or self.max_cache_len >= self.chunk_size,
-            f"None or at least chunk_size={self.chunk_size}",
+            self.max_cache_len is None
+            or (type(self.max_cache_len) is int and self.max_cache_len >= self.chunk_size),
+            f"None or an integer of at least chunk_size={self.chunk_size}",
         )
         _require(
             self, "output_size", self.output_size == -1 or self.output_size >= 1, "-1 or positive"
@@ -261,8 +266,8 @@ def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None
         raise ValueError(f"MegalodonConfig: {name}={getattr(config, name)!r} must be {rule}.")
 
 
-def checked_dtype(name: str, value: DTypeLike) -> np.dtype:
-    """Return a dtype this project computes in.
+def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonConfig") -> np.dtype:
+    """Return a dtype this project computes in; an error names the argument and its `owner`.
 
     Raises:
         ValueError: it is another one, float16, or float64 without 64-bit JAX.
@@ -272,17 +277,17 @@ def checked_dtype(name: str, value: DTypeLike) -> np.dtype:
     except TypeError:
         dtype = None
     if dtype is None:
-        raise ValueError(f"MegalodonConfig: {name}={value} must be one of {_DTYPES}.")
+        raise ValueError(f"{owner}: {name}={value} must be one of {_DTYPES}.")
     if dtype.name == "float16":
         raise ValueError(
-            f"MegalodonConfig: {name}=float16 is refused: EMA states leave its range. "
+            f"{owner}: {name}=float16 is refused: EMA states leave its range. "
             "Use bfloat16 or float32."
         )
     if dtype.name not in _DTYPES:
-        raise ValueError(f"MegalodonConfig: {name}={dtype.name} must be one of {_DTYPES}.")
+        raise ValueError(f"{owner}: {name}={dtype.name} must be one of {_DTYPES}.")
     if dtype.name == "float64" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
-            f"MegalodonConfig: {name}=float64 needs 64-bit JAX. "
+            f"{owner}: {name}=float64 needs 64-bit JAX. "
             "Set jax_enable_x64, or work inside `with jax.enable_x64(True):`."
         )
     return dtype

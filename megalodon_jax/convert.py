@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from megalodon_jax.config import MegalodonConfig, widened
+from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 
@@ -41,10 +41,14 @@ def state_dict(
         dtype: storage dtype of everything but the sensitive parameters, which stay in at least
             float32; None keeps what is there.
         include_rope_inv_freq: add the RoPE rates, which strict loading in torch does not expect.
+
+    Raises:
+        ValueError: `dtype` is none this project stores, such as float16.
     """
+    asked = None if dtype is None else checked_dtype("dtype", dtype, "export")
     tensors = {}
     for name, leaf in named_leaves(model).items():
-        target = leaf.dtype if dtype is None else jnp.dtype(dtype)
+        target = leaf.dtype if asked is None else asked
         if role_of(name) in SENSITIVE:
             target = widened(leaf.dtype)
         tensors[name] = np.array(leaf.astype(target))
@@ -70,6 +74,9 @@ def convert_jax_to_torch(
         model: the model to export.
         dtype: torch dtype of everything but the sensitive parameters; None keeps what is there.
         include_rope_inv_freq: see `state_dict`.
+
+    Raises:
+        ValueError: see `state_dict`.
     """
     name = None if dtype is None else str(dtype).removeprefix("torch.")
     arrays = state_dict(model, dtype=name, include_rope_inv_freq=include_rope_inv_freq)
@@ -86,6 +93,7 @@ def save_safetensors(
     """Write the weights to one safetensors file, aside first and then renamed.
 
     Raises:
+        ValueError: see `state_dict`.
         OSError: the folder cannot be written; nothing is left behind.
     """
     tensors = state_dict(model, dtype=dtype, include_rope_inv_freq=include_rope_inv_freq)

@@ -36,7 +36,13 @@ def sample_token(
         temperature: divides the logits; positive.
         top_k: keep the k most likely tokens.
         top_p: keep the smallest set of most likely tokens whose probability reaches p.
+
+    Raises:
+        ValueError: a value is out of range; under jit only `top_k` is looked at.
     """
+    _check_rates("sample_token", temperature, top_k, top_p)
+    if not _traced(temperature) and temperature == 0:
+        raise ValueError("sample_token: temperature=0 is greedy; call greedy_token.")
     dtype = widened(logits.dtype)
     logits = logits.astype(dtype) / jnp.asarray(temperature, dtype)
     if top_k is not None and top_k < logits.shape[-1]:
@@ -113,7 +119,7 @@ def generate(
     """
     _check_sampling(max_new_tokens, key, temperature, top_k, top_p)
     streams = max_new_tokens > 1 or return_cache or cache is not None
-    last = _last_valid(attention_mask, streams)
+    last = _last_valid(attention_mask, prompt_ids.shape, streams)
     if prompt_ids.shape[1] == 0:
         if cache is not None:
             raise ValueError(
@@ -211,21 +217,38 @@ def _pick(logits, key, temperature, top_k, top_p) -> tuple[Array, Any]:
 
 
 def _check_sampling(max_new_tokens, key, temperature, top_k, top_p) -> None:
-    if max_new_tokens <= 0:
-        raise ValueError(f"generate: max_new_tokens={max_new_tokens} must be at least 1.")
-    if not temperature >= 0:
-        raise ValueError(f"generate: temperature={temperature} must be 0 (greedy) or positive.")
+    if not isinstance(max_new_tokens, (int, np.integer)) or max_new_tokens <= 0:
+        raise ValueError(
+            f"generate: max_new_tokens={max_new_tokens} must be at least 1, an integer."
+        )
+    _check_rates("generate", temperature, top_k, top_p)
     if temperature > 0 and key is None:
         raise ValueError("generate: sampling needs key=...; pass one, or temperature=0 for greedy.")
+
+
+def _check_rates(caller: str, temperature, top_k, top_p) -> None:
+    if not _traced(temperature) and not temperature >= 0:
+        raise ValueError(f"{caller}: temperature={temperature} must be 0 (greedy) or positive.")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"generate: top_k={top_k} must be at least 1, or None.")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"generate: top_p={top_p} must be in (0, 1], or None.")
+        raise ValueError(f"{caller}: top_k={top_k} must be at least 1, or None.")
+    if top_p is not None and not _traced(top_p) and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"{caller}: top_p={top_p} must be in (0, 1], or None.")
 
 
-def _last_valid(mask: Array | None, streams: bool) -> Array | None:
+def _traced(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _last_valid(mask: Array | None, shape: tuple[int, ...], streams: bool) -> Array | None:
     """Index (B,) of the last valid token of padded prompts; None when nothing is padded."""
-    if mask is None or np.asarray(mask).all():
+    if mask is None:
+        return None
+    if mask.shape != shape:
+        raise ValueError(
+            f"generate: attention_mask has shape {mask.shape}, expected that of prompt_ids, "
+            f"{shape}."
+        )
+    if np.asarray(mask).all():
         return None
     if streams:
         raise ValueError(
@@ -233,7 +256,10 @@ def _last_valid(mask: Array | None, streams: bool) -> Array | None:
             "cannot tell padding from text. Use prompts of equal length."
         )
     if not (np.diff(np.asarray(mask, np.int8), axis=1) <= 0).all() or not mask[:, 0].all():
-        raise ValueError("generate: prompts must be padded on the right.")
+        raise ValueError(
+            "generate: prompts must be padded on the right and hold at least one token each; move "
+            "the padding behind the text."
+        )
     return jnp.sum(mask, axis=1) - 1
 
 

@@ -99,6 +99,7 @@ class MegalodonModel(eqx.Module):
                 under jit).
         """
         config = self.config
+        _check_ids(input_ids)
         mask = _check_mask(input_ids, attention_mask)
         key = _dropout_key(config, deterministic, key)
         B, L = input_ids.shape
@@ -231,6 +232,14 @@ def _compiled(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
 
 def _rematerialised(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
     return eqx.filter_checkpoint(block)(x, mask, cache, return_cache, key=key)
+
+
+def _check_ids(ids: Array) -> None:
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"input_ids are {ids.dtype} {ids.shape}, expected integers (B, L); "
+            "give a single text a first axis of 1."
+        )
 
 
 def _check_mask(ids: Array, mask: Array | None) -> Array | None:

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
+from megalodon_jax.config import checked_dtype
 from megalodon_jax.weights import SENSITIVE, named_leaves, replace_leaves, role_of
 
 Tree = TypeVar("Tree")
@@ -36,7 +37,11 @@ def ensure_sensitive_param_dtype(model: Tree, *, dtype: DTypeLike = jnp.float32)
 
     This mends the dtype only: digits a narrower cast took away are gone, and
     `audit_rounded_values` is how to see it.
+
+    Raises:
+        ValueError: `dtype` is none this project stores, such as float16.
     """
+    dtype = checked_dtype("dtype", dtype, "ensure_sensitive_param_dtype")
     leaves = sensitive_leaves(model)
     return replace_leaves(model, {n: leaf.astype(dtype) for n, leaf in leaves.items()})
 

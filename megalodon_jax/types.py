@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Complex, Float, Int32
 
@@ -158,7 +159,7 @@ def init_cache(
         allocate_kv, allocate_norm, allocate_ema: make the arrays now. What is not allocated is
             filled by the first call, after which the structure of the cache is another one.
     """
-    dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype)
+    dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype, "init_cache")
     # An unbounded cache starts with one chunk and grows.
     capacity = config.effective_max_cache_len or config.chunk_size
     wide = widened(config.accum_dtype)
@@ -202,11 +203,13 @@ def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
     """Return the cache with room for the latest `max_len` tokens of keys and values only.
 
     Raises:
-        ValueError: `max_len` is not positive.
+        ValueError: `max_len` is not a positive integer.
     """
-    if max_len < 1:
-        raise ValueError(f"trim_cache: max_len={max_len} must be at least 1.")
-
+    if not isinstance(max_len, (int, np.integer)) or max_len < 1:
+        raise ValueError(
+            f"trim_cache: max_len={max_len!r} must be at least 1, an integer; "
+            "for an empty cache call init_cache."
+        )
     return _resized(cache, lambda capacity: min(capacity, max_len))
 
 
@@ -216,7 +219,24 @@ def reserve_cache(cache: ModelCache, max_len: int) -> ModelCache:
 
 
 def index_cache(cache: ModelCache, indices: Int32[Array, " K"]) -> ModelCache:
-    """Return the cache with rows taken by `indices` (K,), as beam search reorders its beams."""
+    """Return the cache with rows taken by `indices` (K,), as beam search reorders its beams.
+
+    Raises:
+        ValueError: `indices` is not a vector of integers.
+        RuntimeError: an index is outside [0, B), also under jit; JAX would take another row.
+    """
+    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise ValueError(
+            f"index_cache: indices are {indices.dtype} {indices.shape}, expected integers (K,), "
+            "the row each beam continues."
+        )
+    rows = next((leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim), None)
+    if rows is not None:
+        indices = eqx.error_if(
+            indices,
+            (indices < 0) | (indices >= rows),
+            f"index_cache: indices must be in [0, {rows}), the rows of this cache.",
+        )
     return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[indices], cache)
 
 
@@ -239,7 +259,7 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
     if len(cache.layer_caches) != config.num_layers:
         raise ValueError(
             f"cache has {len(cache.layer_caches)} layers, expected {config.num_layers}; "
-            "it is of another model."
+            "it is of another model: make one with init_cache for this configuration."
         )
     heads, groups = config.num_heads, config.norm_num_groups
     norm = {"count": (batch_size,), "mean": (batch_size, groups), "var": (batch_size, groups)}

@@ -159,13 +159,26 @@ class ChunkedAttention(eqx.Module):
         return out.reshape(B, L, H, v.shape[-1])
 
     def _stream(self, q, k, v, ring: AttentionCache, key):
+        """Attend block by block: a loop, so that a long piece compiles like a short one."""
         L, C = q.shape[1], self.config.chunk_size
         k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
-        blocks = range(0, L, C)
+        whole = L // C
+        block_key, tail_key = split_key(key, 2)
         outs = []
-        for begin, block_key in zip(blocks, split_key(key, len(blocks)), strict=True):
-            cut = slice(begin, begin + C)
-            out, ring = self._attend_block(q[:, cut], k[:, cut], v[:, cut], ring, block_key)
+        if whole:
+
+            def block(ring: AttentionCache, part):
+                q, k, v, key = part
+                out, ring = self._attend_block(q, k, v, ring, key)
+                return ring, out
+
+            parts = (_blocks(a[:, : whole * C], C) for a in (q, k, v))
+            keys = None if block_key is None else jax.random.split(block_key, whole)
+            ring, out = jax.lax.scan(block, ring, (*parts, keys))
+            outs.append(jnp.moveaxis(out, 0, 1).reshape(v.shape[0], whole * C, *v.shape[2:]))
+        if whole * C < L:
+            q, k, v = (a[:, whole * C :] for a in (q, k, v))
+            out, ring = self._attend_block(q, k, v, ring, tail_key)
             outs.append(out)
         return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=1), ring
 
@@ -312,6 +325,11 @@ class MegalodonAttention(eqx.Module):
         shift = self.beta.astype(z.dtype)
         q, k = (rows * scale[i] + shift[i] for i in range(2))
         return q.reshape(z.shape), k.reshape(z.shape)
+
+
+def _blocks(x: Float[Array, "B L ..."], size: int) -> Float[Array, "n B size ..."]:
+    B, L = x.shape[:2]
+    return jnp.moveaxis(x.reshape(B, L // size, size, *x.shape[2:]), 1, 0)
 
 
 def _heads(x: Float[Array, "B L HE"], heads: int) -> Float[Array, "B L H E"]:

@@ -93,6 +93,10 @@ class ComplexEMA(eqx.Module):
         tables = self.power_tables(L, dtype)
         p, gamma = self.gains(dtype)
         y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
+        if mask is not None:
+            # Before the first valid token the filter is at rest. The transform's rounding noise
+            # there, 1e-7 of the loudest token, is what a norm would scale up to 1.
+            y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
         y = y + self._skip(u)
@@ -108,7 +112,10 @@ class ComplexEMA(eqx.Module):
         """
         p, gamma = self.gains(u.dtype)
         drive = p * u[..., None]
-        h = self.q(u.dtype) * h + jax.lax.complex(drive, jnp.zeros_like(drive))
+        # Half an ulp of q turns the phase by a constant amount per token, and a long memory adds
+        # it up: what rounding q lost is applied too.
+        lost = self._lost(u.dtype) * h + jax.lax.complex(drive, jnp.zeros_like(drive))
+        h = self.q(u.dtype) * h + lost
         y = jnp.sum(jnp.real(gamma * h), axis=-1) + self.omega.astype(u.dtype) * u
         return y, h
 
@@ -121,6 +128,14 @@ class ComplexEMA(eqx.Module):
     def q(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
         """Return the poles (D, N), rounded once from float64."""
         return self._power(1, dtype)
+
+    def _lost(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
+        """Return what `q` lost when it was rounded, a constant to the derivative."""
+        alpha, delta, theta = map(jax.lax.stop_gradient, (self.alpha, self.delta, self.theta))
+        with jax.enable_x64(True):
+            parts = _powers64(alpha[..., 0], delta[..., 0], theta[..., 0], [1])
+            lost = ((x[..., 0] - _rounded(x[..., 0], dtype)).astype(dtype) for x in parts)
+            return jax.lax.complex(*lost)
 
     def power_tables(self, length: int, dtype: DTypeLike) -> PowerTables:
         """Return the factored powers q^0 .. q^(length-1), computed in float64 and rounded once."""
@@ -191,28 +206,23 @@ def pole_powers(
     S = math.isqrt(n - 1) + 1
     A = -(-n // S)
     with jax.enable_x64(True):
-        log_radius, turns = _log_poles(alpha, delta, theta)
+        if A == 1:
+            real, imag = _powers64(alpha, delta, theta, list(exponents))
+            return real.astype(dtype), imag.astype(dtype)
         few = [start + step * S * a for a in range(A)] + [step * b for b in range(S)]
-        j = jnp.asarray(np.array(few, np.float64))
-        # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
-        phase = turns[..., None] * j
-        angle = (2.0 * math.pi) * (phase - jnp.round(phase))
-        radius = jnp.exp(log_radius[..., None] * j)
-        real, imag = radius * jnp.cos(angle), radius * jnp.sin(angle)
+        real, imag = _powers64(alpha, delta, theta, few)
+        u, v = real[..., A:], imag[..., A:]
 
         def row(left: tuple[Array, Array]) -> tuple[Array, Array]:
-            (x, y), (u, v) = (z[..., None] for z in left), (real[..., A:], imag[..., A:])
+            x, y = (z[..., None] for z in left)
             return (u * x - v * y).astype(dtype), (u * y + v * x).astype(dtype)
 
-        # A loop, so that XLA does not fuse the functions above into the product and evaluate them
-        # for every power.
-        rows = jax.lax.map(row, (_rows_first(real[..., :A]), _rows_first(imag[..., :A])))
-        powers = (jnp.moveaxis(z, 0, -2).reshape(*alpha.shape, A * S)[..., :n] for z in rows)
-        return tuple(powers)
-
-
-def _rows_first(z: Array) -> Array:
-    return jnp.moveaxis(z, -1, 0)
+        # A loop, so that XLA does not fuse the functions into the product and evaluate them for
+        # every power.
+        left = (jnp.moveaxis(z[..., :A], -1, 0) for z in (real, imag))
+        rows = jax.lax.map(row, tuple(left))
+        real, imag = (jnp.moveaxis(z, 0, -2).reshape(*alpha.shape, A * S) for z in rows)
+        return real[..., :n], imag[..., :n]
 
 
 def _pole_powers_forward(alpha, delta, theta, exponents, dtype):
@@ -234,6 +244,17 @@ def _pole_powers_backward(exponents, dtype, saved, bars):
 pole_powers.defvjp(_pole_powers_forward, _pole_powers_backward)
 
 
+def _powers64(alpha, delta, theta, exponents: list[int]) -> tuple[Array, Array]:
+    """Real and imaginary part of q^j (D, N, S), float64; call with 64-bit types enabled."""
+    log_radius, turns = _log_poles(alpha, delta, theta)
+    j = jnp.asarray(np.array(exponents, np.float64))
+    # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
+    phase = turns[..., None] * j
+    angle = (2.0 * math.pi) * (phase - jnp.round(phase))
+    radius = jnp.exp(log_radius[..., None] * j)
+    return radius * jnp.cos(angle), radius * jnp.sin(angle)
+
+
 def _log_poles(alpha, delta, theta):
     """log|q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
     N = alpha.shape[-1]
@@ -242,6 +263,12 @@ def _log_poles(alpha, delta, theta):
     decay = jnp.minimum(product, 1.0 - jnp.finfo(jnp.float64).eps)
     orders = jnp.arange(1, N + 1, dtype=jnp.float64) / N
     return jnp.log1p(-decay), jax.nn.sigmoid(theta.astype(jnp.float64)) * orders[None, :]
+
+
+def _rounded(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Return float64 `x` rounded to `dtype`; XLA may leave out a conversion there and back."""
+    info = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def response(

@@ -8,6 +8,7 @@ from functools import cache
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -301,6 +302,7 @@ PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
     ("options", "message"),
     [
         ({"new": 0}, "max_new_tokens=0 must be at least 1"),
+        ({"new": 2.5}, "max_new_tokens=2.5 must be at least 1, an integer"),
         ({"new": -2}, "max_new_tokens=-2 must be at least 1"),
         ({"temperature": 1.0}, "sampling needs key"),
         ({"temperature": -0.5}, r"temperature=-0.5 must be 0 \(greedy\) or positive"),
@@ -315,10 +317,16 @@ PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
         ({"attention_mask": PADDED[:, ::-1], "new": 1}, "padded on the right"),
         ({"attention_mask": PADDED.at[:, 1].set(False), "new": 1}, "padded on the right"),
         ({"attention_mask": jnp.zeros((B, PROMPT), bool), "new": 1}, "padded on the right"),
+        (
+            {"attention_mask": jnp.ones((B, PROMPT + 1), bool)},
+            r"attention_mask has shape \(2, 6\), expected that of prompt_ids, \(2, 5\)",
+        ),
         ({"ids": IDS[:, :0], "cache": True}, "an empty prompt cannot continue a cache"),
     ],
 )
-def test_bad_input_is_refused(options, message: str) -> None:
+def test_bad_input_is_refused(options, message: str, monkeypatch) -> None:
+    # Annotations are checked in tests only; users meet the messages of `generate`.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     options = dict(options)
     if options.get("cache"):
         options["cache"] = init_cache(CONFIG, B)
@@ -326,6 +334,21 @@ def test_bad_input_is_refused(options, message: str) -> None:
         options["key"] = key(options["key"])
     with pytest.raises(ValueError, match=message):
         run(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature=0 is greedy; call greedy_token"),
+        ({"temperature": -1.0}, r"temperature=-1.0 must be 0 \(greedy\) or positive"),
+        ({"top_k": 0}, "top_k=0 must be at least 1, or None"),
+        ({"top_p": 0.0}, r"top_p=0.0 must be in \(0, 1\], or None"),
+        ({"top_p": 1.5}, r"top_p=1.5 must be in \(0, 1\], or None"),
+    ],
+)
+def test_a_draw_with_bad_options_is_refused(options, message: str) -> None:
+    with pytest.raises(ValueError, match=f"sample_token: {message}"):
+        sample_token(jnp.zeros((1, 4)), key(), **options)
 
 
 def test_an_id_outside_the_vocabulary_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from megalodon_jax.layers import ComplexEMA
 from megalodon_jax.layers.complex_ema import causal_convolution, response
-from tests.helpers import EXACT, rel_l2
+from tests.helpers import EXACT, LOST_APPLIED, rel_l2
 
 B, D, N = 2, 3, 4
 
@@ -114,6 +114,17 @@ def test_a_masked_token_enters_as_zero() -> None:
     assert rel_l2(y, fast(ema, x)[0]) > EXACT
 
 
+def test_the_filter_is_at_rest_until_the_first_valid_token() -> None:
+    ema = ema_of("float32")
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((B, D, 40)), jnp.float32)
+    mask = jnp.ones((B, 40), bool).at[0, :7].set(False).at[1, 3:9].set(False)
+    y, _ = fast(ema, x, None, mask)
+    assert not np.any(y[0, :, :7]), "left padding: nothing has come in"
+    assert np.all(y[1, :, 3:9]), "interior padding: what came before goes on"
+    unmasked, _ = fast(ema, jnp.where(mask[:, None], x, 0.0))
+    assert np.any(unmasked[0, :, :7]), "the transform alone leaves rounding noise there"
+
+
 def test_an_empty_sequence_keeps_the_state() -> None:
     ema, x = ema_of("float32"), jnp.zeros((B, D, 0))
     h = state().astype(jnp.complex64)
@@ -157,6 +168,34 @@ def test_long_memory_is_more_exact_than_float32_coefficients_allow() -> None:
     naive = rel_l2(long_memory_output(ema, x, np.complex64), expected)
     ours = rel_l2(fast(ema, jnp.asarray(x))[0], expected)
     assert ours < naive / 10
+
+
+@eqx.filter_jit
+def by_rounded_poles(ema, x, h):
+    q = ema.q(x.dtype)
+
+    def body(h, u):
+        p, gamma = ema.gains(u.dtype)
+        h = q * h + (p * u[..., None]).astype(h.dtype)
+        return h, jnp.sum(jnp.real(gamma * h), axis=-1) + ema.omega * u
+
+    h, y = jax.lax.scan(body, h, jnp.moveaxis(x, -1, 0))
+    return jnp.moveaxis(y, 0, -1), h
+
+
+def test_a_long_stream_of_single_tokens_applies_what_rounding_the_poles_lost() -> None:
+    with jax.enable_x64(True):
+        wide = ema_of("float64", alpha=-6.0, delta=-6.0, theta=-6.0)
+        wide = jax.tree.map(lambda a: a.astype(jnp.float32).astype(a.dtype), wide)
+        x = signal(4096).astype(jnp.float32).astype(jnp.float64)
+        _, exact = truth(wide, x, jnp.zeros((B, D, N), complex))
+        exact, x = np.asarray(exact), np.asarray(x, np.float32)
+        narrow = jax.tree.map(lambda a: np.asarray(a, np.float32), wide)
+    narrow = jax.tree.map(jnp.asarray, narrow)
+    start = jnp.zeros((B, D, N), jnp.complex64)
+    _, stepped = truth(narrow, jnp.asarray(x), start)
+    _, rounded = by_rounded_poles(narrow, jnp.asarray(x), start)
+    assert rel_l2(stepped, exact) <= LOST_APPLIED * rel_l2(rounded, exact)
 
 
 @pytest.mark.parametrize("logit", [pytest.param(60.0, id="|q|=0"), pytest.param(-60.0, id="|q|=1")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,12 @@ def test_a_dropout_rate_lies_between_0_and_1(name: str, value: float) -> None:
         ({"value_dim": 9}, r"value_dim=9 must be a multiple of num_heads=2"),
         ({"z_dim": 6}, r"z_dim=6 must be an even width per head"),
         ({"model_dim": 9}, r"model_dim=9 must be a multiple of norm_num_groups=2"),
-        ({"max_cache_len": 3}, r"max_cache_len=3 must be None or at least chunk_size=4"),
+        (
+            {"max_cache_len": 3},
+            r"max_cache_len=3 must be None or an integer of at least chunk_size=4",
+        ),
+        ({"max_cache_len": 9.5}, r"max_cache_len=9.5 must be None or an integer of at least"),
+        ({"max_cache_len": "9"}, r"max_cache_len='9' must be None or an integer of at least"),
         ({"norm_eps": 0.0}, r"norm_eps=0.0 must be positive"),
         ({"norm_eps": float("nan")}, r"norm_eps=nan must be positive"),
         ({"rope_base": 0.0}, r"rope_base=0.0 must be positive or None"),
@@ -96,6 +102,22 @@ def test_what_is_no_dtype_is_refused_by_name(name: str, value: object) -> None:
 def test_a_size_that_is_no_integer_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"\b{name}={value!r}"):
         tiny(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["0.1", [0.1], True])
+@pytest.mark.parametrize(
+    "name", ["dropout", "attention_dropout", "hidden_dropout", "norm_eps", "rope_base"]
+)
+def test_a_rate_that_is_no_number_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}={re.escape(repr(value))} must be a number"):
+        tiny(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["dropout", "norm_eps"])
+def test_only_the_rope_base_may_be_absent(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=None must be a number"):
+        tiny(**{name: None})
+    assert tiny(rope_base=None).rope_base is None
 
 
 @pytest.mark.parametrize("name", DTYPES)

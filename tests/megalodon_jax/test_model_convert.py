@@ -322,3 +322,17 @@ def test_float16_is_refused_as_storage_on_loading(tmp_path: Path) -> None:
     save_safetensors(model_of(TINY), tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="param_dtype=float16 is refused"):
         load_from_pretrained(tmp_path, TINY, jnp.float16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [("float16", "dtype=float16 is refused.*Use bfloat16"), ("int8", "dtype=int8 must be one of")],
+)
+def test_an_export_to_a_dtype_that_loses_the_weights_is_refused(
+    tmp_path: Path, dtype: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"export: {message}"):
+        save_safetensors(model_of(TINY), tmp_path / "model.safetensors", dtype=dtype)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=f"export: {message}"):
+        convert_jax_to_torch(model_of(TINY), dtype=getattr(torch, dtype))

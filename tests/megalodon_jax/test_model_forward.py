@@ -106,6 +106,32 @@ def test_an_id_outside_the_vocabulary_raises(bad: int) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_annotations")
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (jnp.zeros(5, jnp.int32), r"input_ids are int32 \(5,\), expected integers \(B, L\); give"),
+        (jnp.zeros((1, 5)), r"input_ids are float32 \(1, 5\), expected integers"),
+    ],
+)
+def test_ids_of_another_shape_or_kind_are_refused(ids: jax.Array, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model_of(TINY)(ids)
+
+
+@pytest.mark.parametrize("bad", [-1, V])
+def test_a_label_outside_the_vocabulary_raises_under_jit(bad: int) -> None:
+    ids = jnp.asarray(IDS[:, :3])
+    message = rf"labels must be in \[0, {V}\) or ignore_index=-100"
+    with pytest.raises(eqx.EquinoxRuntimeError, match=message):
+        labelled_loss(model_of(tiny(num_layers=1)), ids, ids.at[0, 1].set(bad)).block_until_ready()
+
+
+@eqx.filter_jit
+def labelled_loss(model, ids, labels):
+    return model.compute_loss(ids, labels)
+
+
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_a_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 9\).*\(2, 10\)"):
         model_of(TINY).model(jnp.asarray(IDS), jnp.ones((B, 9), bool))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from megalodon_jax.precision import (
     audit_rounded_values,
@@ -77,3 +78,9 @@ def test_the_audits_work_on_any_pytree_with_known_names() -> None:
 
     tree = Head({"weight": jnp.asarray([1.0, 1.5], jnp.bfloat16)})
     assert audit_sensitive_param_dtypes(tree) == {"norm.weight": jnp.bfloat16}
+
+
+def test_sensitive_parameters_are_not_cast_to_float16() -> None:
+    message = "ensure_sensitive_param_dtype: dtype=float16 is refused.*Use bfloat16 or float32"
+    with pytest.raises(ValueError, match=message):
+        ensure_sensitive_param_dtype(model_of(TINY), dtype=jnp.float16)
