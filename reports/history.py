@@ -14,7 +14,16 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from reports.store import MEASUREMENTS, Run, StoreError, list_runs, read_manifest, read_run
+from reports.store import (
+    MEASUREMENTS,
+    Run,
+    RunKind,
+    StoreError,
+    kind_of,
+    list_runs,
+    read_manifest,
+    read_run,
+)
 
 WINDOW = 30
 """Runs a sparkline looks back over."""
@@ -36,6 +45,7 @@ GROUP BY ALL
 class History:
     """What earlier runs say about this one.
 
+    `benches` are the newest bench and those before it that timed the same work, oldest first.
     `series` holds, for each gated key, one worst share of tolerance per entry of `runs`, oldest
     first, None where that run has no comparable measurement.
     """
@@ -44,6 +54,7 @@ class History:
     runs: tuple[str, ...] = ()
     series: Mapping[Key, tuple[float | None, ...]] = field(default_factory=dict)
     unreadable: tuple[tuple[Path, str], ...] = ()
+    benches: tuple[Run, ...] = ()
 
 
 def _today(run: Run) -> pa.Table:
@@ -52,22 +63,41 @@ def _today(run: Run) -> pa.Table:
     )
 
 
-def _earlier(root: Path, run: Run) -> tuple[list[Path], list[tuple[Path, str]]]:
+def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[Path]], list[tuple[Path, str]]]:
     folders, unreadable = list_runs(root)
-    kept = []
+    kept: dict[RunKind, list[Path]] = {kind: [] for kind in RunKind}
     for folder in folders:
         manifest = read_manifest(folder)
         # A run with a planted fault says nothing about the code it ran.
         if manifest["created"] < run.manifest["created"] and not manifest.get("fault"):
-            kept.append(folder)
+            kept[kind_of(manifest)].append(folder)
     return kept, unreadable
 
 
-def load_history(root: Path, run: Run) -> History:
-    """Find the baseline of `run` under `root` and the trend of each of its gates.
+def _benches(folders: list[Path], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
+    """Return the last bench of `folders` and those it shares an identity with, oldest first."""
+    found: list[Run] = []
+    wanted: set[str] = set()
+    for folder in reversed(folders):
+        try:
+            run = read_run(folder)
+        except StoreError as error:
+            unreadable.append((folder, str(error)))
+            continue
+        identities = {t.identity for t in run.timings}
+        wanted = wanted or identities
+        if identities & wanted:
+            found.append(run)
+        if len(found) == WINDOW:
+            break
+    return tuple(reversed(found))
 
-    The baseline is the newest earlier run that shares at least one measurement with equal identity.
-    Runs with a planted fault are left out.
+
+def load_history(root: Path, run: Run) -> History:
+    """Find under `root` the baseline of a nightly, the trend of each of its gates, and the benches.
+
+    The baseline is the newest earlier nightly that shares at least one measurement with equal
+    identity. Runs with a planted fault are left out.
     Runs that cannot be read are named in `unreadable` and skipped. Raises StoreError where `root`
     itself cannot be listed.
     """
@@ -76,7 +106,7 @@ def load_history(root: Path, run: Run) -> History:
     worst: list[tuple[str, dict[Key, float]]] = []
     with duckdb.connect() as database:
         database.register("today", _today(run))
-        for folder in reversed(earlier):
+        for folder in reversed(earlier[RunKind.NIGHTLY]):
             # A path is a glob pattern to DuckDB, and a folder name may hold brackets.
             path = glob.escape(str(folder / MEASUREMENTS))
             try:
@@ -91,6 +121,7 @@ def load_history(root: Path, run: Run) -> History:
                 worst.append((folder.name, gated))
             elif baseline is not None:
                 break
+    benches = _benches(earlier[RunKind.BENCH], unreadable)
     worst.reverse()
     keys = sorted({key for _, values in worst for key in values})
     return History(
@@ -98,6 +129,7 @@ def load_history(root: Path, run: Run) -> History:
         runs=tuple(name for name, _ in worst),
         series={key: tuple(values.get(key) for _, values in worst) for key in keys},
         unreadable=tuple(unreadable),
+        benches=benches,
     )
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +15,18 @@ import jax
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.faults import by_name as fault_by_name
-from parity.recordings import RecordedReference
 from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
 from parity.suite import Reference, Suite, choose_reference, culprit
 from parity.tolerances import TABLE, NoiseFloors
-from reports.bench import latest
+from reports.environment import describe, device_kind, environment
 from reports.history import load_history
 from reports.page.render import render
-from reports.store import SCHEMA, Run, write_run
+from reports.store import Run, RunKind, write_run
 from reports.verdicts import Decision, decide
 from stability import suite as stability
 from stability.findings import Finding
 
-PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 Report = Callable[[str], None]
 
 
@@ -101,7 +95,7 @@ def nightly(options: Options, report: Report) -> Outcome:
     findings, probes = run_stability(checkpoint, model, report)
     suites = (parity, probes)
     document = {
-        **environment(started),
+        **environment(started, RunKind.NIGHTLY),
         "reference": describe(reference),
         "durations": {suite.name: round(suite.seconds, 3) for suite in suites},
         "suites": [suite.entry() for suite in suites],
@@ -116,7 +110,6 @@ def nightly(options: Options, report: Report) -> Outcome:
         },
         "replay": _replay(measurements, options),
         "fault": options.fault,
-        "bench": latest(options.out),
     }
     run = Run(document, tuple(measurements), tuple(findings))
     history = load_history(options.out, run)
@@ -181,65 +174,6 @@ def run_stability(
         suite.reason = f"{type(error).__name__}: {error}"[:400]
     suite.seconds = time.perf_counter() - clock
     return findings, suite
-
-
-def environment(started: datetime) -> dict[str, Any]:
-    """Return what the run document says of time, code and machine."""
-    commit, dirty = git_state(Path(__file__).parent)
-    on_cpu = device_kind() == "cpu"
-    name = cpu_model() if on_cpu else jax.devices()[0].device_kind
-    versions = {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
-    return {
-        "schema": SCHEMA,
-        "id": f"{started:%Y-%m-%dT%H-%M-%SZ}-{commit[:7] if commit else 'unversioned'}",
-        "created": started.isoformat(),
-        "commit": commit,
-        "dirty": dirty,
-        "versions": versions,
-        "device": {"kind": device_kind(), "name": name},
-        "threads": len(os.sched_getaffinity(0)),
-        "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "matmul_precision": "highest"},
-    }
-
-
-def device_kind() -> str:
-    """Return the class of device computations run on: "cpu" or "cuda"."""
-    return "cpu" if jax.devices()[0].platform == "cpu" else "cuda"
-
-
-def cpu_model() -> str:
-    """Return the processor's name: another one may round another way, which is no regression."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
-
-
-def git_state(folder: Path) -> tuple[str | None, bool]:
-    """Return (commit, dirty) of the checkout `folder` is in; (None, False) outside of one."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
-        return None, False
-
-
-def describe(reference: Reference) -> dict[str, Any]:
-    """Return what the run document says of the reference."""
-    provenance = reference.provenance
-    live = not isinstance(reference, RecordedReference)
-    return {
-        "kind": reference.kind,
-        "commit": provenance["commit"],
-        "versions": provenance["versions"],
-        "detail": "run in this job" if live else "recordings made with the live reference",
-    }
 
 
 def _said(rows: Sequence[Measurement]) -> str:

@@ -10,6 +10,7 @@ import re
 import shutil
 import uuid
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,39 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.results import Kind, Measurement, Verdict
+from reports.timings import Timing
 from stability.findings import Finding, Severity
 
 SCHEMA = 1
+"""Raised only where stored runs stop being readable: that discards every baseline there is."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
+TIMINGS = "timings.parquet"
 MANIFEST = "run.json"
 PAGE = "report.html"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_NUMBERS = {"value": pa.float64(), "tolerance": pa.float64(), "threshold": pa.float64()}
-_COLUMNS = {
-    MEASUREMENTS: [f.name for f in fields(Measurement)],
-    FINDINGS: [f.name for f in fields(Finding)],
+_TYPES = {
+    **dict.fromkeys(("value", "tolerance", "threshold", "goal", "fraction"), pa.float64()),
+    **dict.fromkeys(("stage", "repeats"), pa.int32()),
+    "rounds": pa.list_(pa.float64()),
 }
+_ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
+_COLUMNS = {name: [f.name for f in fields(row)] for name, row in _ROWS.items()}
+# Properties of a row, written for whoever queries the files and never read back.
+_DERIVED = {MEASUREMENTS: ["fraction"], FINDINGS: [], TIMINGS: ["repeats"]}
+Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
+
+
+class RunKind(StrEnum):
+    """What a run is. Runs of one kind are never history of another."""
+
+    NIGHTLY = "nightly"
+    BENCH = "bench"
+
+
+FILES = {RunKind.NIGHTLY: (MEASUREMENTS, FINDINGS), RunKind.BENCH: (TIMINGS,)}
+"""The Parquet files of a run of each kind."""
 
 
 class StoreError(ValueError):
@@ -39,11 +59,12 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored: the manifest of run.json and one row per measurement and finding."""
+    """One run as stored: the manifest of run.json and the rows of its kind's files."""
 
     manifest: dict[str, Any]
-    measurements: tuple[Measurement, ...]
-    findings: tuple[Finding, ...]
+    measurements: tuple[Measurement, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    timings: tuple[Timing, ...] = ()
 
     @property
     def id(self) -> str:
@@ -51,15 +72,28 @@ class Run:
         return self.manifest["id"]
 
 
+def kind_of(manifest: dict[str, Any]) -> RunKind:
+    """Return the kind of a run; runs stored before there were kinds are all nightlies.
+
+    Raises:
+        StoreError: the kind is not one this version knows.
+    """
+    kind = manifest.get("kind", RunKind.NIGHTLY)
+    try:
+        return RunKind(kind)
+    except ValueError as error:
+        known = ", ".join(RunKind)
+        raise StoreError(
+            f"expected a run of kind {known}, received {kind!r}; update megalodon-numerics"
+        ) from error
+
+
 def _schema(name: str) -> pa.Schema:
-    special = {**_NUMBERS, "stage": pa.int32()}
-    columns = [(c, special.get(c, pa.string())) for c in _COLUMNS[name]]
-    if name == MEASUREMENTS:
-        columns.append(("fraction", pa.float64()))
-    return pa.schema(columns)
+    columns = _COLUMNS[name] + _DERIVED[name]
+    return pa.schema([(column, _TYPES.get(column, pa.string())) for column in columns])
 
 
-def _table(name: str, rows: tuple[Measurement, ...] | tuple[Finding, ...]) -> pa.Table:
+def _table(name: str, rows: Rows) -> pa.Table:
     schema = _schema(name)
     # str() of a StrEnum is its value; everything else goes in as it is.
     columns = {
@@ -68,11 +102,20 @@ def _table(name: str, rows: tuple[Measurement, ...] | tuple[Finding, ...]) -> pa
             for row in rows
         ]
         for field in schema
-        if field.name != "fraction"
     }
-    if name == MEASUREMENTS:
-        columns["fraction"] = [m.fraction for m in rows if isinstance(m, Measurement)]
     return pa.table(columns, schema=schema)
+
+
+def _check_rows(run: Run) -> dict[str, Rows]:
+    kind = kind_of(run.manifest)
+    rows = {MEASUREMENTS: run.measurements, FINDINGS: run.findings, TIMINGS: run.timings}
+    foreign = [name for name, part in rows.items() if part and name not in FILES[kind]]
+    if foreign:
+        raise StoreError(
+            f"expected a run of kind {kind} to hold rows for {', '.join(FILES[kind])} only, "
+            f"received rows for {', '.join(foreign)}; set manifest['kind'] to what was run"
+        )
+    return {name: rows[name] for name in FILES[kind]}
 
 
 def _check_id(run: Run) -> str:
@@ -109,13 +152,14 @@ def check_writable(root: Path) -> None:
         raise _unwritable(root, error) from error
 
 
-def write_run(root: Path, run: Run, page: str) -> Path:
-    """Store a run with its page as `root/<id>` and return that folder.
+def write_run(root: Path, run: Run, page: str | None = None) -> Path:
+    """Store a run, and its page where it has one, as `root/<id>` and return that folder.
 
     Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
-    no run behind. Raises StoreError where the id exists, or the root or the disk refuses.
+    no run behind. Raises StoreError where the id exists, the rows are not those of the run's kind,
+    or the root or the disk refuses.
     """
-    run_id = _check_id(run)
+    run_id, parts = _check_id(run), _check_rows(run)
     final = root / run_id
     partial = root / f".partial-{run_id}-{uuid.uuid4().hex[:8]}"
     try:
@@ -129,9 +173,10 @@ def write_run(root: Path, run: Run, page: str) -> Path:
         (partial / MANIFEST).write_text(
             json.dumps(run.manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-        pq.write_table(_table(MEASUREMENTS, run.measurements), partial / MEASUREMENTS)
-        pq.write_table(_table(FINDINGS, run.findings), partial / FINDINGS)
-        (partial / PAGE).write_text(page, encoding="utf-8")
+        for name, rows in parts.items():
+            pq.write_table(_table(name, rows), partial / name)
+        if page is not None:
+            (partial / PAGE).write_text(page, encoding="utf-8")
         partial.rename(final)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -142,7 +187,9 @@ def write_run(root: Path, run: Run, page: str) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read run.json alone. Raises StoreError where it is missing, damaged or of another schema."""
+    """Read run.json alone. Raises StoreError where it is missing, damaged, or of a schema or kind
+    that this version does not know.
+    """
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -165,6 +212,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(
             f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
         )
+    try:
+        kind_of(manifest)
+    except StoreError as error:
+        raise StoreError(f"{path}: {error}") from error
     return manifest
 
 
@@ -198,29 +249,38 @@ def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
             ) from error
 
 
+# Columns that are more than a text or a number, by file.
+_WORDS = {
+    MEASUREMENTS: {"kind": Kind, "verdict": Verdict},
+    FINDINGS: {"severity": Severity},
+    TIMINGS: {"rounds": tuple},
+}
+
+
 def read_run(folder: Path) -> Run:
     """Read a stored run. Raises StoreError naming the file that is missing, damaged or newer."""
     manifest = read_manifest(folder)
-    try:
-        measurements = tuple(
-            Measurement(**{**row, "kind": Kind(row["kind"]), "verdict": Verdict(row["verdict"])})
-            for row in _rows(folder, MEASUREMENTS)
-        )
-        findings = tuple(
-            Finding(**{**row, "severity": Severity(row["severity"])})
-            for row in _rows(folder, FINDINGS)
-        )
-    except StoreError:
-        raise
-    except ValueError as error:
-        raise StoreError(
-            f"{folder} holds a word this version does not know: {error}; update megalodon-numerics"
-        ) from error
-    return Run(manifest, measurements, findings)
+    parts: dict[str, Any] = {}
+    for name in FILES[kind_of(manifest)]:
+        words = _WORDS[name]
+        try:
+            parts[name.removesuffix(".parquet")] = tuple(
+                _ROWS[name](**row | {column: make(row[column]) for column, make in words.items()})
+                for row in _rows(folder, name)
+            )
+        except ValueError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                f"{folder / name} holds a word this version does not know: {error}; "
+                "update megalodon-numerics"
+            ) from error
+    return Run(manifest, **parts)
 
 
 def list_runs(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the readable runs under `root`, oldest first, and the unreadable ones with a reason.
+    """Return the readable runs of every kind under `root`, oldest first, and the unreadable ones
+    with a reason.
 
     A root that does not exist yet holds no runs. Hidden folders, which is what an interrupted write
     may leave, are never runs. Raises StoreError where `root` cannot be listed.
@@ -239,8 +299,8 @@ def list_runs(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     for folder in folders:
         try:
             manifest = read_manifest(folder)
-            _open(folder, MEASUREMENTS).close()
-            _open(folder, FINDINGS).close()
+            for name in FILES[kind_of(manifest)]:
+                _open(folder, name).close()
         except StoreError as error:
             unreadable.append((folder, str(error)))
         else:

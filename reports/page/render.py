@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import heat, probes, tables
+from reports import heat, probes, speed, tables
 from reports.history import History
 from reports.page import svg
 from reports.store import Run
@@ -47,7 +47,10 @@ def _environment() -> Environment:
         breakable=_breakable,
     )
     environment.globals.update(
-        sparkline=svg.sparkline, heat_map=svg.heat_map, loss_curve=svg.loss_curve
+        sparkline=svg.sparkline,
+        trend=svg.trend,
+        heat_map=svg.heat_map,
+        loss_curve=svg.loss_curve,
     )
     return environment
 
@@ -118,27 +121,30 @@ def _checkpoint(manifest: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _speed(bench: dict[str, Any] | None) -> dict[str, Any] | None:
-    if not bench:
+def _speed(benches: Sequence[Run]) -> dict[str, Any] | None:
+    if not benches:
         return None
-
-    def ratio(top: float | None, bottom: float | None) -> str:
-        return "–" if top is None or bottom is None else f"{top / bottom:.2f}"
-
-    rows = [
-        {
-            "work": label(row["work"], 40),
-            "jax": f"{row['jax']:.3f}",
-            "reference": "not run" if row["reference"] is None else f"{row['reference']:.3f}",
-            "ratio": ratio(row["reference"], row["jax"]),
-            "floor": ratio(row["jax"], row["floor"]),
-            "compile": f"{row['compile']:.1f}",
-        }
-        for row in bench["rows"]
+    manifest, rows = benches[-1].manifest, speed.rows(benches)
+    work = manifest.get("workload") or {}
+    reference, threads = _reference(manifest), (manifest.get("reference") or {}).get("threads")
+    facts = [
+        *_machine(manifest),
+        ("reference", " ".join(reference[k] for k in ("kind", "commit", "versions")).strip()),
+        ("reference threads", label(str(threads or "–"), 20)),
+        *_pairs({k: v for k, v in work.items() if k != "config"}),
+        *_pairs(work.get("config")),
     ]
-    peaks = bench.get("peak_bytes", {}).items()
-    memory = ", ".join(f"{label(side, 20)} {peak / 2**30:.2f} GiB" for side, peak in peaks)
-    return {"created": label(bench["created"], 40), "rows": rows, "memory": memory}
+    return {
+        "when": _when(manifest["created"]),
+        "id": label(benches[-1].id),
+        "machine": dict(_machine(manifest)),
+        "alone": reference["kind"] == "absent",
+        "repeats": label(str(work.get("repeats", "unknown")), 20),
+        "facts": facts,
+        "rows": rows,
+        "notes": speed.notes(rows),
+        "runs": len(benches),
+    }
 
 
 def render(run: Run, decision: Decision, history: History) -> str:
@@ -169,7 +175,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "states": tables.matrix(data, Kind.STATE),
         "tokens": tables.matrix(data, Kind.TOKENS),
         "gradients": tables.matrix(data, Kind.GRADIENT),
-        "speed": _speed(manifest.get("bench")),
+        "speed": _speed(history.benches),
         "parameters": parameters,
         "heats": heat.heat_maps(data, decision),
         "survival": probes.survival(run),

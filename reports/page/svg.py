@@ -7,7 +7,7 @@ spec/reports.md "The page".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from markupsafe import Markup, escape
 
@@ -15,6 +15,7 @@ from reports.heat import HeatCell, HeatMap
 from reports.text import count, share
 
 _MINUS = "\N{MINUS SIGN}"
+_NO_HISTORY = Markup('<span class="muted">no history yet</span>')
 
 
 def _level(value: float) -> float:
@@ -28,12 +29,41 @@ def sparkline(series: Sequence[float | None]) -> Markup:
     None is a run without the measurement (a gap); a share above 1 or not finite is marked by a
     cross, and the tolerance itself by a dashed line where it is within the scale.
     """
+    seen = [v for v in series if v is not None]
+    finite = [v for v in seen if math.isfinite(v)]
+    if len(series) < 2 or not finite:
+        return _NO_HISTORY
+    worst = max(seen, key=lambda v: (v != v, v))
+    runs = count(len(seen), "run")
+    text = f"{runs}: {share(min(finite))} to {share(worst)}, now {share(series[-1])}"
+    return _spark(series, text, crossed=lambda v: not v <= 1, decades=1.0)
+
+
+def trend(series: Sequence[float | None], goal: float) -> Markup:
+    """Draw ratios over benches, oldest first, on a logarithmic scale.
+
+    None is a bench without the ratio (a gap); one below the goal is marked by a cross, and the goal
+    by a dashed line where it is within the scale. Without a goal (NaN) that line is at 1.
+    """
+    seen = [v for v in series if v is not None]
+    if len(seen) < 2:
+        return _NO_HISTORY
+    now = "not run" if series[-1] is None else f"{series[-1]:.2f}"
+    text = f"{count(len(seen), 'run')}: {min(seen):.2f} to {max(seen):.2f}, now {now}"
+    if not goal > 0:
+        return _spark(series, text, crossed=lambda v: False, decades=0.3)
+    shares = [None if v is None else v / goal for v in series]
+    return _spark(shares, f"{text}, goal {goal:g}", crossed=lambda v: v < 1, decades=0.3)
+
+
+def _spark(
+    series: Sequence[float | None], text: str, crossed: Callable[[float], bool], decades: float
+) -> Markup:
+    """Draw `series` with a dashed line at 1, over at least `decades` powers of ten."""
     width, height, pad = 132.0, 26.0, 4.0
     logs = [_level(v) for v in series if v is not None and math.isfinite(v)]
-    if len(series) < 2 or not logs:
-        return Markup('<span class="muted">no history yet</span>')
     low, high = min(logs), max(logs)
-    spare = max(0.0, 1.0 - (high - low)) / 2
+    spare = max(0.0, decades - (high - low)) / 2
     low, high = low - spare, high + spare
 
     def at(i: int, level: float) -> tuple[str, str]:
@@ -49,7 +79,7 @@ def sparkline(series: Sequence[float | None]) -> Markup:
         x, y = at(i, _level(value))
         path.append(f"{pen}{x} {y}")
         pen = "L"
-        if not value <= 1:
+        if crossed(value):
             marks.append(
                 f'<path class="cross" d="M{x} {y}m-3-3l6 6m0-6l-6 6"/>'  # a cross, not a colour
             )
@@ -59,9 +89,6 @@ def sparkline(series: Sequence[float | None]) -> Markup:
     if low <= 0 <= high:
         _, y = at(0, 0.0)
         limit = f'<path class="limit" d="M0 {y}H{width:.0f}"/>'
-    seen = [v for v in series if v is not None]
-    best, worst = min(v for v in seen if math.isfinite(v)), max(seen, key=lambda v: (v != v, v))
-    text = f"{count(len(seen), 'run')}: {share(best)} to {share(worst)}, now {share(series[-1])}"
     return Markup(
         f'<svg class="spark" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{escape(text)}"><title>{escape(text)}</title>{limit}'

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from parity.results import Kind, Measurement, Verdict
+from reports.bench import Times, memory_timings, timings
 from reports.store import SCHEMA, Run
 from stability.findings import Finding, Severity
 
@@ -97,6 +98,28 @@ def earlier(*measurements: Measurement, day: int = 19, **changes: object) -> Run
     name = f"2026-11-{day:02d}T21-30-00Z-0000000"
     created = f"2026-11-{day:02d}T21:30:00+00:00"
     return run(*measurements, **{"id": name, "created": created, **changes})
+
+
+def bench(day: int = 18, speedup: float = 6.5, identity: str = "same", missing: str = "") -> Run:
+    """A bench in which every ratio is about `speedup`, or one without the reference."""
+    shared = {"dtype": "float32", "device": "cpu", "identity": identity}
+    rows = []
+    for work, base in (("forward", 0.2), ("train_step", 0.9), ("prefill", 0.2), ("decode", 0.03)):
+        mine = tuple(base * f for f in (1.0, 1.1, 0.9))
+        other = () if missing else tuple(speedup * t for t in (base, base * 1.2, base * 0.9))
+        rows += timings(work, Times(2.5, mine, other, (base / 2,) * 3), missing, shared)
+    other = missing or 3.1 * 2**30
+    rows += memory_timings({"jax": 1.25 * 2**30, "reference": other}, shared)
+    reference = {"kind": "live", "commit": "082db4b", "versions": {"torch": "2.6.0"}, "detail": ""}
+    document = manifest(
+        kind="bench",
+        id=f"2026-11-{day:02d}T12-00-00Z-1a2b3c4-bench",
+        created=f"2026-11-{day:02d}T12:00:00+00:00",
+        device={"kind": "cpu", "name": "the bench's processor"},
+        reference={"kind": "absent", "detail": missing} if missing else reference,
+        workload={"length": 2048, "repeats": 3, "config": {"model_dim": 512}},
+    )
+    return Run(document, timings=tuple(rows))
 
 
 def _stages() -> list[str]:

@@ -1,0 +1,45 @@
+"""What a bench says: one `Timing` per piece of work and metric."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One number about one piece of work.
+
+    Metrics: `jax_seconds`, `reference_seconds` and `floor_seconds` are medians of their `rounds`;
+    `ratio` is the reference's median over that of JAX, its `rounds` the ratio round by round;
+    `floor_ratio` is JAX over its floor; `compile_seconds` is what the first call took beyond the
+    median. Of memory: `jax_peak_bytes`, `reference_peak_bytes`, and `peak_ratio`, the reference
+    over JAX.
+    """
+
+    work: str
+    metric: str
+    value: float
+    """NaN where it was not measured; `note` says why."""
+    goal: float
+    """The smallest `value` wanted; NaN where there is none."""
+    rounds: tuple[float, ...]
+    """As measured, in order; empty where one number is all there is."""
+    dtype: str
+    device: str
+    identity: str
+    """Hash of configuration, lengths, dtype, machine, threads and reference; trends need it equal.
+    """
+    note: str = ""
+
+    @property
+    def repeats(self) -> int:
+        """Number of rounds."""
+        return len(self.rounds)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the goal is reached; None without a goal or a measurement."""
+        if math.isnan(self.value) or math.isnan(self.goal):
+            return None
+        return self.value >= self.goal
