@@ -114,8 +114,8 @@ def run(
 ) -> dict[str, Array]:
     """Return every tap, the `loss`, and its derivatives, by reverse differentiation.
 
-    Derivatives by parameters are named `grad/<name>`, by taps `bar/<name>`. Arguments as for
-    `forward` and `loss`.
+    Derivatives by parameters are named `grad/<name>`, by taps `bar/<name>`; the latter are
+    intermediates too and pass through `tap`. Arguments as for `forward` and `loss`.
     """
     taps: dict[str, Array] = {}
     bars: dict[str, Array] = {}
@@ -123,7 +123,7 @@ def run(
     def keep(name: str, value: Array) -> Array:
         value = tap(name, value)
         taps[name] = getval(value)
-        return watched(value, bars, "bar/" + name)
+        return watched(value, "bar/" + name, bars, tap)
 
     def objective(weights: Weights) -> Array:
         logits = forward(config, weights, ids, mask, mask_ema=mask_ema, tap=keep)
@@ -330,20 +330,20 @@ defvjp(constant, lambda ans, x: lambda g: np.zeros_like(x))
 
 
 @primitive
-def watched(x: Array, store: dict[str, Array], name: str) -> Array:
-    """Return `x` as it is, and put the derivative by it into `store`."""
+def watched(x: Array, name: str, store: dict[str, Array], tap: Tap) -> Array:
+    """Return `x` as it is; the derivative by it passes through `tap` and is put into `store`."""
     return x
 
 
-def _keep_derivative(ans, x, store, name):
+def _watch(ans, x, name, store, tap):
     def pull_back(g):
-        store[name] = g
-        return g
+        store[name] = tap(name, g)
+        return store[name]
 
     return pull_back
 
 
-defvjp(watched, _keep_derivative, argnums=(0,))
+defvjp(watched, _watch, argnums=(0,))
 
 
 def _under(weights: Weights, prefix: str) -> dict[str, Array]:

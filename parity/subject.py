@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -50,14 +51,18 @@ class JaxSubject:
             named |= {COTANGENT + name: g for name, g in cotangents.items()}
             return {name: np.asarray(a) for name, a in (taps | {"loss": loss} | named).items()}
 
-    def forced(self, case: Case, inputs: Outputs) -> Outputs:
-        """Return every tap computed from the given taps before it: each stage on its own."""
+    def taps(self, case: Case, forced: Mapping[str, np.ndarray] | None = None) -> Outputs:
+        """Return every tap of a forward pass.
+
+        With `forced`, each is computed from those taps in place of the ones before it: every stage
+        on its own.
+        """
         batch = case.batch
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
-            held = {name: jnp.asarray(a, self.dtype) for name, a in inputs.items()}
-            taps = evaluate_forced(model, jnp.asarray(batch.ids), mask, held)
+            held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
+            taps = evaluate_taps(model, jnp.asarray(batch.ids), mask, held)
             return {name: np.asarray(a) for name, a in taps.items()}
 
     def _stream(self, case: Case) -> Outputs:
@@ -143,11 +148,11 @@ def evaluate(model, ids, labels, mask):
 
 
 @eqx.filter_jit
-def evaluate_forced(model, ids, mask, inputs):
-    """Return the taps, each computed from `inputs` in place of the taps before it."""
+def evaluate_taps(model, ids, mask, forced):
+    """Return the taps, each computed from those forced in place of the ones before it."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params, ids, mask):
         return eqx.combine(params, static)(ids, mask)[0]
 
-    return capture(logits, forced=inputs)(params, ids, mask)[1]
+    return capture(logits, forced=forced)(params, ids, mask)[1]

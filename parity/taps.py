@@ -59,10 +59,17 @@ def stages(config: MegalodonConfig) -> tuple[str, ...]:
     return ("embed", *blocks, "norm", "logits")
 
 
+STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
+"""What a cache holds per block; the final norm has the first three."""
+
+
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return everything a training step computes, in order: taps, loss, cotangents backwards."""
+    """Return everything a case computes in order: taps, states, loss, cotangents backwards."""
     forward = stages(config)
-    return (*forward, "loss", *(COTANGENT + name for name in reversed(forward)))
+    blocks = (f"state/layers.{i}.{name}" for i in range(config.num_layers) for name in STATES)
+    states = (*blocks, *(f"state/{name}" for name in STATES[:3]))
+    cotangents = (COTANGENT + name for name in reversed(forward))
+    return (*forward[:-1], *states, "logits", "generated", "loss", *cotangents)
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:

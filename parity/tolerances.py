@@ -137,6 +137,15 @@ def rule(edge: str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
     return None
 
 
+def bound_from(row: Rule | None, floor: float) -> float:
+    """Return the bound a row gives at a noise floor; NaN without a row, or a floor it needs."""
+    if row is None:
+        return math.nan
+    if not row.noise_factor:
+        return row.absolute
+    return math.nan if math.isnan(floor) else max(row.absolute, row.noise_factor * floor)
+
+
 @dataclass(frozen=True)
 class NoiseFloors:
     """Calibrated floors, per case name: the case's hash, and relative L2 by quantity."""
@@ -148,10 +157,10 @@ class NoiseFloors:
         """Read the committed table.
 
         Raises:
-            FileNotFoundError: there is none; run `megalodon-numerics calibrate`.
+            FileNotFoundError: there is none; run `megalodon-numerics parity calibrate`.
         """
         if not path.is_file():
-            raise FileNotFoundError(f"{path} not found; run `megalodon-numerics calibrate`.")
+            raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
         return cls(json.loads(path.read_text())["cases"])
 
     def floor(self, case: Case, quantity: str) -> float:
@@ -163,10 +172,4 @@ class NoiseFloors:
 
     def bound(self, edge: str, kind: Kind, case: Case, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN when no rule or floor applies."""
-        row = rule(edge, kind)
-        if row is None:
-            return math.nan
-        if not row.noise_factor:
-            return row.absolute
-        floor = self.floor(case, quantity)
-        return math.nan if math.isnan(floor) else max(row.absolute, row.noise_factor * floor)
+        return bound_from(rule(edge, kind), self.floor(case, quantity))
