@@ -1,0 +1,167 @@
+"""The harness finds planted bugs, names where they are, and is silent without one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from megalodon_jax.layers.norms import RMSNorm
+from parity import killmatrix
+from parity.cases import by_name as case_by_name
+from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
+from parity.healthy import VARIATIONS, alarms, healthy
+from parity.killmatrix import Kill, Laboratory
+from parity.taps import computed
+from reports.cli import main
+
+PLANTED = (
+    "square_linear_transposed",
+    "key_missing",
+    "timenorm_unbiased_variance",
+    "rmsnorm_wrong_eps",
+    "value_quick_gelu",
+    "ffn_residual_from_middle",
+    "rope_keys_one_late",
+    "attention_softmax_bfloat16",
+    "cema_gamma_conjugated",
+    "loss_counts_ignored",
+    "cema_backward_not_conjugated",
+    "products_in_tf32",
+)
+IDENTITY = Fault(
+    Family.NORMS,
+    "identity",
+    "a patch that changes nothing",
+    "layers.0.rmsnorm",
+    Patch(RMSNorm, "__call__", lambda call: lambda self, x: call(self, x)),
+)
+
+
+def test_the_catalogue_covers_every_family():
+    names = [fault.name for fault in FAULTS]
+    assert len(set(names)) == len(names) >= 60
+    assert {fault.family for fault in FAULTS} == set(Family)
+
+
+def test_a_fault_names_a_stage_of_a_witness_that_can_show_it():
+    for fault in FAULTS:
+        case = case_by_name(fault.witness)
+        assert fault.shows(case), fault.name
+        gradients = {f"grad/{name}" for name in case.weights}
+        assert fault.stage in {killmatrix.REFUSED, *computed(case.config), *gradients}, fault.name
+
+
+def test_planted_faults_are_found_where_they_are():
+    # One test, so that one process compiles the single operations that all of them share.
+    laboratory = Laboratory(edges=("jax64:oracle",))
+    faults = [by_name(name) for name in PLANTED]
+    kills = [laboratory.kill(fault, case_by_name(fault.witness)) for fault in faults]
+    assert {k.fault.name: k.found for k in kills} == {f.name: f.stage for f in faults}
+    assert all(kill.signal > 1 for kill in kills)
+    control = laboratory.kill(IDENTITY, case_by_name(IDENTITY.witness))
+    assert not control.detected
+    assert not control.localised
+
+
+def test_a_cache_fault_is_found_where_it_is():
+    laboratory = Laboratory(edges=("jax64:oracle",), compiled=True)
+    fault = by_name("cache_step_without_omega")
+    assert laboratory.kill(fault, case_by_name(fault.witness)).localised
+
+
+def test_a_witness_that_fails_without_a_fault_proves_nothing(monkeypatch):
+    from parity.subject import JaxSubject
+
+    monkeypatch.setattr(JaxSubject, "run", lambda self, case: {})
+    with pytest.raises(RuntimeError, match="case length_c fails without a fault"):
+        Laboratory().kill(IDENTITY, case_by_name("length_c"))
+
+
+def test_an_error_of_a_patch_is_not_a_detection(monkeypatch):
+    def broken(call):
+        def faulty(self, x):
+            raise ValueError("a mistake of the patch")
+
+        return faulty
+
+    monkeypatch.setattr(Laboratory, "_control", lambda self, case, edge: None)
+    fault = replace(IDENTITY, patch=Patch(RMSNorm, "__call__", broken))
+    with pytest.raises(ValueError, match="a mistake of the patch"):
+        Laboratory().kill(fault, case_by_name("length_c"))
+
+
+def test_planting_leaves_nothing_behind():
+    for fault in FAULTS:
+        before = vars(fault.patch.owner)[fault.patch.attribute]
+        with fault.planted(compiled=False):
+            assert vars(fault.patch.owner)[fault.patch.attribute] is not before
+        assert vars(fault.patch.owner)[fault.patch.attribute] is before
+
+
+def test_selection_by_name_and_family():
+    assert select() == FAULTS
+    assert [fault.name for fault in select(["rope_sign"])] == ["rope_sign"]
+    assert {fault.family for fault in select(family="cema")} == {Family.CEMA}
+    with pytest.raises(ValueError, match=r"no fault 'rope'; there are square_linear_transposed, "):
+        select(["rope"])
+    with pytest.raises(ValueError, match=r"no family 'sea'; there are conversion, "):
+        select(family="sea")
+    with pytest.raises(ValueError, match="none of rope_sign is of the family 'CEMA'"):
+        select(["rope_sign"], "CEMA")
+
+
+def matrix(monkeypatch, *kills, options=()):
+    monkeypatch.setattr(killmatrix, "run", lambda faults, report, workers: list(kills))
+    return CliRunner().invoke(main, ["parity", "faults", "--quiet", *options])
+
+
+FOUND = Kill(IDENTITY, "length_c", "jax64:oracle", IDENTITY.stage, 1e9)
+ELSEWHERE = replace(FOUND, found="logits")
+MISSED = Kill(IDENTITY, "length_c")
+
+
+def test_the_command_passes_when_everything_is_found(monkeypatch):
+    result = matrix(monkeypatch, FOUND)
+    assert result.exit_code == 0
+    assert "1 faults: 1 detected, 1 localised" in result.output
+
+
+@pytest.mark.parametrize(
+    ("kill", "said"),
+    [
+        (MISSED, "identity: not detected, expected layers.0.rmsnorm in length_c"),
+        (ELSEWHERE, "identity: reported at logits, expected layers.0.rmsnorm in length_c"),
+    ],
+    ids=["missed", "elsewhere"],
+)
+def test_the_command_fails_when_a_fault_survives(monkeypatch, kill, said):
+    result = matrix(monkeypatch, FOUND, kill)
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+def test_the_command_prints_json(monkeypatch):
+    rows = json.loads(matrix(monkeypatch, FOUND, MISSED, options=["--json"]).stdout)
+    assert [row["detected"] for row in rows] == [True, False]
+    assert rows[0]["signal"] == 1e9
+
+
+def test_an_unknown_fault_is_a_usage_error():
+    result = CliRunner().invoke(main, ["parity", "faults", "--fault", "nonsense"])
+    assert result.exit_code == 2
+    assert "no fault 'nonsense'" in result.output
+
+
+def test_healthy_cases_are_distinct_and_reproducible():
+    cases = [healthy(index) for index in range(3 * VARIATIONS)]
+    assert len({case.hash for case in cases}) == len(cases)
+    assert healthy(5).hash == cases[5].hash
+    assert len({case.config for case in cases}) == 3
+
+
+@pytest.mark.parametrize("first", [0, 16])
+def test_healthy_cases_raise_no_alarm(first):
+    assert not list(alarms(range(first, first + 5)))
