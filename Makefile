@@ -44,8 +44,8 @@ reference: $(VENV)/.base
 	  || echo "megalodon-hf could not be installed (see $(VENV)/reference.log): comparisons use the recordings; set MEGALODON_HF_SOURCE to a local checkout to try again"
 
 record: $(VENV)/.base
-	@$(RUN) calibrate
-	@$(RUN) record
+	@$(RUN) parity calibrate
+	@$(RUN) parity record
 
 checkpoint: $(VENV)/.base
 	@$(BIN)/python -m stability.train parity/data/byte_lm

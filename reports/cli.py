@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import click
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
-OK, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 2, 3, 6
+OK, REGRESSED, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 1, 2, 3, 6
 
 
 class Guarded(click.Group):
@@ -111,6 +112,186 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, summary_md, as_json, 
 
 
 @main.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds the runs; the next nightly shows the newest bench on its page.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Timed rounds; medians are reported.",
+)
+@click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:
+    """Time the same work in JAX and in megalodon-hf, alternating, as ratios and against floors."""
+    # A program that came from a cache would make the seconds of compiling a fiction.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+    from reports.bench import bench as run_bench
+    from reports.speed import markdown
+    from reports.store import check_writable, write_run
+
+    check_writable(out)
+    run = run_bench(repeats, memory, _progress(quiet, time.perf_counter()))
+    folder = write_run(out, run)
+    click.echo(f"{markdown(run)}\n\n{folder}")
+
+
+@main.group(invoke_without_command=True)
+@click.option(
+    "--torch",
+    "torch_path",
+    type=click.Path(path_type=Path),
+    help="The torch side: a Hugging Face folder, or a weights file (with --config).",
+)
+@click.option(
+    "--jax",
+    "jax_path",
+    type=click.Path(path_type=Path),
+    help="The JAX side: a native checkpoint or a safetensors file.  [default: converted]",
+)
+@click.option("--config", type=click.Path(path_type=Path), help="config.json of a weights file.")
+@click.option("--text", type=click.Path(path_type=Path), help="The text to compare on.")
+@click.option("--ids", type=click.Path(path_type=Path), help="... or its token ids, an .npy file.")
+@click.option(
+    "--length",
+    type=click.IntRange(min=2),
+    help="Tokens per row.  [default: a chunk and an eighth, at most the text]",
+)
+@click.option("--grad/--no-grad", default=None, help="Compare gradients.  [default: if they fit]")
+@click.option("--layerwise", is_flag=True, help="One layer in memory at a time, forward only.")
+@click.option("--oracle-only", is_flag=True, help="Do without megalodon-hf.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
+    """Compare your own checkpoint in torch and in JAX, on your own text.
+
+    The commands below ask about the harness and its cases instead.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if torch_path is None:
+        raise click.UsageError("name a checkpoint with --torch, or one of the commands.", ctx)
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from rich.console import Console
+
+    from reports.checkpoint_pair import Options, compare
+    from reports.pair_tables import as_document, show
+
+    options = Options(torch_path, jax_path, **asked)
+    result = compare(options, _progress(quiet, time.perf_counter()))
+    if as_json:
+        click.echo(json.dumps(as_document(result)))
+    else:
+        show(result, Console())
+    ctx.exit(result.verdict[1])
+
+
+@parity.command()
+@click.argument("case")
+@click.option("--fault", help="Plant a known bug first.")
+@click.pass_context
+def explain(ctx, case: str, fault: str | None) -> None:
+    """Say where CASE leaves the oracle first, whether it starts there, and what acts there."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from parity.cases import by_name
+    from parity.faults import by_name as fault_by_name
+    from reports import explain as module
+
+    with fault_by_name(fault).planted() if fault else nullcontext():
+        text, holds = module.explain(by_name(case), fault)
+    click.echo(text)
+    ctx.exit(OK if holds else REGRESSED)
+
+
+@parity.command()
+@click.argument("case")
+@click.option("--fault", help="Plant a known bug first.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def shrink(case: str, fault: str | None, quiet: bool) -> None:
+    """Find the smallest sizes and the shortest text at which CASE still fails the same way."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from parity.cases import by_name
+    from parity.faults import by_name as fault_by_name
+    from reports import explain as module
+
+    with fault_by_name(fault).planted() if fault else nullcontext():
+        click.echo(module.shrunk(by_name(case), fault, _progress(quiet, time.perf_counter())))
+
+
+@parity.command()
+@click.option("--fault", "names", multiple=True, help="Plant only this fault (repeatable).")
+@click.option("--family", help="Plant only the faults of this family.")
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@click.option(
+    "--healthy",
+    type=click.IntRange(min=1),
+    help="Instead, run this many random cases without a fault: nothing may be reported.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="What healthy cases run in; float32 also measures their noise floors.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Processes that share the faults.",
+)
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def faults(ctx, names, family, as_json, healthy, dtype, workers, quiet) -> None:
+    """Plant every known porting bug and print which are found, where, and how loudly."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    # Single operations compile in no time, but there are many: where there is a cache, keep them.
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    report = _progress(quiet, time.perf_counter())
+    if healthy:
+        from parity.healthy import alarms
+        from reports.killmatrix import alarm_lines
+
+        lines = alarm_lines(alarms(range(healthy), dtype, report))
+        click.echo("\n".join([f"{healthy} healthy cases in {dtype}: {len(lines)} alarms", *lines]))
+        ctx.exit(REGRESSED if lines else OK)
+    from rich.console import Console
+
+    from parity import killmatrix
+    from parity.faults import select
+    from reports.killmatrix import print_matrix, summary
+
+    kills = killmatrix.run(select(names, family), report, workers)
+    if as_json:
+        click.echo(json.dumps([killmatrix.as_dict(kill) for kill in kills]))
+    else:
+        print_matrix(kills, Console())
+        click.echo(summary(kills))
+    ctx.exit(REGRESSED if killmatrix.survivors(kills) else OK)
+
+
+@parity.command()
+@click.option("--quiet", is_flag=True, help="No progress.")
+def calibrate(quiet: bool) -> None:
+    """Measure the noise floor of every case and rewrite the tolerance table's numbers."""
+    from parity import calibrate
+    from parity.cases import CASES
+    from parity.tolerances import NOISE_FILE
+
+    _progress(quiet, time.perf_counter())(f"calibrating {len(CASES)} cases with the oracle")
+    calibrate.write(CASES)
+    click.echo(NOISE_FILE)
+
+
+@parity.command()
 @click.option("--case", "cases", multiple=True, help="Record only this case (repeatable).")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def record(cases: tuple[str, ...], quiet: bool) -> None:
@@ -125,48 +306,6 @@ def record(cases: tuple[str, ...], quiet: bool) -> None:
         path = recordings.write(case, reference.run(case), reference.provenance)
         report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
     click.echo(recordings.FOLDER)
-
-
-@main.command()
-@click.option("--quiet", is_flag=True, help="No progress.")
-def calibrate(quiet: bool) -> None:
-    """Measure the noise floor of every case and rewrite the tolerance table's numbers."""
-    from parity import calibrate
-    from parity.cases import CASES
-    from parity.tolerances import NOISE_FILE
-
-    _progress(quiet, time.perf_counter())(f"calibrating {len(CASES)} cases with the oracle")
-    calibrate.write(CASES)
-    click.echo(NOISE_FILE)
-
-
-@main.command()
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds the runs; the next nightly shows the table on its page.",
-)
-@click.option("--repeats", default=3, show_default=True, help="Timed rounds; medians are reported.")
-@click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
-@click.option("--quiet", is_flag=True, help="No progress.")
-def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:
-    """Time the same work in JAX and in megalodon-hf, alternating, as ratios and against floors."""
-    from datetime import UTC, datetime
-
-    from parity.reference import why_unavailable
-    from reports import bench as module
-
-    report = _progress(quiet, time.perf_counter())
-    sides = ("jax",) if why_unavailable() else ("jax", "reference")
-    peaks = {side: module.peak_memory(side) for side in sides} if memory else {}
-    for side, peak in peaks.items():
-        report(f"  train_step peak memory, {side}: {peak / 2**30:.2f} GiB")
-    rows = module.measure(module.CONFIG, module.LENGTH, repeats, report)
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-    click.echo(module.table(rows, peaks))
-    click.echo(module.save(rows, peaks, out, stamp))
 
 
 def _interrupt(*_: Any) -> None:

@@ -1,0 +1,315 @@
+"""Checkpoints from outside: opened lazily, compared by name and value.
+
+Opening reads headers only. A tensor is read when it is asked for, by rows where that is enough, so
+a checkpoint larger than memory can be walked through. Source: spec/parity.md "Big checkpoints",
+"Fail closed".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.convert import _checkpoint_file, load_from_pretrained, read_config, read_tensors
+from megalodon_jax.convert import state_dict as exported
+from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
+from parity.jitter import row_blocks
+from parity.results import Verdict
+
+_BUFFER = "inner.rope.inv_freq"
+# Fields that do not enter an uncached evaluation: where precision, streams and training differ.
+_SILENT = frozenset(
+    {
+        *("max_cache_len", "cache_unbounded", "max_positions", "mask_ema"),
+        *("dropout", "attention_dropout", "hidden_dropout", "init_mode", "use_checkpoint"),
+        *("bos_token_id", "eos_token_id", "gemm_backend"),
+        *("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype"),
+    }
+)
+
+
+class Tensor(Protocol):
+    """A tensor that need not be in memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype it is stored in."""
+        ...
+
+    def read(self, rows: slice = slice(None)) -> np.ndarray:
+        """Return it, or rows of its first axis, in the dtype it is stored in."""
+        ...
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows of its first axis by index."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A tensor in a safetensors file; the file is open only while it is read."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, rows: slice = slice(None)) -> np.ndarray:
+        """Return the tensor or some of its rows.
+
+        Raises:
+            ValueError: the file can no longer be read.
+        """
+        # A file that stays open keeps every page that was ever read resident.
+        with _opened(self.file) as file:
+            return file.get_slice(self.name)[rows]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows by index, reading no others."""
+        with _opened(self.file) as file:
+            part = file.get_slice(self.name)
+            return np.concatenate([part[int(row) : int(row) + 1] for row in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor in memory."""
+
+    array: np.ndarray
+    stored_as: str = ""
+    """Name of the dtype it had on disk, where that was another one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype it is stored in."""
+        return self.stored_as or self.array.dtype.name
+
+    def read(self, rows: slice = slice(None)) -> np.ndarray:
+        """Return the tensor or some of its rows, not a copy."""
+        return self.array[rows]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows by index."""
+        return self.array[rows]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint: its configuration, and its tensors by torch name."""
+
+    label: str
+    """Which of the two sides it is, in an error: "torch" or "jax"."""
+    path: Path
+    config: MegalodonConfig
+    tensors: dict[str, Tensor]
+    lazy: bool
+    """Whether tensors are read from disk one by one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in float32, the dtype they are compared in."""
+        return 4 * sum(math.prod(t.shape) for t in self.tensors.values())
+
+    def wide(self, name: str) -> np.ndarray:
+        """Return a tensor in float32."""
+        return self.tensors[name].read().astype(np.float32)
+
+    def problems(self, config: MegalodonConfig) -> list[WeightRow]:
+        """Return what keeps these tensors from being the weights of `config`, by headers alone."""
+        table = {row.name: row.shape for row in weight_table(config)}
+        allowed = set(table) | ({HEAD} if config.tied else set())
+        rows = [self._problem(n, f"missing, expected {table[n]}") for n in table if n not in self]
+        for name, tensor in self.tensors.items():
+            if name not in allowed:
+                rows.append(self._problem(name, f"extra, {tensor.shape}"))
+            elif name in table and tensor.shape != table[name]:
+                rows.append(self._problem(name, f"shape {tensor.shape}, expected {table[name]}"))
+            elif not tensor.dtype.startswith(("float", "bfloat")):
+                rows.append(self._problem(name, f"dtype {tensor.dtype}, expected a float"))
+        return rows
+
+    def untied(self) -> list[WeightRow]:
+        """Return a failure if a head that should be the embedding is not."""
+        if not self.config.tied or HEAD not in self or EMBEDDING not in self:
+            return []
+        row = compare_values(HEAD, self.tensors[EMBEDDING], self.tensors[HEAD])
+        if row.verdict is Verdict.PASS:
+            return []
+        note = f"{self.label}: the head is tied and differs from {EMBEDDING}: {row.note}"
+        return [dataclasses.replace(row, verdict=Verdict.FAIL, note=note)]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def _problem(self, name: str, note: str) -> WeightRow:
+        return WeightRow(name, Verdict.NOT_COMPARABLE, f"{self.label}: {note}")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRow:
+    """What comparing one parameter by name says."""
+
+    name: str
+    verdict: Verdict
+    note: str = ""
+    rel_l2: float = math.nan
+    hashes: tuple[str, str] = ("", "")
+    """Of the values in float32, torch side first; equal hashes mean equal values."""
+
+
+def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | None = None) -> Stored:
+    """Open a checkpoint lazily: a directory, a safetensors file or index, or a torch file.
+
+    A torch file (`.bin`, `.pt`) is read as a whole, because a pickle has no other way.
+
+    Args:
+        label: what to call it in an error.
+        path: a Hugging Face or native directory, or a file.
+        config: the configuration or the `config.json` to use; None takes the one beside the file.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint, or no configuration.
+        ValueError: a file is corrupt or truncated, a shard is missing, or the index does not say
+            what the shards hold.
+    """
+    file = _checkpoint_file(path)
+    if not isinstance(config, MegalodonConfig):
+        config = read_config(file.parent / "config.json" if config is None else config)
+    lazy = file.name.endswith(".safetensors") or file.name.endswith(".safetensors.index.json")
+    tensors = _headers(file) if lazy else {n: Held(a) for n, a in read_tensors(file).items()}
+    tensors = {name: t for name, t in tensors.items() if not name.endswith(_BUFFER)}
+    return Stored(label, path, config, tensors, lazy)
+
+
+def converted(theirs: Stored) -> Stored:
+    """Return the JAX side as this project's own loader makes it from a torch checkpoint.
+
+    Raises:
+        ValueError: the checkpoint does not fit its configuration.
+    """
+    model = load_from_pretrained(theirs.path, theirs.config)
+    tensors: dict[str, Tensor] = {n: Held(a) for n, a in exported(model).items()}
+    return Stored("jax", theirs.path, theirs.config, tensors, lazy=False)
+
+
+def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[WeightRow]:
+    """Return the fields that make two configurations different mathematics."""
+    left, right = theirs.to_dict(), ours.to_dict()
+    left["rope_base"], right["rope_base"] = theirs.effective_rope_base, ours.effective_rope_base
+    left["output_size"], right["output_size"] = theirs.tied, ours.tied
+    return [
+        WeightRow(f"config.{name}", Verdict.NOT_COMPARABLE, f"torch {value!r}, jax {right[name]!r}")
+        for name, value in left.items()
+        if name not in _SILENT and value != right[name]
+    ]
+
+
+def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
+    """Compare two tensors of one shape value by value in float32, a few rows at a time."""
+    digests = [hashlib.sha256()] * 2
+    spoiled, difference, scale, only_rounded = [0, 0], 0.0, 0.0, True
+    for rows in row_blocks(theirs.shape):
+        stored = theirs.read(rows), ours.read(rows)
+        left, right = (np.ascontiguousarray(a, np.float32) for a in stored)
+        same = np.array_equal(left, right)
+        if not same and digests[0] is digests[1]:
+            digests[1] = digests[0].copy()
+        digests[0].update(left.data)
+        if digests[0] is not digests[1]:
+            digests[1].update(right.data)
+        for i, block in enumerate((left, right)[: 1 if same else 2]):
+            spoiled[i] += int(block.size - np.isfinite(block).sum())
+        scale += float(np.sum(np.square(left, dtype=np.float64)))
+        if not same and not any(spoiled):
+            difference += float(np.sum(np.square(right - left, dtype=np.float64)))
+            only_rounded = only_rounded and _equal_in_bfloat16(left, right)
+    hashes = digests[0].hexdigest()[:16], digests[1].hexdigest()[:16]
+    types = "" if theirs.dtype == ours.dtype else f"stored as {theirs.dtype} and {ours.dtype}"
+    if any(spoiled):
+        counts = f"{spoiled[0]} values in torch, {spoiled[1]} in jax"
+        return WeightRow(name, Verdict.FAIL, f"not finite: {counts}", math.nan, hashes)
+    if difference == 0.0:
+        return WeightRow(name, Verdict.PASS, types, 0.0, hashes)
+    note = "values differ" + (", equal once rounded to bfloat16" if only_rounded else "")
+    note += f"; {types}" if types else ""
+    size = math.sqrt(difference / scale) if scale else math.inf
+    return WeightRow(name, Verdict.FAIL, note, size, hashes)
+
+
+def compare_all(theirs: Stored, ours: Stored) -> Iterator[WeightRow]:
+    """Compare every parameter of two checkpoints that both fit `theirs.config`."""
+    for row in weight_table(theirs.config):
+        yield compare_values(row.name, theirs.tensors[row.name], ours.tensors[row.name])
+
+
+def _headers(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file or of an index by name, without reading one."""
+    if not file.name.endswith(".index.json"):
+        return dict(_entries(file))
+    try:
+        places = json.loads(file.read_text())["weight_map"]
+        shards = {name: file.parent / shard for name, shard in places.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not a shard index with a weight_map: {error!r}") from error
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(shards.values())):
+        if not shard.is_file():
+            raise ValueError(f"{file} names shard {shard.name}, which is not beside it.")
+        tensors |= _entries(shard)
+    absent = sorted(name for name in shards if name not in tensors)
+    if absent:
+        raise ValueError(
+            f"{file} places {len(absent)} tensor(s) in shards that do not hold them, such as "
+            f"{absent[0]} in {shards[absent[0]].name}; index and shards are of different exports."
+        )
+    return tensors
+
+
+def _entries(file: Path) -> dict[str, Lazy]:
+    entries = {}
+    with _opened(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            stored = str(part.get_dtype())
+            dtype = _DTYPES.get(stored, stored)
+            entries[name] = Lazy(file, name, tuple(part.get_shape()), dtype)
+    return entries
+
+
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is not a readable safetensors file ({error}); it may be truncated: "
+            "copy or export it again."
+        ) from error
+
+
+def _equal_in_bfloat16(left: np.ndarray, right: np.ndarray) -> bool:
+    import ml_dtypes
+
+    return np.array_equal(left.astype(ml_dtypes.bfloat16), right.astype(ml_dtypes.bfloat16))

@@ -1,0 +1,122 @@
+"""Logits compared in blocks of the vocabulary, so that (B, L, V) never exists.
+
+Source: spec/parity.md "Metrics", "Big checkpoints".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from parity.compare import Comparison
+from parity.results import Kind, Measurement, Verdict
+
+_FORCED = {
+    "jax32:oracle": ("ours", "exact"),
+    "reference32:oracle": ("theirs", "exact"),
+    "jax32:reference32": ("ours", "theirs"),
+}
+
+
+class LogitsApart:
+    """Sums over blocks of logits; each block is (B, L, V').
+
+    `ours` and `theirs` are the two sides fed the reference's hidden states, `exact` and `noise` the
+    oracle without and with one unit roundoff of jitter, `free` JAX on its own hidden states.
+    Without a reference its place is taken by `exact`.
+
+    Args:
+        labels: (B, L) int32, not shifted; -100 is ignored.
+    """
+
+    def __init__(self, labels: np.ndarray):
+        targets = np.full_like(labels, -100)
+        targets[:, :-1] = labels[:, 1:]
+        self._apart: dict[tuple[str, str], np.ndarray] = {}
+        self._readers = {"free": Reader(targets), "theirs": Reader(targets)}
+        self.live = False
+
+    def add(self, start: int, **sides: np.ndarray | None) -> None:
+        """Take in the logits of tokens `start` and following of the vocabulary."""
+        self.live = sides["theirs"] is not None
+        given = {name: block for name, block in sides.items() if block is not None}
+        given = {"theirs": given["exact"]} | given
+        wide = {name: block.astype(np.float64) for name, block in given.items()}
+        pairs = [*_FORCED.values(), ("noise", "exact"), ("free", "theirs"), ("free", "ours")]
+        with np.errstate(invalid="ignore", over="ignore"):
+            for pair in pairs:
+                a, e = (wide[name] for name in pair)
+                sums = np.array([np.sum(np.square(a - e)), np.sum(np.square(e))])
+                self._apart[pair] = self._apart.get(pair, np.zeros(2)) + sums
+            for name, reader in self._readers.items():
+                reader.add(start, wide[name])
+
+    def error(self, actual: str, expected: str) -> float:
+        """Return the relative L2 error between two sides; NaN if either is not finite."""
+        difference, scale = self._apart[actual, expected]
+        if not (math.isfinite(difference) and math.isfinite(scale)):
+            return math.nan
+        if scale == 0.0:
+            return 0.0 if difference == 0.0 else math.inf
+        return math.sqrt(difference / scale)
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """The noise floor of the logits, by quantity."""
+        return {"logits": self.error("noise", "exact")}
+
+    def measurements(self, edge: Callable[[str], Comparison]) -> list[Measurement]:
+        """Return the gates of the forced logits, and what the free-running ones mean to a reader.
+
+        Args:
+            edge: makes the comparison of an edge, with these `floors`.
+        """
+        rows = []
+        for name, pair in _FORCED.items():
+            if "theirs" in pair and not self.live:
+                continue
+            at = edge(name)
+            bound = at.floors.bound(name, Kind.LOGITS, at.case, "logits")
+            rows.append(at._gate("logits", "rel_l2", self.error(*pair), bound))
+        free, theirs = self._readers["free"], self._readers["theirs"]
+        facts = {
+            "top1_agreement": float(np.mean(free.best == theirs.best)),
+            "nll_difference": free.nll() - theirs.nll(),
+        }
+        at, note = edge("jax32:reference32"), "free-running"
+        info = (at._row("logits", m, v, math.nan, Verdict.INFO, note) for m, v in facts.items())
+        return [*rows, *info]
+
+    def losses(self) -> tuple[float, float]:
+        """Return the mean negative log-likelihood, in nats: free-running JAX, and the reference."""
+        return self._readers["free"].nll(), self._readers["theirs"].nll()
+
+
+class Reader:
+    """Best token and log-likelihood of targets (B, L), from logits that come block by block."""
+
+    def __init__(self, targets: np.ndarray):
+        self.targets = targets
+        self.best = np.zeros(targets.shape, np.int64)
+        self._peak = np.full(targets.shape, -np.inf)
+        self._total = np.zeros(targets.shape)
+        self._chosen = np.full(targets.shape, np.nan)
+
+    def add(self, start: int, logits: np.ndarray) -> None:
+        """Take in logits (B, L, V') of tokens `start` and following, float64."""
+        peak = logits.max(axis=-1)
+        self.best = np.where(peak > self._peak, start + logits.argmax(axis=-1), self.best)
+        top = np.maximum(peak, self._peak)
+        held = self._total * np.exp(self._peak - top)
+        self._total = held + np.sum(np.exp(logits - top[..., None]), axis=-1)
+        self._peak = top
+        here = (self.targets >= start) & (self.targets < start + logits.shape[-1])
+        self._chosen[here] = logits[here, self.targets[here] - start]
+
+    def nll(self) -> float:
+        """Return the mean over targets that count; NaN where a target was never seen."""
+        counted = self.targets != -100
+        values = self._peak + np.log(self._total) - self._chosen
+        return float(np.mean(values[counted])) if counted.any() else 0.0

@@ -1,0 +1,101 @@
+"""Token ids of a user's text, and how they were made.
+
+Source: spec/parity.md "Same work".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+
+BYTES = 256
+
+
+def read_ids(
+    text: Path | None, ids: Path | None, folder: Path, config: MegalodonConfig, length: int | None
+) -> tuple[np.ndarray, str]:
+    """Return token ids (B, L) int32 for a model, and in words where they come from.
+
+    Args:
+        text: a text file: tokenised by a `tokenizer.json` in `folder` where that can be done,
+            else its bytes are the ids.
+        ids: in place of `text`, an `.npy` file of integers (B, L) or (L,).
+        folder: where the checkpoint lies.
+        config: gives the vocabulary and the chunk.
+        length: tokens per row; None takes a chunk and an eighth, at most what there is.
+
+    Raises:
+        ValueError: neither or both sources, no integers, ids out of range, a vocabulary that has
+            no bytes, or fewer tokens than asked for or than the two a loss needs.
+    """
+    if (text is None) == (ids is None):
+        raise ValueError("parity: give exactly one of --text FILE and --ids FILE.npy.")
+    if ids is not None:
+        tokens, how = _from_array(ids), f"ids of {ids}"
+    else:
+        assert text is not None
+        tokens, how = _from_text(text, folder, config)
+    source, available = ids or text, tokens.shape[1]
+    C = config.chunk_size
+    wanted = min(available, C + max(5, C // 8)) if length is None else length
+    if wanted < 2 or available < wanted:
+        raise ValueError(
+            f"{source} gives {available} token(s), {max(wanted, 2)} are needed; use a longer text "
+            "or a smaller --length (at least 2)."
+        )
+    tokens = tokens[:, :wanted]
+    outside = np.argwhere((tokens < 0) | (tokens >= config.vocab_size))
+    if len(outside):
+        row, position = outside[0]
+        raise ValueError(
+            f"{source}: {len(outside)} id(s) are outside the vocabulary [0, {config.vocab_size}), "
+            f"the first is {tokens[row, position]} at row {row}, position {position}; the ids are "
+            "of another tokeniser, or the config of another model."
+        )
+    return np.ascontiguousarray(tokens, np.int32), f"{how}, {tokens.shape[0]} x {wanted} tokens"
+
+
+def _from_array(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"no ids at {path}.")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is not a readable .npy file: {error}") from error
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype.kind not in "iu"
+        or array.ndim not in (1, 2)
+    ):
+        what = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "an archive"
+        raise ValueError(f"{path} holds {what}, expected integers of shape (L,) or (B, L).")
+    return np.atleast_2d(array).astype(np.int64)
+
+
+def _from_text(path: Path, folder: Path, config: MegalodonConfig) -> tuple[np.ndarray, str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no text at {path}.")
+    tokenizer, because = folder / "tokenizer.json", ""
+    if tokenizer.is_file():
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            because = f" ({tokenizer.name} is there, but the package tokenizers is not installed)"
+        else:
+            try:
+                read = Tokenizer.from_file(str(tokenizer))
+            except Exception as error:  # the package raises bare exceptions
+                raise ValueError(f"{tokenizer} is not a readable tokeniser: {error}") from error
+            encoded = read.encode(path.read_text(encoding="utf-8", errors="replace")).ids
+            return np.asarray([encoded], np.int64).reshape(1, -1), f"{path} through {tokenizer}"
+    if config.vocab_size < BYTES:
+        raise ValueError(
+            f"{path}: a vocabulary of {config.vocab_size} has no room for the {BYTES} bytes, and "
+            f"there is no usable tokenizer.json in {folder}{because}; tokenise the text and pass "
+            "--ids FILE.npy."
+        )
+    content = np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64)
+    return content[None], f"bytes of {path} as ids{because}"
