@@ -62,22 +62,23 @@ TABLE = (
     Rule(
         "reference32:oracle",
         (Kind.GRADIENT,),
-        "its own rounding: median 1.6 x, at most 6.2 x the floor measured, on the EMA phase theta",
+        "its own rounding: median 1.6 x, at most 5.6 x the floor measured, on the EMA phase theta",
         absolute=3e-7,
         noise_factor=12.0,
     ),
     Rule(
         "jax32:oracle",
         FORWARD,
-        "our own rounding: median 0.93 x, at most 2.6 x the floor measured, in the softmax of "
-        "byte_lm, whose q, k and scores are rounded but not named (the reference: 2.9 x there)",
+        "our own rounding: median 0.89 x, at most 2.3 x the floor measured, in byte_lm, whose "
+        "sums are longer: their rounding is not in the floor (the reference: 2.9 x)",
         absolute=3e-7,
         noise_factor=4.0,
     ),
     Rule(
         "jax32:oracle",
         (Kind.GRADIENT,),
-        "our own rounding: median 1.0 x, at most 3.7 x the floor measured, in byte_lm",
+        "our own rounding: median 0.95 x, at most 5.2 x the floor measured, on layer 0's "
+        "TimestepNorm bias of byte_lm, behind the cancellation in RMSNorm's derivative",
         absolute=3e-7,
         noise_factor=6.0,
     ),
