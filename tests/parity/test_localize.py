@@ -101,11 +101,11 @@ def test_a_wrong_derivative_is_found_behind_a_right_value() -> None:
 def test_a_failing_case_shrinks_to_one_layer_and_fails_at_the_same_tap() -> None:
     with CEMA.planted():
         case, found = shrink(by_name("length_c"), lambda line: None)
-        assert failure(case) is not None
+        assert failure(case, forward_only=True) is not None
     assert found.quantity == "layers.0.cema"
     assert (case.config.num_layers, case.batch_size, case.config.model_dim) == (1, 1, 4)
     assert case.length <= 3
-    assert failure(case) is None, "without the fault the small case holds"
+    assert failure(case, forward_only=True) is None, "without the fault the small case holds"
 
 
 def test_there_is_nothing_to_shrink_in_a_case_that_holds() -> None:

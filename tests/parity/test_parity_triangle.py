@@ -40,7 +40,9 @@ def test_recordings_equal_the_live_reference(case):
     if reason := why_unavailable():
         pytest.skip(f"not run: {reason}")
     comparison = Comparison(case, "recorded32:live32", FLOORS, "float32")
-    assert not broken(comparison.run(RecordedReference().run(case), LiveReference().run(case)))
+    recorded = RecordedReference()
+    live = {n: a for n, a in LiveReference().run(case).items() if recorded.gives(n)}
+    assert not broken(comparison.run(recorded.run(case), live))
 
 
 @pytest.mark.torch_ref
