@@ -144,7 +144,7 @@ def load_from_pretrained(
     import dataclasses
 
     del key
-    file = _checkpoint_file(Path(path))
+    file = checkpoint_file(Path(path))
     if config is None:
         config = read_config(file.parent / "config.json")
     config = dataclasses.replace(config, param_dtype=dtype)
@@ -237,7 +237,12 @@ _NAMES = (
 )
 
 
-def _checkpoint_file(path: Path) -> Path:
+def checkpoint_file(path: Path) -> Path:
+    """Return the weights file that a path names: itself, or the one a folder holds.
+
+    Raises:
+        FileNotFoundError: there is none; the message lists the names that were looked for.
+    """
     if path.is_dir():
         for name in _NAMES:
             if (path / name).is_file():

@@ -1,47 +1,46 @@
-"""Calibrate the noise floor: what one unit roundoff everywhere does to each quantity.
+"""The oracle's answer to a case, and its noise floor: what rounding everywhere does to each number.
 
-The oracle runs again with every weight and every named intermediate multiplied by `1 +- 2^-24`,
-signs at random; the floor is the root mean square of the relative L2 response over the seeds. A
-float32 implementation that rounds correctly cannot be expected below it. Source: spec/parity.md
-"Tolerances".
+The oracle runs again with everything moved by the roundoff of float32 (`parity.jitter`); the floor
+is the root mean square of the relative L2 response over the seeds. A float32 implementation that
+rounds correctly cannot be expected below it. Source: spec/parity.md "Tolerances".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from parity import oracle
+from parity import jitter, oracle, trajectory
 from parity.cases import NEW_TOKENS, Case
-from parity.compare import relative_l2
+from parity.jitter import SEEDS, UNIT_ROUNDOFF
 from parity.tolerances import NOISE_FILE, NoiseFloors
 
-UNIT_ROUNDOFF = 2.0**-24
-SEEDS = 10
+Arrays = dict[str, np.ndarray]
 
 
-def truth(case: Case, *, mask_ema: bool | None = None) -> dict[str, np.ndarray]:
+def truth(case: Case, *, mask_ema: bool | None = None) -> Arrays:
     """Return the oracle's arrays for a case, float64; `mask_ema` None means as configured."""
-    return _run(case, case.weights, oracle.unchanged, mask_ema)
+    return _run(case, _wide(case.weights), oracle.unchanged, mask_ema)
 
 
-def forward_truth(case: Case) -> dict[str, np.ndarray]:
+def forward_truth(case: Case) -> Arrays:
     """Return the oracle's taps of a case without cuts, float64, and no derivatives."""
-    return _forward(case, case.weights, oracle.unchanged)
+    return _forward(case, _wide(case.weights), oracle.unchanged)
 
 
 def noise_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
     """Return the floor of every quantity of a case, as relative L2."""
-    exact = truth(case)
 
-    def moved(jitter: oracle.Tap) -> dict[str, np.ndarray]:
-        return _run(case, _jittered(case, jitter), jitter, None)
+    def run(rng: np.random.Generator) -> Arrays:
+        if case.steps:
+            return trajectory.of_oracle(case, rng)
+        tap = jitter.tap(rng, case.config.model_dim)
+        return _run(case, jitter.weights(case.weights, rng), tap, None)
 
-    return _floors(exact, moved, seeds)
+    return jitter.floors(truth(case), run, seeds)
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
@@ -51,52 +50,17 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
     """
     exact = forward_truth(case)
 
-    def moved(jitter: oracle.Tap) -> dict[str, np.ndarray]:
-        found = {}
+    def run(rng: np.random.Generator) -> Arrays:
+        found, move = {}, jitter.tap(rng, case.config.model_dim)
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
-            found[name] = jitter(name, value)
-            return jitter(name, exact[name])
+            found[name] = move(name, value)
+            return jitter.moved(exact[name], rng)
 
-        _forward(case, _jittered(case, jitter), tap)
+        _forward(case, jitter.weights(case.weights, rng), tap)
         return found
 
-    return _floors(exact, moved, seeds)
-
-
-def _forward(case: Case, weights, tap: oracle.Tap) -> dict[str, np.ndarray]:
-    taps = {}
-
-    def keep(name: str, value: np.ndarray) -> np.ndarray:
-        taps[name] = tap(name, value)
-        return taps[name]
-
-    wide = {name: np.asarray(w, np.float64) for name, w in weights.items()}
-    batch, mask_ema = case.batch, case.config.mask_ema
-    oracle.forward(case.config, wide, batch.ids, batch.mask, mask_ema=mask_ema, tap=keep)
-    return taps
-
-
-def _floors(
-    exact: dict[str, np.ndarray],
-    moved: Callable[[oracle.Tap], dict[str, np.ndarray]],
-    seeds: int,
-) -> dict[str, float]:
-    squares = dict.fromkeys(exact, 0.0)
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-
-        def jitter(name: str, value: np.ndarray, rng: Any = rng) -> np.ndarray:
-            return value * (1 + UNIT_ROUNDOFF * rng.choice([-1.0, 1.0], size=np.shape(value)))
-
-        arrays = moved(jitter)
-        for name, value in exact.items():
-            squares[name] += relative_l2(arrays[name], value) ** 2
-    return {name: float(np.sqrt(total / seeds)) for name, total in squares.items()}
-
-
-def _jittered(case: Case, jitter: oracle.Tap) -> dict[str, np.ndarray]:
-    return {name: jitter(name, w.astype(np.float64)) for name, w in case.weights.items()}
+    return jitter.floors(exact, run, seeds)
 
 
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
@@ -117,12 +81,29 @@ def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
     aside.replace(path)
 
 
-def _run(case: Case, weights, tap, mask_ema: bool | None) -> dict[str, np.ndarray]:
-    wide = {name: np.asarray(w, np.float64) for name, w in weights.items()}
+def _wide(weights: Mapping[str, np.ndarray]) -> Arrays:
+    return {name: np.asarray(w, np.float64) for name, w in weights.items()}
+
+
+def _forward(case: Case, weights: Arrays, tap: oracle.Tap) -> Arrays:
+    taps = {}
+
+    def keep(name: str, value: np.ndarray) -> np.ndarray:
+        taps[name] = tap(name, value)
+        return taps[name]
+
+    batch, mask_ema = case.batch, case.config.mask_ema
+    oracle.forward(case.config, weights, batch.ids, batch.mask, mask_ema=mask_ema, tap=keep)
+    return taps
+
+
+def _run(case: Case, weights: Arrays, tap: oracle.Tap, mask_ema: bool | None) -> Arrays:
     batch = case.batch
+    if case.steps:
+        return trajectory.of_oracle(case)
     if case.cuts:
-        return oracle.stream(case.config, wide, batch.ids, case.cuts, NEW_TOKENS, tap=tap)
+        return oracle.stream(case.config, weights, batch.ids, case.cuts, NEW_TOKENS, tap=tap)
     mask_ema = case.config.mask_ema if mask_ema is None else mask_ema
     return oracle.run(
-        case.config, wide, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, tap=tap
+        case.config, weights, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, tap=tap
     )

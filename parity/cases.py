@@ -21,8 +21,9 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_config, read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
+from parity.metrics import IGNORED
+from parity.taps import computed, trajectory
 
-IGNORED = -100
 BYTE_LM = Path(__file__).parent / "data" / "byte_lm"
 """The committed checkpoint: a byte-level model trained by `stability.train`, with held-out text."""
 
@@ -82,6 +83,12 @@ class Case:
     checkpoint: Path | None = None
     cuts: tuple[int, ...] = ()
     """How a cached stream cuts the text into calls; empty means one uncached call."""
+    steps: int = 0
+    """How many steps of AdamW are taken; 0 means none (`parity.trajectory`)."""
+    labels_at_padding: bool = False
+    """Leave labels where the mask is False, for the loss to leave out by itself."""
+    seam: str = ""
+    """The deliberate difference (`parity.seams`) that keeps the reference out of this case."""
 
     @cached_property
     def config(self) -> MegalodonConfig:
@@ -113,7 +120,8 @@ class Case:
             if self.pad_inside:
                 ids[:, 3::7] = pad
         mask = self._mask()
-        labels = np.where(mask, ids, IGNORED).astype(np.int32)
+        kept = mask | self.labels_at_padding
+        labels = np.where(kept, ids, IGNORED).astype(np.int32)
         labels[:, 5::11] = IGNORED
         if self.config.output_size > 0:
             labels = np.where(labels >= self.config.output_size, IGNORED, labels).astype(np.int32)
@@ -124,6 +132,9 @@ class Case:
         """What identifies the case besides its bytes, as JSON values."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["why"], fields["overrides"]
+        # What a case does not use leaves its hash, and so its recording, as it was.
+        unused = {n for n in ("steps", "labels_at_padding", "seam") if not fields[n]}
+        fields = {name: value for name, value in fields.items() if name not in unused}
         fields["checkpoint"] = self.checkpoint.name if self.checkpoint else None
         return fields | {"config": self.config.to_dict()}
 
@@ -136,6 +147,25 @@ class Case:
         for tensor in (self.batch.ids, self.batch.labels, self.batch.mask):
             digest.update(tensor.tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Names of what is computed, in order."""
+        if self.steps:
+            return trajectory([row.name for row in weight_table(self.config)], self.steps)
+        return computed(self.config)
+
+    @cached_property
+    def targets(self) -> np.ndarray:
+        """The id that is right for each position of the logits (B, L), `IGNORED` for none."""
+        targets = np.full_like(self.batch.labels, IGNORED)
+        targets[:, :-1] = self.batch.labels[:, 1:]
+        return targets
+
+    @property
+    def valid(self) -> np.ndarray:
+        """Where tokens are valid, (B, L) bool."""
+        return self.batch.mask
 
     def _mask(self) -> np.ndarray:
         mask = np.ones((self.batch_size, self.length), bool)
@@ -232,6 +262,26 @@ CASES = (
         {"cache_unbounded": True},
         length=sum(CUTS),
         cuts=CUTS,
+    ),
+    Case(
+        "left_padding",
+        "left padding kept out of the EMA",
+        padding="left",
+        seam="ema-mask",
+    ),
+    Case(
+        "labels_at_padding",
+        "labels that only the mask keeps out of the loss",
+        length=C + 9,
+        padding="right",
+        labels_at_padding=True,
+        seam="loss-mask",
+    ),
+    Case(
+        "adamw",
+        "50 steps of AdamW",
+        length=C + 1,
+        steps=50,
     ),
     Case(
         "byte_lm",

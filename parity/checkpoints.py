@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import _checkpoint_file, load_from_pretrained, read_config, read_tensors
+from megalodon_jax.convert import checkpoint_file, load_from_pretrained, read_config, read_tensors
 from megalodon_jax.convert import state_dict as exported
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
 from parity.jitter import row_blocks
@@ -192,7 +192,7 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
         ValueError: a file is corrupt or truncated, a shard is missing, or the index does not say
             what the shards hold.
     """
-    file = _checkpoint_file(path)
+    file = checkpoint_file(path)
     if not isinstance(config, MegalodonConfig):
         config = read_config(file.parent / "config.json" if config is None else config)
     lazy = file.name.endswith(".safetensors") or file.name.endswith(".safetensors.index.json")

@@ -1,8 +1,7 @@
 """The comparer: two sets of named arrays in, measurements out; blind to where they came from.
 
-Everything is computed in float64. Unknown is never equal: NaN on either side, a missing or extra
-tensor, another shape or dtype, no tolerance, and nothing to compare all fail. Source:
-spec/parity.md "Metrics" and "Fail closed".
+Unknown is never equal: NaN on either side, a missing or extra tensor, another shape or dtype, no
+tolerance, and nothing to compare all fail. Source: spec/parity.md "Metrics" and "Fail closed".
 """
 
 from __future__ import annotations
@@ -11,25 +10,50 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from parity.cases import Case
+from parity.metrics import disagreement, logit_metrics, relative_l2, tensor_metrics, top1_flips
 from parity.results import Kind, Measurement, Verdict
-from parity.taps import COTANGENT, computed
-from parity.tolerances import NoiseFloors, rule
+from parity.taps import COTANGENT, LOSSES, WEIGHTS
+from parity.tolerances import EXACT_ENOUGH, rule
 
-METRICS_VERSION = 1
+METRICS_VERSION = 2
 Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was computed on both sides, where it is no `parity.cases.Case`."""
+
+    name: str
+    hash: str
+    """Equal hashes mean equal work."""
+    order: tuple[str, ...]
+    """Names of quantities in the order they are computed."""
+    targets: np.ndarray | None = None
+    """For every position of the logits the id that is right there, or -100."""
+    valid: np.ndarray | None = None
+    """Where activations mean the same on both sides, bool over their leading axes."""
+
+
+class Bounds(Protocol):
+    """Where the tolerances come from: `parity.tolerances.NoiseFloors`."""
+
+    def bound(self, edge: str, kind: Kind, work: Case | Work, quantity: str) -> float:
+        """Return the largest relative L2 that passes; NaN when there is none."""
+        ...
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One edge of the triangle for one case: names what is compared with what, and how tightly."""
 
-    case: Case
+    case: Case | Work
     edge: str
-    floors: NoiseFloors
+    floors: Bounds
     dtype: str
     """The dtype the left side must have."""
     device: str = "cpu"
@@ -41,7 +65,7 @@ class Comparison:
         names = self._ordered(set(actual) | set(expected))
         rows = [m for name in names for m in self._quantity(name, actual, expected)]
         if not rows:
-            rows = [self._failure("nothing", "zero comparisons: both sides are empty")]
+            rows = [self.missing("nothing", "zero comparisons: both sides are empty")]
         return rows
 
     def accuracy(self, actual: Arrays, reference: Arrays, truth: Arrays) -> list[Measurement]:
@@ -50,13 +74,35 @@ class Comparison:
         rows = [
             self._ratio(name, *errors[name])
             for name in self._ordered(set(truth))
-            if kind_of(name) in (Kind.LOGITS, Kind.BLOCK, Kind.LOSS)
+            if kind_of(name) in (Kind.LOGITS, Kind.BLOCK)
         ]
         gradients = [errors[name] for name in truth if name.startswith("grad/")]
         if not gradients:
             return rows
         ours, theirs = (float(np.sqrt(np.mean(np.square(e)))) for e in zip(*gradients, strict=True))
         return [*rows, self._ratio("grad/*", ours, theirs)]
+
+    def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
+        """Return the measurement of a value that must be at most `bound`; NaN on either fails."""
+        note = "" if not math.isnan(bound) else "no tolerance: calibrate this case"
+        if math.isnan(value):
+            note = "not a number on at least one side"
+        # Written so that NaN on either side of the comparison fails.
+        verdict = Verdict.PASS if value <= bound else Verdict.FAIL
+        return self._row(name, metric, value, bound, verdict, note)
+
+    def fact(self, name: str, metric: str, value: float, note: str = "") -> Measurement:
+        """Return a measurement that no tolerance applies to."""
+        return self._row(name, metric, value, math.nan, Verdict.INFO, note)
+
+    def judged(self, name: str, metric: str, value: float) -> Measurement:
+        """Return the measurement of a value whose bound is absolute, judged by the table."""
+        row = rule(self.edge, kind_of(name), metric)
+        return self.gate(name, metric, value, math.nan if row is None else row.absolute)
+
+    def missing(self, name: str, note: str) -> Measurement:
+        """Return the failure of a quantity that could not be measured."""
+        return self._row(name, "rel_l2", math.inf, math.nan, Verdict.FAIL, note)
 
     def _errors(self, name: str, actual: Arrays, reference: Arrays, truth: Arrays):
         if name not in actual or name not in reference:
@@ -67,43 +113,34 @@ class Comparison:
         )
 
     def _ratio(self, name: str, ours: float, theirs: float) -> Measurement:
-        row = rule(self.edge, kind_of(name), "error_over_reference")
-        bound = math.nan if row is None else row.absolute
-        return self._gate(name, "error_over_reference", ours / max(theirs, 2e-7), bound)
+        return self.judged(name, "error_over_reference", ours / max(theirs, EXACT_ENOUGH))
 
     def _quantity(self, name: str, actual: Arrays, expected: Arrays) -> list[Measurement]:
         for side, arrays in zip(self.edge.split(":"), (actual, expected), strict=True):
             if name not in arrays:
-                return [self._failure(name, f"missing in {side}")]
+                return [self.missing(name, f"missing in {side}")]
         left, right = np.asarray(actual[name]), np.asarray(expected[name])
         if left.shape != right.shape:
-            return [self._failure(name, f"shape {left.shape}, expected {right.shape}")]
+            return [self.missing(name, f"shape {left.shape}, expected {right.shape}")]
         if left.dtype.name != self.dtype:
-            return [self._failure(name, f"dtype {left.dtype.name}, expected {self.dtype}")]
-        a, b = (self._select(name, x).astype(np.float64) for x in (left, right))
-        kind = kind_of(name)
-        bound = self.floors.bound(self.edge, kind, self.case, name)
-        rows = [self._gate(name, "rel_l2", relative_l2(a, b), bound)]
-        if math.isnan(rows[0].value):
+            return [self.missing(name, f"dtype {left.dtype.name}, expected {self.dtype}")]
+        a, e = (self._select(name, x).astype(np.float64) for x in (left, right))
+        error = relative_l2(a, e)
+        bound = self.floors.bound(self.edge, kind_of(name), self.case, name)
+        if kind_of(name) is Kind.TOKENS:
+            return [self.judged(name, "disagreement", disagreement(a, e) if a.size else 0.0)]
+        rows = [self.gate(name, "rel_l2", error, bound)]
+        if math.isnan(error):
             return rows
-        details = {"max_abs": max_abs(a, b), "cosine": cosine(a, b)}
-        if kind is Kind.LOGITS:
-            details |= logit_metrics(a, b, self._labels())
-        return rows + [self._row(name, m, v, math.nan, Verdict.INFO) for m, v in details.items()]
-
-    def _gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
-        note = "" if not math.isnan(bound) else "no tolerance: calibrate this case"
-        if math.isnan(value):
-            note = "not a number on at least one side"
-        # Written so that NaN on either side of the comparison fails.
-        verdict = Verdict.PASS if value <= bound else Verdict.FAIL
-        return self._row(name, metric, value, bound, verdict, note)
-
-    def _failure(self, name: str, note: str) -> Measurement:
-        return self._row(name, "rel_l2", math.inf, math.nan, Verdict.FAIL, note)
+        facts = tensor_metrics(a, e, self.dtype)
+        if kind_of(name) is Kind.LOGITS:
+            rows.append(self.judged(name, "top1_flips", top1_flips(a, e, bound)))
+            if self.case.targets is not None:
+                facts |= logit_metrics(a, e, self._select(name, self.case.targets))
+        return rows + [self.fact(name, metric, value) for metric, value in facts.items()]
 
     def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:
-        order = computed(self.case.config)
+        order = self.case.order
         parts = (self.case.hash, self.edge, name, metric, METRICS_VERSION, self.device)
         return Measurement(
             case=self.case.name,
@@ -123,18 +160,12 @@ class Comparison:
 
     def _select(self, name: str, array: np.ndarray) -> np.ndarray:
         is_activation = name != "loss" and not name.startswith("grad/")
-        if self.only_valid and is_activation:
-            return np.asarray(array)[self.case.batch.mask]
+        if self.only_valid and is_activation and self.case.valid is not None:
+            return np.asarray(array)[self.case.valid]
         return np.asarray(array)
 
-    def _labels(self) -> np.ndarray:
-        """Next-token labels at the positions compared, -100 where there is none."""
-        labels = np.full_like(self.case.batch.labels, -100)
-        labels[:, :-1] = self.case.batch.labels[:, 1:]
-        return self._select("logits", labels)
-
     def _ordered(self, names: set[str]) -> list[str]:
-        order = {name: i for i, name in enumerate(computed(self.case.config))}
+        order = {name: i for i, name in enumerate(self.case.order)}
         return sorted(names, key=lambda n: (order.get(n, len(order)), n))
 
 
@@ -144,61 +175,9 @@ def kind_of(quantity: str) -> Kind:
         return Kind.GRADIENT
     if quantity.startswith("state/"):
         return Kind.STATE
+    if quantity.startswith("step") or quantity == LOSSES:
+        return Kind.TRAJECTORY
+    if quantity == WEIGHTS:
+        return Kind.WEIGHTS
     named = {"logits": Kind.LOGITS, "loss": Kind.LOSS, "generated": Kind.TOKENS}
     return named.get(quantity, Kind.BLOCK)
-
-
-def relative_l2(actual: np.ndarray, expected: np.ndarray) -> float:
-    """`|a - e| / |e|` in float64; NaN if either holds a non-finite value, inf off a zero `e`."""
-    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(e).all()):
-        return math.nan
-    difference, scale = float(np.linalg.norm(a - e)), float(np.linalg.norm(e))
-    if scale == 0.0:
-        return 0.0 if difference == 0.0 else math.inf
-    return difference / scale
-
-
-def max_abs(a: np.ndarray, e: np.ndarray) -> float:
-    """Largest absolute difference; NaN spreads."""
-    return float(np.max(np.abs(a - e), initial=0.0))
-
-
-def cosine(a: np.ndarray, e: np.ndarray) -> float:
-    """Cosine of the angle between the flattened arrays; NaN where one of them is zero."""
-    scale = float(np.linalg.norm(a) * np.linalg.norm(e))
-    return float(np.vdot(a, e)) / scale if scale > 0 else math.nan
-
-
-def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What the difference means to a reader of logits (..., V), `e` being the truth.
-
-    Returns:
-        kl_p50, kl_max: KL(e || a) per token, in nats. top1_agreement: share of tokens with the same
-        argmax. top1_flips: disagreements where the truth's margin exceeds twice the largest
-        difference at that token, which rounding cannot explain. nll_difference: difference of the
-        mean negative log-likelihood of `labels` (-100 is ignored), in nats.
-    """
-    a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
-    log_a, log_e = log_softmax(a), log_softmax(e)
-    kl = np.sum(np.exp(log_e) * (log_e - log_a), axis=-1)
-    same = a.argmax(-1) == e.argmax(-1)
-    ranked = np.sort(e, axis=-1)
-    margin = ranked[:, -1] - ranked[:, -2]
-    clear = margin > 2 * np.max(np.abs(a - e), axis=-1)
-    flat = labels.reshape(-1)
-    rows = np.nonzero(flat != -100)[0]
-    nll = (log_e - log_a)[rows, flat[rows]]
-    return {
-        "kl_p50": float(np.median(kl)),
-        "kl_max": float(np.max(kl)),
-        "top1_agreement": float(np.mean(same)),
-        "top1_flips": float(np.sum(~same & clear)),
-        "nll_difference": float(np.mean(nll)) if len(rows) else 0.0,
-    }
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Log-softmax over the last axis in the dtype of `x`."""
-    shifted = x - np.max(x, axis=-1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))

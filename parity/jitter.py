@@ -1,32 +1,47 @@
 """What rounding to float32 does, as random signs in float64; a few rows of a tensor at a time.
 
-`parity.calibrate` moves every weight by one unit roundoff. That leaves out the rounding inside a
-sum, which small cases do not notice and a model of a thousand features does: at D = 1024 a healthy
-projection is 3.5 of those floors away from the truth. Checkpoints from outside are of any width, so
-here the weights of a product over K features move by what adding K numbers one after another in
-float32 loses. Source: spec/parity.md "Tolerances".
+Every weight, every named intermediate and every stored state is moved by one unit roundoff, up or
+down. The rounding inside a sum is not a named intermediate: the weights of a product over K
+features move by what adding K numbers one after another in float32 loses. The response of the
+oracle is the noise floor. Source: spec/parity.md "Tolerances".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from megalodon_jax.weights import Role, role_of
-from parity.calibrate import UNIT_ROUNDOFF
+from parity.metrics import relative_l2
 
+UNIT_ROUNDOFF = 2.0**-24
+SEEDS = 10
 BLOCK = 1 << 20
 """Elements handled at once when a tensor is walked through by rows."""
 
+Arrays = Mapping[str, np.ndarray]
+Tap = Callable[[str, Any], Any]
 
-def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:
-    """Yield slices of the first axis that hold at most about `elements` each."""
-    count = shape[0] if shape else 1
-    step = max(1, elements // max(1, math.prod(shape[1:])))
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))
+
+def floors(
+    exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
+) -> dict[str, float]:
+    """Return the root mean square, over seeds, of the relative L2 response of every quantity.
+
+    Args:
+        exact: what nothing was moved in.
+        run: computes the same with everything moved by the signs of a generator.
+        seeds: how often.
+    """
+    squares = dict.fromkeys(exact, 0.0)
+    for seed in range(seeds):
+        noisy = run(np.random.default_rng(seed))
+        for name, value in exact.items():
+            squares[name] += relative_l2(noisy[name], value) ** 2
+    return {name: math.sqrt(total / seeds) for name, total in squares.items()}
 
 
 def moved(
@@ -40,6 +55,27 @@ def moved(
         signs = rng.integers(0, 2, value[rows].shape, np.int8)
         np.multiply(value[rows], 1 + roundoff * (2 * signs - 1.0), out=result[rows])
     return result
+
+
+def tap(rng: np.random.Generator, features: int) -> Tap:
+    """Return a tap for the oracle that moves what passes, also while it is being differentiated.
+
+    Args:
+        rng: where the signs come from.
+        features: of the hidden states. The tied head moves as the embedding it is, so what the sum
+            of the logits loses is put on the logits.
+    """
+
+    def move(name: str, value: Any) -> Any:
+        size = summed(features) if name == "logits" else UNIT_ROUNDOFF
+        return value * (1 + size * (2 * rng.integers(0, 2, np.shape(value), np.int8) - 1.0))
+
+    return move
+
+
+def weights(named: Arrays, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return every weight in float64, moved as `of_weight` says."""
+    return {n: moved(w.astype(np.float64), rng, of_weight(n, w.shape)) for n, w in named.items()}
 
 
 def summed(terms: int) -> float:
@@ -59,3 +95,11 @@ def of_weight(name: str, shape: tuple[int, ...]) -> float:
     put on the logits.
     """
     return summed(shape[-1]) if role_of(name) is Role.LINEAR else UNIT_ROUNDOFF
+
+
+def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:
+    """Yield slices of the first axis that hold at most about `elements` each."""
+    count = shape[0] if shape else 1
+    step = max(1, elements // max(1, math.prod(shape[1:])))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))

@@ -24,7 +24,7 @@ from parity.cases import CASES, Case, by_name
 from parity.compare import Comparison
 from parity.faults import FAULTS, Fault
 from parity.faults import by_name as fault_by_name
-from parity.results import Measurement, Verdict
+from parity.results import Kind, Measurement, Verdict
 from parity.subject import JaxSubject
 from parity.suite import culprit
 from parity.tolerances import NoiseFloors
@@ -61,6 +61,15 @@ class Kill:
 
 
 @dataclass
+class Matrix:
+    """What became of every fault, and how much of its tolerances a healthy model used."""
+
+    kills: list[Kill]
+    used: dict[tuple[str, Kind], float]
+    """Largest share of a tolerance, by edge and kind, in the witnesses without a fault."""
+
+
+@dataclass
 class Laboratory:
     """Runs cases against the oracle; what does not depend on the fault is done once."""
 
@@ -68,19 +77,21 @@ class Laboratory:
     edges: tuple[str, ...] = tuple(EDGES)
     compiled: bool = False
     """Compile whole programs: for one fault on its own that is less work."""
+    used: dict[tuple[str, Kind], float] = field(default_factory=dict)
+    """Largest share of a tolerance so far, by edge and kind, without a fault."""
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _sound: set[tuple[str, str]] = field(default_factory=set)
 
-    def kill(self, fault: Fault, case: Case) -> Kill:
+    def kill(self, fault: Fault, case: Case, edges: Sequence[str] = ()) -> Kill:
         """Plant a fault and return what the first edge that objects says.
 
         Raises:
             RuntimeError: the case fails without a fault: nothing could be concluded from it.
         """
-        for edge in self.edges:
+        for edge in edges or self.edges:
             self._control(case, edge)
             try:
-                found = self.culprit(fault, case, edge)
+                found = culprit(self.rows(fault, case, edge))
             except ValueError as error:
                 # Only the loader may refuse; elsewhere an error is a mistake of the patch.
                 if fault.stage != REFUSED:
@@ -90,13 +101,15 @@ class Laboratory:
                 return Kill(fault, case.name, edge, found.quantity, signal(found), found.note)
         return Kill(fault, case.name)
 
-    def culprit(self, fault: Fault | None, case: Case, edge: str) -> Measurement | None:
-        """Return what the suite names on one edge with a fault planted, or with none."""
+    def rows(self, fault: Fault | None, case: Case, edge: str) -> list[Measurement]:
+        """Return what the suite measures on one edge with a fault planted, or with none."""
         dtype = EDGES[edge]
-        planted = fault.planted(compiled=self.compiled) if fault else nullcontext()
-        with planted, jax.disable_jit(not self.compiled):
+        # The same step many times over is worth compiling.
+        compiled = self.compiled or case.steps > 0
+        planted = fault.planted(compiled=compiled) if fault else nullcontext()
+        with planted, jax.disable_jit(not compiled):
             actual = JaxSubject(dtype).run(case)
-        return culprit(Comparison(case, edge, self.floors, dtype).run(actual, self._truth(case)))
+        return Comparison(case, edge, self.floors, dtype).run(actual, self._truth(case))
 
     def _truth(self, case: Case) -> dict[str, np.ndarray]:
         if case.hash not in self._exact:
@@ -106,12 +119,17 @@ class Laboratory:
     def _control(self, case: Case, edge: str) -> None:
         if (case.hash, edge) in self._sound:
             return
-        found = self.culprit(None, case, edge)
+        rows = self.rows(None, case, edge)
+        found = culprit(rows)
         if found is not None:
             raise RuntimeError(
                 f"case {case.name} fails without a fault: {edge} at {found.quantity}, "
                 f"{signal(found):.2g} times its tolerance. Mend that first."
             )
+        for row in rows:
+            if row.verdict is not Verdict.INFO:
+                at = edge, row.kind
+                self.used[at] = max(self.used.get(at, 0.0), row.fraction)
         self._sound.add((case.hash, edge))
 
 
@@ -126,24 +144,33 @@ def run(
     faults: Sequence[Fault] = FAULTS,
     report: Callable[[str], None] = lambda line: None,
     workers: int = 1,
-) -> list[Kill]:
+    *,
+    each: bool = False,
+) -> Matrix:
     """Return the kill of each fault on its witness, in the order of the faults.
 
     Args:
         faults: which; with more than one worker they are found by name in the catalogue.
         report: called with a line of progress.
         workers: processes to share the work.
+        each: ask every edge about every fault, a kill for each; not only those before the first
+            that objects.
 
     Raises:
         RuntimeError: a witness fails without a fault.
     """
     batches = _batches(faults)
     if workers == 1 or len(batches) == 1:
-        kills = _inline(batches, report)
+        found = [_inline(batch, each) for batch in batches]
     else:
-        kills = _in_processes(batches, report, workers)
+        found = list(_in_processes(batches, report, workers, each))
     order = {fault.name: i for i, fault in enumerate(faults)}
-    return sorted(kills, key=lambda kill: order[kill.fault.name])
+    used: dict[tuple[str, Kind], float] = {}
+    for part in found:
+        for at, share in part.used.items():
+            used[at] = max(used.get(at, 0.0), share)
+    kills = [kill for part in found for kill in part.kills]
+    return Matrix(sorted(kills, key=lambda kill: order[kill.fault.name]), used)
 
 
 def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
@@ -151,37 +178,42 @@ def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
     groups: dict[tuple[int, ...], list[Fault]] = {}
     for fault in faults:
         case = by_name(fault.witness)
-        groups.setdefault((case.batch_size, case.length), []).append(fault)
+        groups.setdefault((case.batch_size, case.length, case.steps), []).append(fault)
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _inline(batches: list[list[Fault]], report: Callable[[str], None]) -> Iterator[Kill]:
+def _inline(batch: list[Fault], each: bool) -> Matrix:
     laboratory = Laboratory()
-    for batch in batches:
-        report(f"  {batch[0].witness} and cases of its shape: {len(batch)} faults")
-        yield from (laboratory.kill(fault, by_name(fault.witness)) for fault in batch)
+    asked = [(edge,) for edge in EDGES] if each else [()]
+    kills = [
+        laboratory.kill(fault, by_name(fault.witness), edges) for fault in batch for edges in asked
+    ]
+    return Matrix(kills, laboratory.used)
 
 
 def _in_processes(
-    batches: list[list[Fault]], report: Callable[[str], None], workers: int
-) -> Iterator[Kill]:
+    batches: list[list[Fault]], report: Callable[[str], None], workers: int, each: bool
+) -> Iterator[Matrix]:
     # A forked process would inherit the locks of JAX's threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        work = [pool.submit(_batch, [fault.name for fault in batch]) for batch in batches]
+        work = [pool.submit(_batch, [fault.name for fault in batch], each) for batch in batches]
         try:
             for done in as_completed(work):
-                kills = [Kill(fault_by_name(name), *rest) for name, *rest in done.result()]
-                report(f"  {kills[0].case} and cases of its shape: {len(kills)} faults")
-                yield from kills
+                rows, used = done.result()
+                kills = [Kill(fault_by_name(name), *rest) for name, *rest in rows]
+                names = {kill.fault.name for kill in kills}
+                report(f"  {kills[0].case} and cases of its shape: {len(names)} faults")
+                yield Matrix(kills, used)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _batch(names: list[str]) -> list[tuple[Any, ...]]:
+def _batch(names: list[str], each: bool) -> tuple[list[tuple[Any, ...]], dict]:
     """Run a batch in a process of its own; a fault holds functions, so only its name travels."""
-    kills = _inline([[fault_by_name(name) for name in names]], lambda line: None)
-    return [(k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in kills]
+    done = _inline([fault_by_name(name) for name in names], each)
+    rows = [(k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in done.kills]
+    return rows, done.used
 
 
 def spread(fault: Fault, laboratory: Laboratory, cases: Iterable[Case] = CASES) -> list[Kill]:
@@ -191,7 +223,9 @@ def spread(fault: Fault, laboratory: Laboratory, cases: Iterable[Case] = CASES) 
 
 def survivors(kills: Iterable[Kill]) -> list[Kill]:
     """Return the kills that are none: undetected, or reported at another stage."""
-    return [kill for kill in kills if not kill.localised]
+    kills = list(kills)
+    found = {kill.fault.name for kill in kills if kill.localised}
+    return [kill for kill in kills if kill.fault.name not in found]
 
 
 def as_dict(kill: Kill) -> dict[str, Any]:

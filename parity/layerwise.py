@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from megalodon_jax.weights import EMBEDDING, HEAD
-from parity.calibrate import UNIT_ROUNDOFF
 from parity.checkpoints import Stored, WeightRow, compare_values
-from parity.compare import Comparison, relative_l2
-from parity.jitter import moved, row_blocks, summed
+from parity.compare import Comparison
+from parity.jitter import UNIT_ROUNDOFF, moved, row_blocks, summed
+from parity.metrics import relative_l2
 from parity.one_layer import (
     FINAL,
     Arrays,
@@ -216,7 +216,7 @@ class Walk:
         if not math.isfinite(out):
             # Forced errors may all hold, and yet a side has run away from the other.
             at = self._edge("jax32:reference32", {})
-            rows.append(at._failure(last, "not finite in the free run on at least one side"))
+            rows.append(at.missing(last, "not finite in the free run on at least one side"))
         self.outcome.measurements += rows
         share, where = _closest(rows)
         self.outcome.steps.append(Step(name, out, forced, amplification, share, where))

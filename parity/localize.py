@@ -15,7 +15,7 @@ import numpy as np
 
 from parity.calibrate import forced_floors, forward_truth
 from parity.cases import Case
-from parity.compare import relative_l2
+from parity.metrics import relative_l2
 from parity.results import Kind, Measurement, Verdict
 from parity.subject import JaxSubject
 from parity.taps import parameters_of

@@ -25,10 +25,8 @@ from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.model import MegalodonBlock
 from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves, weight_table
 from parity import oracle
-from parity.calibrate import SEEDS
 from parity.checkpoints import Held, Stored, WeightRow, compare_values
-from parity.compare import relative_l2
-from parity.jitter import moved, of_weight, row_blocks
+from parity.jitter import SEEDS, floors, moved, of_weight, row_blocks
 from parity.reference import LiveReference
 from parity.taps import BLOCK_TAPS, Tap, capture
 
@@ -265,12 +263,7 @@ class OracleLayer:
     def floors(self, x: np.ndarray, exact: Arrays) -> dict[str, float]:
         """Return the root mean square response of every tap to one unit roundoff, relative L2."""
         seeds = SEEDS if self.size * x.shape[0] * x.shape[1] <= CHEAP else FEW_SEEDS
-        squares = dict.fromkeys(exact, 0.0)
-        for seed in range(seeds):
-            noisy = self.run(x, np.random.default_rng(seed))
-            for name, value in exact.items():
-                squares[name] += relative_l2(noisy[name], value) ** 2
-        return {name: math.sqrt(total / seeds) for name, total in squares.items()}
+        return floors(exact, lambda rng: self.run(x, rng), seeds)
 
 
 class Widened:

@@ -13,17 +13,24 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from parity import lowprecision, seams
 from parity.cases import CASES, Case
 from parity.taps import COTANGENT
 
+if TYPE_CHECKING:
+    from parity.reference import LiveReference
+
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "data" / "recordings"
+BFLOAT16 = ".bfloat16"
+"""What follows a case's name in the name of its recording in bfloat16."""
+SEAMS = "seams"
 
 
 class RecordingError(ValueError):
@@ -54,12 +61,26 @@ class RecordedReference:
         Raises:
             RecordingError: there is no recording of exactly this case.
         """
-        path = self.folder / f"{case.name}.safetensors"
+        return self._read(case.name, case.hash)
+
+    def weights(self, case: Case) -> None:
+        """Nothing: what the reference made of the weights is not recorded."""
+
+    def low_precision(self, case: Case) -> dict[str, np.ndarray]:
+        """Return logits and loss in bfloat16 by mode; errors as `run`."""
+        return self._read(case.name + BFLOAT16, case.hash)
+
+    def seams(self) -> dict[str, np.ndarray]:
+        """Return what every seam is measured from, by its id; errors as `run`."""
+        return self._read(SEAMS, seams.work_hash())
+
+    def _read(self, name: str, work: str) -> dict[str, np.ndarray]:
+        path = self.folder / f"{name}.safetensors"
         provenance = read_provenance(path)
-        if provenance["case_hash"] != case.hash:
+        if provenance["case_hash"] != work:
             raise RecordingError(
                 f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
-                f"now {case.hash}): not comparable. Run `make record` with the live reference."
+                f"now {work}): not comparable. Run `make record` with the live reference."
             )
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -92,22 +113,49 @@ def read_provenance(path: Path) -> dict[str, Any]:
     return provenance
 
 
+def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[Path]:
+    """Run the reference on a case and write what it gives, in bfloat16 too where that is measured.
+
+    A case that a seam keeps the reference out of has no recording.
+    """
+    if case.seam:
+        return []
+    provenance, notes = reference.provenance, {"case": case.definition}
+    given = reference.run(case)
+    kept = {n: a for n, a in given.items() if RecordedReference(folder).gives(n)}
+    paths = [write(case.name, case.hash, kept, provenance | notes, folder)]
+    if case.name in lowprecision.CASES:
+        narrow = reference.low_precision(case)
+        paths.append(write(case.name + BFLOAT16, case.hash, narrow, provenance | notes, folder))
+    return paths
+
+
+def record_seams(reference: LiveReference, folder: Path = FOLDER) -> Path:
+    """Run the reference at every seam and write what it does there."""
+    return write(SEAMS, seams.work_hash(), reference.seams(), reference.provenance, folder)
+
+
 def write(
-    case: Case,
-    outputs: Mapping[str, np.ndarray],
+    name: str,
+    work: str,
+    arrays: Mapping[str, np.ndarray],
     provenance: Mapping[str, Any],
     folder: Path = FOLDER,
 ) -> Path:
-    """Write one recording, aside first and then renamed; returns its path."""
+    """Write one recording, aside first and then renamed; returns its path.
+
+    Args:
+        name: of the file, without its ending.
+        work: hash of what the arrays answer for.
+        arrays: by name.
+        provenance: what made them.
+        folder: where to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{case.name}.safetensors"
-    notes = {**provenance, "schema": SCHEMA, "case_hash": case.hash, "case": case.definition}
-    tensors = {
-        name: np.array(array, order="C")
-        for name, array in outputs.items()
-        if RecordedReference(folder).gives(name)
-    }
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{case.name}.")
+    path = folder / f"{name}.safetensors"
+    notes = {**provenance, "schema": SCHEMA, "case_hash": work}
+    tensors = {name: np.array(array, order="C") for name, array in arrays.items()}
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     os.close(handle)
     try:
         save_file(tensors, temporary, metadata={"provenance": json.dumps(notes, sort_keys=True)})

@@ -30,6 +30,12 @@ class Kind(StrEnum):
     GRADIENT = "gradient"
     STATE = "state"
     TOKENS = "tokens"
+    WEIGHTS = "weights"
+    """Parameters after conversion, by hash."""
+    TRAJECTORY = "trajectory"
+    """Losses over training, moments of the optimiser, drift of parameters."""
+    SEAM = "seam"
+    """What a deliberate difference amounts to (`parity.seams`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The smallest case that still fails the same way: what to look at with a debugger.
 
-Source: issue 4, `parity shrink`; the search is greedy, as in property-based testing.
+The search is greedy, as in property-based testing. Source: spec/parity.md "First divergence".
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
     Raises:
         ValueError: the case does not fail, so there is nothing to shrink.
     """
+    if case.steps:
+        raise ValueError(
+            f"{case.name} is a trajectory, and starts where a gradient or the optimiser does. "
+            "Shrink a case of one step, for example 'plain'."
+        )
     found = failure(case)
     if found is None:
         raise ValueError(

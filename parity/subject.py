@@ -18,7 +18,9 @@ from megalodon_jax.loss import next_token_loss
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.types import ModelCache, NormState, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
+from parity import trajectory
 from parity.cases import NEW_TOKENS, Case
+from parity.metrics import IGNORED
 from parity.oracle import held_tokens
 from parity.taps import COTANGENT, capture
 
@@ -28,16 +30,22 @@ Outputs = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class JaxSubject:
-    """Runs the JAX model in one dtype; `dtype` is "float32" or "float64"."""
+    """Runs the JAX model in one dtype: "float32", "float64", or "bfloat16".
+
+    The last computes products in bfloat16 with float32 parameters.
+    """
 
     dtype: str = "float32"
 
     def run(self, case: Case) -> Outputs:
-        """Return what a case computes; or what its stream gives.
+        """Return what a case computes; or what its stream or its trajectory gives.
 
         That is every tap, the loss, and its derivatives by every parameter and every tap.
         """
         batch = case.batch
+        if case.steps:
+            with self.types(), jax.default_matmul_precision("highest"):
+                return trajectory.of_jax(case, self.load(case), self.dtype)
         if case.cuts:
             return self._stream(case)
         # Products in float32 mean float32 here: a GPU may not shorten them to TF32.
@@ -65,6 +73,22 @@ class JaxSubject:
             taps = evaluate_taps(model, jnp.asarray(batch.ids), mask, held)
             return {name: np.asarray(a) for name, a in taps.items()}
 
+    def taps_and_loss(self, case: Case) -> Outputs:
+        """Return every tap of a forward pass, and the loss."""
+        taps = self.taps(case)
+        return taps | {"loss": self._loss(case, taps["logits"], case.batch.labels)}
+
+    def loss_without_targets(self, case: Case) -> float:
+        """Return the loss where every label is ignored."""
+        logits = self.taps(case)["logits"]
+        return float(self._loss(case, logits, np.full_like(case.batch.labels, IGNORED)))
+
+    def _loss(self, case: Case, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        with self.types():
+            config, mask = self._config(case), jnp.asarray(case.batch.mask)
+            arrays = jnp.asarray(logits), jnp.asarray(labels), mask
+            return np.asarray(next_token_loss(*arrays, dtype=config.softmax_dtype))
+
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
             model, ids = self.load(case), jnp.asarray(case.batch.ids)
@@ -91,7 +115,12 @@ class JaxSubject:
 
     def load(self, case: Case) -> MegalodonForCausalLM:
         """Return the model of a case in this dtype; call inside `types()`."""
-        return build_model(case.config.with_dtype(self.dtype), case.weights, source=case.name)
+        return build_model(self._config(case), case.weights, source=case.name)
+
+    def _config(self, case: Case) -> MegalodonConfig:
+        if self.dtype == "bfloat16":
+            return dataclasses.replace(case.config, compute_dtype=jnp.bfloat16)
+        return case.config.with_dtype(self.dtype)
 
     def types(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which arrays of this dtype exist."""

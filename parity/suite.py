@@ -13,14 +13,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from parity import lowprecision
 from parity.calibrate import truth
 from parity.cases import Case
 from parity.compare import Comparison
+from parity.conversion import changed, round_trip
 from parity.localize import first_divergence
 from parity.recordings import RecordedReference, RecordingError
 from parity.reference import LiveReference, why_unavailable
 from parity.results import Kind, Measurement, Verdict
 from parity.subject import JaxSubject
+from parity.taps import WEIGHTS
 from parity.tolerances import NoiseFloors
 
 Arrays = dict[str, np.ndarray]
@@ -44,6 +47,18 @@ class Reference(Protocol):
 
     def run(self, case: Case) -> Arrays:
         """Return the named arrays of a case, float32."""
+        ...
+
+    def weights(self, case: Case) -> Arrays | None:
+        """Return its state dict after loading the weights of a case; None if it is not at hand."""
+        ...
+
+    def low_precision(self, case: Case) -> Arrays:
+        """Return logits and loss in bfloat16, by mode (`parity.reference.lowprecision`)."""
+        ...
+
+    def seams(self) -> Arrays:
+        """Return what every seam is measured from, by its id (`parity.seams`)."""
         ...
 
 
@@ -92,6 +107,10 @@ class Suite:
         yield from edge("jax64:oracle").run(self.wide.run(case), exact)
         ours = self.subject.run(case)
         yield from edge("jax32:oracle").run(ours, exact)
+        yield edge("jax32:oracle").judged(*_converted(round_trip(case), case))
+        if case.seam:
+            # Where being different is the decision there is no edge; `parity.seams` measures it.
+            return
         try:
             theirs = self.reference.run(case)
         except RecordingError as error:
@@ -105,9 +124,18 @@ class Suite:
         valid = edge("jax32:oracle", only_valid=differs)
         yield from valid.accuracy(ours, theirs, exact)
         yield from edge("jax32:reference32", only_valid=differs).run(ours, theirs)
+        if (held := self.reference.weights(case)) is not None:
+            yield edge("reference32:oracle").judged(*_converted(held, case))
+        if case.name in lowprecision.CASES:
+            narrow = self.reference.low_precision(case)
+            yield from lowprecision.measure(case, narrow, exact, floors, self.device)
 
     def _answered(self, arrays: Arrays) -> Arrays:
         return {name: array for name, array in arrays.items() if self.reference.gives(name)}
+
+
+def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:
+    return WEIGHTS, "changed_parameters", float(len(changed(held, case.weights)))
 
 
 def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement:

@@ -7,7 +7,7 @@ Source: spec/parity.md "Taps".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,27 @@ def computed(config: MegalodonConfig) -> tuple[str, ...]:
     states = (*blocks, *(f"state/{name}" for name in STATES[:3]))
     cotangents = (COTANGENT + name for name in reversed(forward))
     return (*forward[:-1], *states, "logits", "generated", "loss", *cotangents)
+
+
+WEIGHTS = "weights"
+"""The parameters themselves, after a round trip through the other side's format."""
+LOSSES = "losses"
+"""The loss before each step of a trajectory."""
+
+
+def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
+    """Return what a trajectory compares, in order: moments first, then how far they moved.
+
+    Args:
+        parameters: by torch name.
+        steps: how many are taken; noted after the first and the last.
+    """
+    names = sorted(parameters)
+
+    def after(step: int) -> tuple[str, ...]:
+        return tuple(f"step{step}/{what}/{n}" for what in ("mu", "nu", "drift") for n in names)
+
+    return (*after(1), LOSSES, *after(steps))
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The one table of tolerances: a bound and a reason for each edge of the triangle and each kind.
 
 Bounds in float32 are multiples of a calibrated noise floor: the response of the oracle when every
-weight and every named intermediate is moved by one unit roundoff, per case and quantity
-(`parity.calibrate`, stored in `data/noise.json`). Source: spec/parity.md "Tolerances".
+weight, every named intermediate and every sum is moved by what rounding does to it
+(`parity.jitter`), per case and quantity (`parity.calibrate`, stored in `data/noise.json`). Source:
+spec/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -11,12 +12,26 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from parity.cases import Case
 from parity.results import Kind
 
+if TYPE_CHECKING:
+    from parity.cases import Case
+    from parity.compare import Work
+
+SEAM_BOUNDS = {
+    "ema-mask": (1e-3, 1.0),
+    "loss-mask": (1e-3, 1.0),
+    "empty-loss": (0.0, 0.0),
+    "untied-head": (0.0, 0.0),
+    "initialisation": (0.0, 0.05),
+}
+"""The least and the most that each deliberate difference may be (`parity.seams` says of what).
+
+Measured: 0.062, 0.095, 0, 0 and 0.007."""
 NOISE_FILE = Path(__file__).parent / "data" / "noise.json"
-FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE)
+FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,61 +48,73 @@ class Rule:
     @property
     def bound(self) -> str:
         """The bound in words."""
-        parts = [f"{self.absolute:.1e}"] if self.absolute else []
-        parts += [f"{self.noise_factor:g} x noise floor"] if self.noise_factor else []
+        parts = [f"{self.noise_factor:.2g} x noise floor"] if self.noise_factor else []
+        parts = [f"{self.absolute:.1e}"] * bool(self.absolute) + parts or ["0"]
         return f"{self.metric} <= " + (f"max({', '.join(parts)})" if len(parts) > 1 else parts[0])
 
 
+EXACT_ENOUGH = 2e-7
+"""Relative L2 below which an error is the rounding of the result, and beating it means nothing."""
+EDGES = (
+    "jax64:oracle",
+    "reference32:oracle",
+    "jax32:oracle",
+    "jax32:reference32",
+    "recorded32:live32",
+)
 TABLE = (
     Rule(
         "jax64:oracle",
         FORWARD,
-        "spec/parity.md: same mathematics; a bug stands orders above; at most 2.2e-14 measured",
+        "spec/parity.md: same mathematics; a bug stands orders above; at most 2.7e-14 measured",
         absolute=1e-11,
     ),
     Rule(
         "jax64:oracle",
         (Kind.GRADIENT,),
-        "spec/parity.md: against automatic differentiation of the oracle; at most 1.0e-13 measured",
+        "spec/parity.md: against automatic differentiation of the oracle; at most 8.5e-14 measured",
         absolute=1e-10,
     ),
     Rule(
         "reference32:oracle",
         FORWARD,
-        "its own rounding: median 1.5 x, at most 3.8 x the floor measured (EMA coefficients in "
-        "float32); a scalar loss can cancel below its tensors, hence the minimum",
+        "its own rounding: median 1.1 x, at most 4.4 x the floor measured (the second moment of "
+        "the EMA phase after one step of AdamW); the mean of a loss may cancel below what is in "
+        "the floor, hence the minimum",
         absolute=3e-7,
         noise_factor=6.0,
     ),
     Rule(
         "reference32:oracle",
         (Kind.GRADIENT,),
-        "its own rounding: median 1.6 x, at most 5.6 x the floor measured, on the EMA phase theta",
+        "its own rounding: median 1.1 x, at most 4.8 x the floor measured, on the EMA phase theta",
         absolute=3e-7,
-        noise_factor=12.0,
+        noise_factor=8.0,
     ),
     Rule(
         "jax32:oracle",
         FORWARD,
-        "our own rounding: median 0.89 x, at most 2.3 x the floor measured, in byte_lm, whose "
-        "sums are longer: their rounding is not in the floor (the reference: 2.9 x)",
+        "our own rounding: median 0.8 x, at most 1.9 x the floor measured, on a running mean that "
+        "a stream carried on (1.4 x on intermediates, in byte_lm)",
+        absolute=3e-7,
+        noise_factor=3.0,
+    ),
+    Rule(
+        "jax32:oracle",
+        (Kind.GRADIENT,),
+        "our own rounding: median 0.7 x, at most 1.8 x the floor measured, on layer 0's "
+        "TimestepNorm bias of byte_lm, behind the cancellation in RMSNorm's derivative",
         absolute=3e-7,
         noise_factor=4.0,
     ),
     Rule(
         "jax32:oracle",
-        (Kind.GRADIENT,),
-        "our own rounding: median 0.95 x, at most 5.2 x the floor measured, on layer 0's "
-        "TimestepNorm bias of byte_lm, behind the cancellation in RMSNorm's derivative",
-        absolute=3e-7,
-        noise_factor=6.0,
-    ),
-    Rule(
-        "jax32:oracle",
-        (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.GRADIENT),
+        (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT),
         "no less accurate than the reference, or below 3e-7: error over max(reference's error, "
         "2e-7); gradients as the root mean square over the parameters of a case. Not states: a "
-        "mean kept relative to an origin trades digits of a mean near 0 for those of a large one",
+        "mean kept relative to an origin trades digits of a mean near 0 for those of a large one. "
+        "Not the loss: the error of a scalar is one draw, and a draw may be near 0 on one side "
+        "(2.8 seen where both were within their floors)",
         metric="error_over_reference",
         absolute=1.5,
     ),
@@ -96,14 +123,14 @@ TABLE = (
         FORWARD,
         "a checkpoint can move: the sum of both sides' bounds against the oracle",
         absolute=6e-7,
-        noise_factor=10.0,
+        noise_factor=9.0,
     ),
     Rule(
         "jax32:reference32",
         (Kind.GRADIENT,),
         "a checkpoint can move: the sum of both sides' bounds against the oracle",
         absolute=6e-7,
-        noise_factor=18.0,
+        noise_factor=12.0,
     ),
     Rule(
         "recorded32:live32",
@@ -112,27 +139,74 @@ TABLE = (
         absolute=6e-7,
         noise_factor=12.0,
     ),
+    Rule(
+        "jaxbf16:oracle",
+        (Kind.LOGITS,),
+        "bfloat16 products with float32 parameters: no less accurate than torch's autocast on the "
+        "same weights; 0.65 to 0.71 of its error measured",
+        metric="error_over_autocast",
+        absolute=1.0,
+    ),
+    *(
+        Rule(
+            edge,
+            (Kind.WEIGHTS,),
+            "a conversion moves bytes: every value has the hash it had",
+            metric="changed_parameters",
+        )
+        for edge in ("jax32:oracle", "reference32:oracle")
+    ),
     *(
         Rule(
             edge,
             (Kind.TOKENS,),
             "greedy decoding is discrete: one different token is another text",
-            absolute=1e-12,
+            metric="disagreement",
         )
-        for edge in (
-            "jax64:oracle",
-            "reference32:oracle",
-            "jax32:oracle",
-            "jax32:reference32",
-            "recorded32:live32",
+        for edge in EDGES
+    ),
+    *(
+        Rule(
+            edge,
+            (Kind.LOGITS,),
+            "a token within the bound of the logits keeps its best token where the margin is clear",
+            metric="top1_flips",
         )
+        for edge in EDGES
     ),
 )
 
 
+PORTS = (
+    Rule(
+        "port32:port64",
+        FORWARD,
+        "rounding of a port, against itself in float64: as for the JAX model, with more room, "
+        "since nobody calibrated it",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        "original32:port64",
+        FORWARD,
+        "rounding of the original, if the two compute the same: as for megalodon-hf",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        "port32:original32",
+        FORWARD,
+        "the sum of both",
+        absolute=6e-7,
+        noise_factor=12.0,
+    ),
+)
+"""What a port that is not Megalodon is held to (`parity.port`)."""
+
+
 def rule(edge: str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
     """Return the row for an edge, kind and metric, or None: an unmatched quantity cannot pass."""
-    for row in TABLE:
+    for row in (*TABLE, *PORTS):
         if row.edge == edge and kind in row.kinds and row.metric == metric:
             return row
     return None
@@ -164,13 +238,13 @@ class NoiseFloors:
             raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
         return cls(json.loads(path.read_text())["cases"])
 
-    def floor(self, case: Case, quantity: str) -> float:
+    def floor(self, work: Case | Work, quantity: str) -> float:
         """Return the floor of a quantity; NaN when it was not calibrated for exactly this case."""
-        entry = self.cases.get(case.name, {})
-        if entry.get("hash") != case.hash:
+        entry = self.cases.get(work.name, {})
+        if entry.get("hash") != work.hash:
             return math.nan
         return entry["floors"].get(quantity, math.nan)
 
-    def bound(self, edge: str, kind: Kind, case: Case, quantity: str) -> float:
+    def bound(self, edge: str, kind: Kind, work: Case | Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN when no rule or floor applies."""
-        return bound_from(rule(edge, kind), self.floor(case, quantity))
+        return bound_from(rule(edge, kind), self.floor(work, quantity))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from parity.compare import Comparison
-from parity.results import Kind, Measurement, Verdict
+from parity.results import Kind, Measurement
 
 _FORCED = {
     "jax32:oracle": ("ours", "exact"),
@@ -58,9 +58,7 @@ class LogitsApart:
         difference, scale = self._apart[actual, expected]
         if not (math.isfinite(difference) and math.isfinite(scale)):
             return math.nan
-        if scale == 0.0:
-            return 0.0 if difference == 0.0 else math.inf
-        return math.sqrt(difference / scale)
+        return math.sqrt(difference / scale if scale > 0.0 else difference)
 
     @property
     def floors(self) -> dict[str, float]:
@@ -79,14 +77,14 @@ class LogitsApart:
                 continue
             at = edge(name)
             bound = at.floors.bound(name, Kind.LOGITS, at.case, "logits")
-            rows.append(at._gate("logits", "rel_l2", self.error(*pair), bound))
+            rows.append(at.gate("logits", "rel_l2", self.error(*pair), bound))
         free, theirs = self._readers["free"], self._readers["theirs"]
         facts = {
             "top1_agreement": float(np.mean(free.best == theirs.best)),
             "nll_difference": free.nll() - theirs.nll(),
         }
         at, note = edge("jax32:reference32"), "free-running"
-        info = (at._row("logits", m, v, math.nan, Verdict.INFO, note) for m, v in facts.items())
+        info = (at.fact("logits", m, v, note) for m, v in facts.items())
         return [*rows, *info]
 
     def losses(self) -> tuple[float, float]:

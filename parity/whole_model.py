@@ -17,11 +17,9 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.weights import weight_table
-from parity import calibrate
+from parity.calibrate import noise_floors
 from parity.cases import IGNORED, Batch, Case
 from parity.checkpoints import Stored
-from parity.compare import relative_l2
-from parity.jitter import moved, of_weight, summed
 from parity.recordings import RecordingError
 from parity.reference import LiveReference
 from parity.results import Measurement, Verdict
@@ -99,29 +97,6 @@ def _about_the_checkpoint(row: Measurement) -> Measurement:
     return dataclasses.replace(row, tolerance=math.nan, verdict=Verdict.INFO)
 
 
-def noise_floors(case: Case, seeds: int = calibrate.SEEDS) -> dict[str, float]:
-    """Return the floor of every quantity of a case, sums included (`parity.jitter`)."""
-    exact = calibrate.truth(case)
-    squares = dict.fromkeys(exact, 0.0)
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-
-        def tap(name: str, value: np.ndarray, rng: np.random.Generator = rng) -> np.ndarray:
-            size = summed(case.config.model_dim) if name == "logits" else calibrate.UNIT_ROUNDOFF
-            return _moved_inside(value, rng, size)
-
-        wide = {n: w.astype(np.float64) for n, w in case.weights.items()}
-        weights = {n: moved(w, rng, of_weight(n, w.shape)) for n, w in wide.items()}
-        for name, value in calibrate._run(case, weights, tap, None).items():
-            squares[name] += relative_l2(value, exact[name]) ** 2
-    return {name: math.sqrt(total / seeds) for name, total in squares.items()}
-
-
-def _moved_inside(value: Any, rng: np.random.Generator, roundoff: float) -> Any:
-    """Move a value that is being differentiated; complex ones in both parts alike."""
-    return value * (1 + roundoff * (2 * rng.integers(0, 2, np.shape(value), np.int8) - 1.0))
-
-
 @dataclass(frozen=True)
 class Fixed:
     """A subject that computes with weights of its own, whatever case it is asked about."""
@@ -152,3 +127,12 @@ class Absent:
     def run(self, case: Case) -> dict[str, np.ndarray]:
         """Refuse, as a missing recording does."""
         raise RecordingError("megalodon-hf did not run")
+
+    def weights(self, case: Case) -> None:
+        """Nothing."""
+
+    low_precision = run
+
+    def seams(self) -> dict[str, np.ndarray]:
+        """Nothing."""
+        return {}

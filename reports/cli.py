@@ -230,6 +230,12 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 @click.option("--family", help="Plant only the faults of this family.")
 @click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
 @click.option(
+    "--markdown",
+    "as_markdown",
+    is_flag=True,
+    help="Print docs/kill-matrix.md: both edges about every fault, and the room on both sides.",
+)
+@click.option(
     "--healthy",
     type=click.IntRange(min=1),
     help="Instead, run this many random cases without a fault: nothing may be reported.",
@@ -250,7 +256,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 )
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.pass_context
-def faults(ctx, names, family, as_json, healthy, dtype, workers, quiet) -> None:
+def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, quiet) -> None:
     """Plant every known porting bug and print which are found, where, and how loudly."""
     os.environ.setdefault("EQX_ON_ERROR", "off")
     # Single operations compile in no time, but there are many: where there is a cache, keep them.
@@ -267,10 +273,13 @@ def faults(ctx, names, family, as_json, healthy, dtype, workers, quiet) -> None:
 
     from parity import killmatrix
     from parity.faults import select
-    from reports.killmatrix import print_matrix, summary
+    from reports.killmatrix import markdown, print_matrix, summary
 
-    kills = killmatrix.run(select(names, family), report, workers)
-    if as_json:
+    matrix = killmatrix.run(select(names, family), report, workers, each=as_markdown)
+    kills = matrix.kills
+    if as_markdown:
+        click.echo(markdown(matrix), nl=False)
+    elif as_json:
         click.echo(json.dumps([killmatrix.as_dict(kill) for kill in kills]))
     else:
         print_matrix(kills, Console())
@@ -303,8 +312,10 @@ def record(cases: tuple[str, ...], quiet: bool) -> None:
     report = _progress(quiet, time.perf_counter())
     reference = LiveReference()
     for case in map(by_name, cases) if cases else CASES:
-        path = recordings.write(case, reference.run(case), reference.provenance)
-        report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
+        for path in recordings.record(case, reference):
+            report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
+    if not cases:
+        recordings.record_seams(reference)
     click.echo(recordings.FOLDER)
 
 

@@ -6,14 +6,10 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from parity.calibrate import truth
-from parity.cases import Case
-from parity.compare import Comparison
-from parity.localize import Account, Stage, account, first_divergence
+from parity.cases import SMALL, Case
+from parity.localize import Account, Stage, account
 from parity.results import Measurement
-from parity.shrink import EDGE, shrink
-from parity.subject import JaxSubject
-from parity.tolerances import NoiseFloors
+from parity.shrink import EDGE, failure, shrink
 from reports.text import number
 
 AROUND = 3
@@ -28,16 +24,17 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
     calibrated. The first yes is explained.
     """
     replay = _replay("explain", case, fault)
-    if case.cuts:
-        found = _free_running(case)
+    if case.cuts or case.steps:
+        what, hint = ("trajectory", _optimiser) if case.steps else ("stream", _streams_have_no_taps)
+        found = failure(case)
         if found is None:
-            return f"{case.name}: the stream holds on {EDGE}.", True
-        return f"{_headline(case, found)}\n{_streams_have_no_taps(found)}\n{replay}", False
+            return f"{case.name}: the {what} holds on {EDGE}.", True
+        return f"{_headline(case, found)}\n{hint(found)}\n{replay}", False
     for dtype in ("float64", "float32"):
         told = account(case, dtype)
         if told.culprit is not None:
             return f"{_forward(told, told.culprit)}\n{replay}", False
-        if dtype == "float64" and (found := _free_running(case)) is not None:
+        if dtype == "float64" and (found := failure(case)) is not None:
             return f"{_headline(case, found)}\n{_backward(found)}\n{replay}", False
     held = len(told.stages)
     return (
@@ -71,7 +68,7 @@ def shrunk(case: Case, fault: str | None, report) -> str:
     if smallest.cuts:
         code.insert(1, "from parity import shrink")
     code.append(f"{'    ' if fault else ''}print({look})")
-    config = json.dumps({k: v for k, v in smallest.config.to_dict().items() if k in _SIZES})
+    config = json.dumps({k: v for k, v in smallest.config.to_dict().items() if k in SMALL})
     return (
         f"{smallest.name}: {smallest.batch_size} x {smallest.length} tokens still leave the oracle "
         f"at {found.quantity} (relative L2 {number(found.value)})\nconfig: {config}\n\n"
@@ -79,30 +76,28 @@ def shrunk(case: Case, fault: str | None, report) -> str:
     )
 
 
-_SIZES = (
-    "vocab_size",
-    "model_dim",
-    "num_layers",
-    "num_heads",
-    "z_dim",
-    "value_dim",
-    "ffn_hidden_dim",
-    "cema_ndim",
-    "chunk_size",
-    "norm_num_groups",
-)
-
-
-def _free_running(case: Case) -> Measurement | None:
-    comparison = Comparison(case, EDGE, NoiseFloors({}), "float64")
-    return first_divergence(comparison.run(JaxSubject("float64").run(case), truth(case)))
-
-
 def _headline(case: Case, found: Measurement) -> str:
     return (
         f"{case.name}: first divergence at {found.quantity}, {EDGE}: relative L2 "
         f"{number(found.value)}, tolerance {number(found.tolerance)} {found.note}".rstrip()
     )
+
+
+def _optimiser(found: Measurement) -> str:
+    """Say what a trajectory's first wrong quantity means."""
+    if found.quantity.startswith("step1/mu/"):
+        return (
+            "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
+            "is added to it, such as decay or a clip."
+        )
+    if found.quantity.startswith("step1/nu/"):
+        return "The gradient is right: the second moment is not made of its square as it should be."
+    if found.quantity.startswith("step1/drift/"):
+        return (
+            "Both moments are right after one step: bias correction, epsilon, learning rate or "
+            "decay is wrong where they become an update."
+        )
+    return "The first step is right: what is carried from step to step is wrong, such as the count."
 
 
 def _streams_have_no_taps(found: Measurement) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,8 +16,9 @@ import jax
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.faults import by_name as fault_by_name
-from parity.results import Measurement, Verdict
+from parity.results import Kind, Measurement, Verdict
 from parity.seams import SEAMS
+from parity.seams import measure as measure_seams
 from parity.suite import Reference, Suite, choose_reference, culprit
 from parity.tolerances import TABLE, NoiseFloors
 from reports.environment import describe, device_kind, environment
@@ -92,8 +94,13 @@ def nightly(options: Options, report: Report) -> Outcome:
         report(f"planted on purpose: {fault.name}")
     with fault.planted() if fault else nullcontext():
         measurements, parity = run_parity(cases, reference, report)
+        suites = [parity]
+        # A few cases are asked for to answer a question about those cases.
+        if not options.cases:
+            rows, suite = run_seams(reference, report)
+            measurements, suites = measurements + rows, [*suites, suite]
     findings, probes = run_stability(checkpoint, model, report)
-    suites = (parity, probes)
+    suites.append(probes)
     document = {
         **environment(started, RunKind.NIGHTLY),
         "reference": describe(reference),
@@ -101,7 +108,7 @@ def nightly(options: Options, report: Report) -> Outcome:
         "suites": [suite.entry() for suite in suites],
         "cases": [_case_entry(case) for case in cases],
         "tolerances": _tolerances(),
-        "seams": [{"id": s.id, "reason": s.reason, "bound": s.bound} for s in SEAMS],
+        "seams": _seams(measurements),
         "checkpoint": {
             "name": checkpoint.folder.name,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
@@ -160,6 +167,22 @@ def run_parity(
     return measurements, suite
 
 
+def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], _Suite]:
+    """Measure every deliberate difference; one that cannot be leaves the suite incomplete."""
+    suite, clock = _Suite("seams", planned=len(SEAMS)), time.perf_counter()
+    rows: list[Measurement] = []
+    try:
+        for row in measure_seams(reference, device_kind()):
+            rows.append(row)
+            suite.executed += 1
+    except (ArithmeticError, RuntimeError, ValueError) as error:
+        suite.reason = f"{type(error).__name__}: {error}"[:400]
+    suite.seconds = time.perf_counter() - clock
+    open_ = sum(row.verdict is Verdict.PASS for row in rows)
+    report(f"  seams: {open_} of {len(SEAMS)} are what they were ({suite.seconds:.1f} s)")
+    return rows, suite
+
+
 def run_stability(
     checkpoint: stability.Checkpoint, model: Any, report: Report
 ) -> tuple[list[Finding], _Suite]:
@@ -193,6 +216,19 @@ def _case_entry(case: Case) -> dict[str, Any]:
         "length": case.length,
         "config": case.config.to_dict(),
     }
+
+
+def _seams(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    values = {m.quantity: m for m in measurements if m.kind is Kind.SEAM}
+    entries = []
+    for seam in SEAMS:
+        found = values.get(seam.id)
+        entry = {name: getattr(seam, name) for name in ("id", "reason", "bound", "measured")}
+        if found is not None and math.isfinite(found.value):
+            entry["value"] = found.value
+        entry["holds"] = found is None or found.verdict is Verdict.PASS
+        entries.append(entry)
+    return entries
 
 
 def _tolerances() -> list[dict[str, str]]:

@@ -37,11 +37,17 @@ ROWS = 120
 
 _METRICS = (
     "max_abs",
+    "max_rel",
+    "ulp_p50",
+    "ulp_p99",
+    "ulp_max",
     "cosine",
     "kl_p50",
+    "kl_p99",
     "kl_max",
     "top1_agreement",
     "top1_flips",
+    "topk_jaccard",
     "nll_difference",
 )
 
@@ -152,7 +158,8 @@ def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
 
 def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
     """Return cases down and edges across, the worst gate of `kind` in each cell or None."""
-    part = gates_of(data[(data["kind"] == kind) & (data["metric"] == "rel_l2")])
+    metric = "disagreement" if kind is Kind.TOKENS else "rel_l2"
+    part = gates_of(data[(data["kind"] == kind) & (data["metric"] == metric)])
     edges = edges_of(part)
     worst = {pair: _worst(group) for pair, group in part.groupby(["case", "edge"], sort=False)}
     order = part.groupby("case", sort=False)["rank"].max()
@@ -178,8 +185,9 @@ def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
 
 def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict[str, object]]:
     """Return per edge every gate of `kind` with its informative metrics beside it, worst first."""
-    part = data[data["kind"] == kind]
-    info = part[part["verdict"] == Verdict.INFO]
+    part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
+    info = part[part["metric"] != "rel_l2"]
+    part = part[part["metric"] == "rel_l2"]
     values = {key_of(m): metric_value(m.metric, m.value) for m in info["measurement"]}
     present = set(info["metric"])
     metrics = [m for m in _METRICS if m in present] + sorted(present - set(_METRICS))
@@ -237,6 +245,59 @@ def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
             }
         )
     return tables
+
+
+def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
+    """Return what a trajectory compares down and edges across, the worst parameter in each cell."""
+    part = gates_of(data[data["kind"] == Kind.TRAJECTORY])
+    edges = edges_of(part)
+    # `step1/mu/<parameter>`: one row for all parameters.
+    what = part["quantity"].str.split("/").str[:2].str.join("/")
+    rows = []
+    for name in dict.fromkeys(what):
+        group = part[what == name]
+        found = [group[group["edge"] == e] for e in edges]
+        cells = [cell(_worst(one)) if len(one) else None for one in found]
+        step, _, moment = name.partition("/")
+        words = {"mu": "first moment", "nu": "second moment", "drift": "drift of the parameters"}
+        known = moment in words
+        told = f"{words[moment]} after step {step.removeprefix('step')}" if known else name
+        rows.append({"case": label(told, 60), "cells": cells})
+    return {
+        "edges": [edge_name(e) for e in edges],
+        "rows": rows,
+        "omitted": 0,
+        "gates": len(part),
+        "failing": int((part["verdict"] != Verdict.PASS).sum()),
+    }
+
+
+def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
+    """Return per case and side what bfloat16 does to logits and loss, the least error first."""
+    part = data[(data["dtype"] == "bfloat16") & data["edge"].str.endswith(":oracle")]
+    values = {key_of(m): m.value for m in part["measurement"]}
+    rows = []
+    for case in dict.fromkeys(part["case"]):
+        of_case = part[part["case"] == case]
+        sides = [(values[case, e, "logits", "rel_l2"], e) for e in set(of_case["edge"])]
+        least = min(sides)[0]
+        for error, edge in sorted(sides):
+            metrics = ("kl_p50", "kl_max", "top1_agreement", "nll_difference")
+            found = [values.get((case, edge, "logits", m)) for m in metrics]
+            rows.append(
+                {
+                    "case": label(case, 48),
+                    "side": edge_name(edge).removesuffix(" vs oracle"),
+                    "logits": number(error),
+                    "times": f"{error / least:.2f}" if least else "–",
+                    "loss": number(values.get((case, edge, "loss", "rel_l2"))),
+                    "values": [
+                        "–" if v is None else metric_value(m, v)
+                        for m, v in zip(metrics, found, strict=True)
+                    ],
+                }
+            )
+    return rows
 
 
 def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, object]]:

@@ -13,7 +13,8 @@ _SIDES = {
     "jax32": "JAX float32",
     "jaxbf16": "JAX bfloat16",
     "reference32": "reference float32",
-    "referencebf16": "reference bfloat16",
+    "autocast": "reference autocast to bfloat16",
+    "referencebf16": "reference cast to bfloat16",
     "oracle": "oracle",
     "recorded32": "recording",
     "live32": "live reference",
@@ -24,13 +25,24 @@ _QUESTIONS = {
     "reference32:oracle": "Do we understand the reference?",
     "jax32:reference32": "Can a checkpoint move?",
     "recorded32:live32": "Are the recordings still true?",
+    "jaxbf16:oracle": "Is bfloat16 in JAX as accurate as autocast?",
 }
 _METRICS = {
     "rel_l2": "relative L2",
     "max_abs": "max abs",
     "cosine": "cosine",
     "kl_p50": "KL p50",
+    "kl_p99": "KL p99",
     "kl_max": "KL max",
+    "max_rel": "max relative",
+    "ulp_p50": "ULP p50",
+    "ulp_p99": "ULP p99",
+    "ulp_max": "ULP max",
+    "topk_jaccard": "top-10 overlap",
+    "disagreement": "tokens after the texts part",
+    "changed_parameters": "changed parameters",
+    "error_over_autocast": "error over autocast's",
+    "seam": "size of the difference",
     "top1_agreement": "top-1 agreement",
     "top1_flips": "top-1 flips",
     "nll_difference": "NLL difference",
@@ -55,7 +67,7 @@ def metric_value(metric: str, value: float) -> str:
         return number(value)
     if metric == "cosine":
         return number(max(0.0, 1.0 - value))
-    if metric == "top1_agreement":
+    if metric in ("top1_agreement", "topk_jaccard"):
         return f"{100 * value:.2f} %"
     return f"{value:.0f}" if metric == "top1_flips" else number(value)
 

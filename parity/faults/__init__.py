@@ -17,6 +17,7 @@ from parity.faults import (
     gradients,
     loss,
     norms,
+    optimiser,
     rings,
     rope,
     runtime,
@@ -38,6 +39,7 @@ _FAMILIES = (
     rings,
     loss,
     gradients,
+    optimiser,
     runtime,
 )
 FAULTS = unique([fault for module in _FAMILIES for fault in module.FAULTS])

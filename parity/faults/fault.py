@@ -36,6 +36,7 @@ class Family(StrEnum):
     CACHES = "caches"
     LOSS = "loss"
     GRADIENTS = "gradients"
+    OPTIMISER = "optimiser"
     RUNTIME = "runtime"
 
 

@@ -1,7 +1,4 @@
-"""Bugs of the loss.
-
-Bugs of the optimiser need a case of several steps, which the matrix does not have yet.
-"""
+"""Bugs of the loss."""
 
 from __future__ import annotations
 
@@ -99,6 +96,13 @@ def _from_bfloat16(summed):
     return faulty
 
 
+def _unmasked(targets):
+    def faulty(labels, mask, V, ignore_index):
+        return targets(labels, None, V, ignore_index)
+
+    return faulty
+
+
 def _padded_rows_differ(case: Case) -> bool:
     return case.padding != "none"
 
@@ -125,6 +129,14 @@ FAULTS = (
         _mean_of_means,
         "right_padding",
         _padded_rows_differ,
+    ),
+    _loss(
+        "loss_ignores_mask",
+        "padding scored wherever the labels do not say -100",
+        "_targets",
+        _unmasked,
+        "labels_at_padding",
+        lambda case: case.labels_at_padding,
     ),
     _loss("loss_summed", "reduction='sum'", "_mean", _sum),
     _loss(

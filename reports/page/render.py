@@ -175,6 +175,8 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "states": tables.matrix(data, Kind.STATE),
         "tokens": tables.matrix(data, Kind.TOKENS),
         "gradients": tables.matrix(data, Kind.GRADIENT),
+        "trajectory": tables.trajectory_rows(data),
+        "precision": tables.precision_rows(data),
         "speed": _speed(history.benches),
         "parameters": parameters,
         "heats": heat.heat_maps(data, decision),

@@ -14,7 +14,6 @@ from parity.cases import by_name as case_by_name
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
 from parity.healthy import VARIATIONS, alarms, healthy
 from parity.killmatrix import Kill, Laboratory
-from parity.taps import computed
 from reports.cli import main
 
 PLANTED = (
@@ -51,7 +50,7 @@ def test_a_fault_names_a_stage_of_a_witness_that_can_show_it():
         case = case_by_name(fault.witness)
         assert fault.shows(case), fault.name
         gradients = {f"grad/{name}" for name in case.weights}
-        assert fault.stage in {killmatrix.REFUSED, *computed(case.config), *gradients}, fault.name
+        assert fault.stage in {killmatrix.REFUSED, *case.order, *gradients}, fault.name
 
 
 def test_planted_faults_are_found_where_they_are():

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from parity.cases import by_name
-from parity.compare import Comparison, logit_metrics, relative_l2
+from parity.compare import Comparison
+from parity.metrics import (
+    disagreement,
+    logit_metrics,
+    relative_l2,
+    tensor_metrics,
+    top1_flips,
+    ulp,
+)
 from parity.results import Verdict
 from parity.tolerances import TABLE, NoiseFloors
 
@@ -97,16 +105,62 @@ def test_relative_l2():
     assert relative_l2(e, e) == 0.0
     assert relative_l2(2 * e, e) == 1.0
     assert relative_l2(np.zeros(2), np.zeros(2)) == 0.0
-    assert relative_l2(e, np.zeros(2)) == math.inf
+    assert relative_l2(e, np.zeros(2)) == 5.0, "off a zero there is nothing to relate it to"
 
 
-def test_rounding_that_swaps_a_close_pair_is_disagreement_and_no_flip():
-    labels = np.asarray([0, 1])
+def test_a_flip_counts_where_the_tolerance_cannot_explain_it():
     truth = np.asarray([[0.0, 1.0], [0.0, 5.0]])
-    close = np.asarray([[1.01, 1.0], [0.0, 5.0]])
-    metrics = logit_metrics(close, truth, labels)
-    assert metrics["top1_agreement"] == 0.5
-    assert metrics["top1_flips"] == 0
+    swapped = np.asarray([[1.01, 1.0], [0.0, 5.0]])
+    assert logit_metrics(swapped, truth, np.asarray([0, 1]))["top1_agreement"] == 0.5
+    # The margin of 1 is clear below a bound of 1 / sqrt(2), and a close pair above it.
+    assert top1_flips(swapped, truth, 0.70) == 1
+    assert top1_flips(swapped, truth, 0.71) == 0
+    assert top1_flips(truth, truth, 0.0) == 0
+
+
+def test_a_token_that_flips_inside_a_tensor_that_holds_fails(comparison, arrays):
+    """A small row in large logits: the relative error of the tensor does not see it."""
+    logits = arrays["logits"] * 1e3
+    logits[0, 0] = 0.0
+    logits[0, 0, :2] = [2e-9, 1e-9]
+    swapped = logits.copy()
+    swapped[0, 0, :2] = [1e-9, 2e-9]
+    pair = (spoiled(arrays, "logits", side) for side in (swapped, logits))
+    rows = {m.metric: m.verdict for m in comparison.run(*pair) if m.quantity == "logits"}
+    assert rows["rel_l2"] is Verdict.PASS
+    assert rows["top1_flips"] is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [("float32", 2.0**-23), ("bfloat16", 2.0**-7)])
+def test_ulps_count_gaps_of_the_dtype(dtype, gap):
+    assert ulp(np.asarray([1.0, -1.5, 2.0]), dtype).tolist() == [gap, gap, 2 * gap]
+    e = np.asarray([1.0, 1.0, 1.0, 1.0])
+    metrics = tensor_metrics(e + gap * np.asarray([0.0, 1.0, 1.0, 3.0]), e, dtype)
+    assert metrics["ulp_p50"] == 1.0
+    assert metrics["ulp_max"] == 3.0
+
+
+def test_a_small_element_is_measured_against_the_size_of_the_array():
+    e = np.asarray([1.0, 1.0, 1e-12])
+    a = e + np.asarray([0.0, 0.0, 1e-6])
+    # Against itself the last one would be a million times off.
+    assert tensor_metrics(a, e, "float32")["max_rel"] < 1e-2
+
+
+def test_disagreement_counts_what_is_left_when_texts_part():
+    e = np.asarray([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    a = e.copy()
+    assert disagreement(a, e) == 0
+    a[1, 1] = 0.0
+    assert disagreement(a, e) == 3, "what happens to agree later is another text"
+
+
+def test_top_k_is_compared_as_a_set():
+    e = np.arange(40.0)[None]
+    a = e.copy()
+    a[0, 39] = -1.0
+    metrics = logit_metrics(a, e, np.asarray([-100]))
+    assert math.isclose(metrics["topk_jaccard"], 9 / 11)
 
 
 def test_nll_difference_is_the_change_of_the_mean_loss():
@@ -125,4 +179,5 @@ def test_nll_difference_is_the_change_of_the_mean_loss():
 def test_every_row_of_the_table_has_a_bound_and_a_reason():
     for row in TABLE:
         assert row.reason
-        assert row.absolute > 0 or row.noise_factor > 0
+        discrete = {"disagreement", "top1_flips", "changed_parameters"}
+        assert row.absolute > 0 or row.noise_factor > 0 or row.metric in discrete

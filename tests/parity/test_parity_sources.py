@@ -140,7 +140,7 @@ def test_an_interrupted_recording_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(recordings, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        recordings.write(by_name("length_c"), {"loss": np.zeros(())}, {}, tmp_path)
+        recordings.write("length_c", "hash", {"loss": np.zeros(())}, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

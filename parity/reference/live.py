@@ -1,8 +1,4 @@
-"""The reference: megalodon-hf, run live on a case. The only module of `parity` that imports torch.
-
-Install it with `make reference`, or by hand as `INSTALL` says. Without it the recordings stand in
-(`parity.recordings`).
-"""
+"""megalodon-hf with the weights of a case: its taps, loss, gradients, streams and timed work."""
 
 from __future__ import annotations
 
@@ -16,6 +12,9 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.cases import NEW_TOKENS, Case
+from parity.reference.lowprecision import low_precision
+from parity.reference.seams import seam_facts
+from parity.reference.training import trajectory
 from parity.taps import BLOCK_TAPS, COTANGENT, Tap
 
 COMMIT = "082db4b"
@@ -75,12 +74,27 @@ class LiveReference:
             "device": self.device,
         }
 
+    def weights(self, case: Case) -> dict[str, np.ndarray]:
+        """Return the state dict after loading the weights of a case."""
+        held = self.load(case.config, case.weights).state_dict()
+        return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
+
+    def low_precision(self, case: Case) -> dict[str, np.ndarray]:
+        """Return logits and loss in bfloat16 by mode (`parity.reference.lowprecision`)."""
+        return low_precision(self.load(case.config, case.weights), case, self.device)
+
+    def seams(self) -> dict[str, np.ndarray]:
+        """Return what every seam is measured from, by its id (`parity.reference.seams`)."""
+        return seam_facts(self)
+
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return every tap, the loss and every gradient of a case; or what its stream gives."""
+        """Return every tap, the loss and every gradient; or what a stream or a trajectory gives."""
         import torch
 
         batch = case.batch
         model = self.load(case.config, case.weights)
+        if case.steps:
+            return trajectory(model, case, self.device)
         if case.cuts:
             with torch.no_grad():
                 return self._stream(model, case)

@@ -1,0 +1,58 @@
+"""bfloat16 on both sides, each by its own error against the oracle.
+
+JAX computes products in bfloat16 with float32 parameters; torch does so under autocast, or is cast
+as a whole. No side is the truth for another, so the question is which one is worse, and by how
+much. Source: spec/parity.md, the table at its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from parity.cases import Case
+from parity.compare import Bounds, Comparison
+from parity.metrics import logit_metrics, relative_l2
+from parity.results import Measurement
+from parity.subject import JaxSubject
+
+CASES = ("plain", "byte_lm")
+"""What is measured: an untrained model and a trained one."""
+SIDES = {"jaxbf16": "", "autocast": "autocast", "referencebf16": "cast"}
+"""Who stands on the left of each edge to the oracle, and its mode in the reference."""
+
+
+def measure(
+    case: Case,
+    theirs: Mapping[str, np.ndarray],
+    exact: Mapping[str, np.ndarray],
+    floors: Bounds,
+    device: str = "cpu",
+) -> Iterator[Measurement]:
+    """Yield the error of every side on logits and loss, and gate ours over autocast's.
+
+    Args:
+        case: one without cuts and steps.
+        theirs: `autocast/logits`, `cast/loss` and so on, from the reference.
+        exact: the oracle's arrays of the case.
+        floors: carried along; no floor is calibrated for bfloat16.
+        device: what this ran on.
+    """
+    ours = JaxSubject("bfloat16").taps_and_loss(case)
+    answers = {"jaxbf16": ours}
+    for side, mode in SIDES.items():
+        if mode:
+            answers[side] = {n: theirs[f"{mode}/{n}"] for n in ("logits", "loss")}
+    errors = {}
+    for side, arrays in answers.items():
+        edge = Comparison(case, f"{side}:oracle", floors, "bfloat16", device)
+        for name in (*(n for n in exact if n in arrays and n != "loss"), "loss"):
+            errors[side, name] = relative_l2(arrays[name], exact[name])
+            yield edge.fact(name, "rel_l2", errors[side, name])
+        wide = np.asarray(arrays["logits"], np.float64)
+        for metric, value in logit_metrics(wide, exact["logits"], case.targets).items():
+            yield edge.fact("logits", metric, value)
+    ratio = errors["jaxbf16", "logits"] / errors["autocast", "logits"]
+    at = Comparison(case, "jaxbf16:oracle", floors, "bfloat16", device)
+    yield at.judged("logits", "error_over_autocast", ratio)

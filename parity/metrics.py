@@ -1,0 +1,137 @@
+"""How far one array is from another, computed in float64; NaN spreads, it never vanishes.
+
+Source: spec/parity.md "Metrics".
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+SMALL = 1e-3
+"""Share of an array's root mean square below which an element counts as small: a relative error
+of what should be 0 means nothing, so small elements are measured against this."""
+TOP_K = 10
+"""How many of the most likely tokens are compared as a set."""
+IGNORED = -100
+
+
+def relative_l2(actual: np.ndarray, expected: np.ndarray) -> float:
+    """`|a - e| / |e|`; NaN if either holds a non-finite value.
+
+    Off an `e` that is 0 everywhere the error is `|a - e|` itself: there is nothing to relate it to,
+    and rounding alone may leave a derivative that should vanish at 1e-20.
+    """
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(e).all()):
+        return math.nan
+    difference, scale = float(np.linalg.norm(a - e)), float(np.linalg.norm(e))
+    return difference / scale if scale > 0.0 else difference
+
+
+def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]:
+    """Return what a difference looks like element by element.
+
+    Args:
+        a: the array, finite float64.
+        e: the truth, finite float64, of the same shape.
+        dtype: of the numbers that were computed; a unit in the last place (ULP) is its.
+
+    Returns:
+        max_abs; max_rel, small elements measured against `SMALL` times the root mean square;
+        ulp_p50, ulp_p99 and ulp_max, distance in ULPs at the truth; cosine.
+    """
+    if not a.size:
+        return {"max_abs": 0.0, "max_rel": 0.0, "cosine": math.nan}
+    apart = np.abs(a - e)
+    floor = np.maximum(np.abs(e), SMALL * np.sqrt(np.mean(np.square(e))))
+    ulps = apart / ulp(e, dtype)
+    middle, high = np.percentile(ulps, (50, 99))
+    return {
+        "max_abs": float(np.max(apart)),
+        "max_rel": float(np.max(np.divide(apart, floor, out=np.zeros_like(e), where=floor > 0))),
+        "ulp_p50": float(middle),
+        "ulp_p99": float(high),
+        "ulp_max": float(np.max(ulps)),
+        "cosine": cosine(a, e),
+    }
+
+
+def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the unit in the last place of a dtype at x: the gap to the next number outward."""
+    info = ml_dtypes.finfo(dtype)
+    _, exponent = np.frexp(np.abs(x))
+    return np.ldexp(1.0, np.maximum(exponent - 1, int(info.minexp)) - int(info.nmant))
+
+
+def cosine(a: np.ndarray, e: np.ndarray) -> float:
+    """Cosine of the angle between the flattened arrays; NaN where one of them is zero."""
+    scale = float(np.linalg.norm(a) * np.linalg.norm(e))
+    return float(np.vdot(a, e)) / scale if scale > 0 else math.nan
+
+
+def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return what a difference means to a reader of logits (..., V), `e` being the truth.
+
+    Returns:
+        kl_p50, kl_p99, kl_max: KL(e || a) per token, in nats. top1_agreement: share of tokens with
+        the same argmax. topk_jaccard: mean overlap of the `TOP_K` most likely tokens, intersection
+        over union. nll_difference: difference of the mean negative log-likelihood of `labels`
+        (`IGNORED` ones left out), in nats.
+    """
+    a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
+    log_a, log_e = log_softmax(a), log_softmax(e)
+    kl = np.sum(np.exp(log_e) * (log_e - log_a), axis=-1)
+    middle, high = np.percentile(kl, (50, 99))
+    flat = labels.reshape(-1)
+    rows = np.nonzero(flat != IGNORED)[0]
+    nll = (log_e - log_a)[rows, flat[rows]]
+    return {
+        "kl_p50": float(middle),
+        "kl_p99": float(high),
+        "kl_max": float(np.max(kl)),
+        "top1_agreement": float(np.mean(a.argmax(-1) == e.argmax(-1))),
+        "topk_jaccard": _topk_jaccard(a, e),
+        "nll_difference": float(np.mean(nll)) if len(rows) else 0.0,
+    }
+
+
+def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
+    """Count tokens whose argmax differs although their margin is clear.
+
+    A token whose logits are within the relative L2 `bound` of the truth can only swap its two best
+    if their margin is at most `sqrt(2) bound |e|` (the error is best spent half on each). A swap of
+    more than that is a token outside the bound, however well the tensor as a whole is inside it.
+    """
+    a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
+    if a.shape[-1] < 2:
+        return 0.0
+    ranked = np.sort(e, axis=-1)
+    clear = ranked[:, -1] - ranked[:, -2] > math.sqrt(2) * bound * np.linalg.norm(e, axis=-1)
+    return float(np.sum((a.argmax(-1) != e.argmax(-1)) & clear))
+
+
+def disagreement(a: np.ndarray, e: np.ndarray) -> float:
+    """Return how many generated tokens (B, T) are left when two texts part: 0 if none does.
+
+    T minus the agreement length, for the row of the batch that parts first.
+    """
+    same = np.cumprod(a == e, axis=-1).sum(axis=-1)
+    return float(a.shape[-1] - same.min(initial=a.shape[-1]))
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    """Log-softmax over the last axis in the dtype of `x`."""
+    shifted = x - np.max(x, axis=-1, keepdims=True)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+
+
+def _topk_jaccard(a: np.ndarray, e: np.ndarray) -> float:
+    k = min(TOP_K, a.shape[-1])
+    chosen = np.zeros((2, *a.shape), bool)
+    for side, x in zip(chosen, (a, e), strict=True):
+        np.put_along_axis(side, np.argpartition(-x, k - 1, axis=-1)[:, :k], True, axis=-1)
+    shared = np.sum(chosen[0] & chosen[1], axis=-1)
+    return float(np.mean(shared / (2 * k - shared)))

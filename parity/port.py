@@ -1,0 +1,203 @@
+"""Your own port: any JAX function and the torch module it was made from, by the same engine.
+
+The truth for rounding is the port itself in float64: an original that is further from it than its
+rounding explains computes something else. Where that starts is asked stage by stage, each fed the
+original's values. Names are given by `jax.ad_checkpoint.checkpoint_name` in the port, and by
+submodule paths in the original. Source: spec/parity.md, of which this is the part that does not
+know Megalodon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parity import jitter
+from parity.compare import Comparison, Work
+from parity.localize import Stage, first_divergence
+from parity.metrics import relative_l2
+from parity.results import Kind, Measurement
+from parity.taps import capture
+from parity.tolerances import NoiseFloors, bound_from, rule
+
+Arrays = dict[str, np.ndarray]
+OUTPUT = "output"
+"""What the result of the function is called."""
+FORCED = "port32:original32"
+
+
+@contextlib.contextmanager
+def watched(module: Any, taps: Mapping[str, str]) -> Iterator[Arrays]:
+    """Context in which the outputs of submodules of a torch module are kept, by name.
+
+    Args:
+        module: a `torch.nn.Module`.
+        taps: path of a submodule by the name its output is to have; the path "" is the module.
+
+    Raises:
+        ValueError: a path leads nowhere.
+    """
+    kept: Arrays = {}
+    known = dict(module.named_modules())
+    if lost := sorted(set(taps.values()) - set(known)):
+        raise ValueError(
+            f"watched: no submodule {', '.join(map(repr, lost))}; there are "
+            f"{', '.join(map(repr, known))}."
+        )
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            kept[name] = output.detach().cpu().numpy().copy()
+
+        return hook
+
+    hooks = [known[path].register_forward_hook(keep(name)) for name, path in taps.items()]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found: every gate, and every stage on its own."""
+
+    measurements: tuple[Measurement, ...]
+    stages: tuple[Stage, ...]
+    """Free and forced error of each stage against the original, in the order of the port."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every gate holds."""
+        return first_divergence(self.measurements) is None
+
+    @property
+    def culprit(self) -> Stage | None:
+        """The first stage that is wrong fed the right inputs; None where all gates hold."""
+        return None if self.holds else next((s for s in self.stages if s.broken), None)
+
+
+def check(
+    function: Callable[..., Any], model: Any, inputs: tuple[Any, ...], original: Mapping[str, Any]
+) -> Report:
+    """Compare a port with what its original computed.
+
+    Args:
+        function: the port, `function(model, *inputs)`, its intermediates marked by
+            `checkpoint_name`; it returns one array.
+        model: float32 parameters, any pytree; matrices as (outputs, inputs).
+        inputs: arrays; floating ones float32.
+        original: float32 arrays by the names of the port's marks, and `OUTPUT`.
+
+    Raises:
+        ValueError: a parameter is not float32.
+    """
+    named = {jax.tree_util.keystr(k): x for k, x in jax.tree_util.tree_leaves_with_path(model)}
+    if wrong := [f"{n} {x.dtype}" for n, x in named.items() if _floating(x) and _wide(x)]:
+        raise ValueError(f"check: expected float32 parameters, got {', '.join(sorted(wrong))}.")
+    side = _Side(function, model, inputs)
+    exact, ours = side.run("float64"), side.run("float32")
+    order = tuple(exact)
+    digest = hashlib.sha256(repr((order, sorted(named))).encode()).hexdigest()[:16]
+    floors = jitter.floors(exact, lambda rng: side.run("float64", rng, exact))
+    known = NoiseFloors({"port": {"hash": digest, "floors": floors}})
+    work = Work("port", digest, order)
+
+    def edge(name: str, actual: Mapping[str, Any], expected: Mapping[str, Any]):
+        dtype = "float32"
+        return Comparison(work, name, known, dtype).run(actual, expected)
+
+    theirs = {name: np.asarray(a) for name, a in original.items()}
+    rows = edge("port32:port64", ours, exact) + edge("original32:port64", theirs, exact)
+    rows += edge("port32:original32", ours, theirs)
+    return Report(tuple(rows), _stages(side, exact, ours, theirs))
+
+
+def _stages(side: _Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Stage, ...]:
+    """Feed every stage the original's values; nothing can be said of stages it does not name."""
+    forced = side.run("float32", forced=theirs)
+
+    def moved(rng: np.random.Generator) -> Arrays:
+        fed = {name: jitter.moved(value, rng) for name, value in exact.items()}
+        return side.run("float64", rng, exact, forced=fed)
+
+    floors, row = jitter.floors(exact, moved), rule(FORCED, Kind.BLOCK)
+    return tuple(
+        Stage(
+            name,
+            relative_l2(ours[name], theirs[name]),
+            relative_l2(forced[name], theirs[name]),
+            bound_from(row, floors[name]),
+        )
+        for name in exact
+        if name in theirs
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The port, to be run in any precision, moved or forced."""
+
+    function: Callable[..., Any]
+    model: Any
+    inputs: tuple[Any, ...]
+
+    def run(
+        self,
+        dtype: str,
+        rng: np.random.Generator | None = None,
+        exact: Arrays | None = None,
+        forced: Mapping[str, np.ndarray] | None = None,
+    ) -> Arrays:
+        """Return marks and output; with `rng`, everything moved by what rounding does to it."""
+        with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+            model, inputs = (self._cast(tree, dtype, rng) for tree in (self.model, self.inputs))
+            params, static = eqx.partition(model, eqx.is_array)
+            offsets = {}
+            if rng is not None and exact is not None:
+                offsets = {n: jnp.asarray(jitter.moved(a, rng) - a) for n, a in exact.items()}
+            held = {n: jnp.asarray(a, dtype) for n, a in (forced or {}).items() if n != OUTPUT}
+
+            def call(params: Any, inputs: Any) -> Any:
+                return self.function(eqx.combine(params, static), *inputs)
+
+            order: list[str] = []
+
+            def watching(params: Any, inputs: Any) -> Any:
+                output, taps = capture(call, offsets=offsets, forced=held)(params, inputs)
+                # A compiled function returns a dictionary by the alphabet.
+                order.extend([*taps, OUTPUT])
+                return taps | {OUTPUT: output + offsets.get(OUTPUT, 0.0)}
+
+            found = jax.jit(watching)(params, inputs)
+            return {name: np.asarray(found[name]) for name in order}
+
+    def _cast(self, tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:
+        def cast(x: Any) -> Any:
+            if not _floating(x):
+                return x
+            wide = np.asarray(x, np.float64)
+            if rng is not None:
+                sums = jitter.summed(x.shape[-1]) if x.ndim > 1 else jitter.UNIT_ROUNDOFF
+                wide = jitter.moved(wide, rng, sums)
+            return jnp.asarray(wide, dtype)
+
+        return jax.tree.map(cast, tree)
+
+
+def _floating(x: Any) -> bool:
+    return eqx.is_array_like(x) and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def _wide(x: Any) -> bool:
+    return jnp.result_type(x) != jnp.float32 or not math.prod(np.shape(x))
