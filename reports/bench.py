@@ -21,7 +21,8 @@ import jax
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
-from parity.reference import COMMIT, LiveReference, why_unavailable
+from parity.reference import LiveReference, why_unavailable
+from parity.reference import identity as installed
 from reports.environment import describe, device_kind, environment
 from reports.store import Run, RunKind
 from reports.timings import Timing
@@ -178,7 +179,8 @@ def memory_timings(
 def identity(config: MegalodonConfig, length: int, machine: Mapping[str, Any]) -> str:
     """Return the hash of everything but code and versions that decides how long the work takes."""
     device, threads = machine["device"], machine["threads"]
-    parts = (VERSION, COMMIT, config.to_dict(), length, DECODE_STEPS, device, threads)
+    reference = installed() if why_unavailable() is None else "absent"
+    parts = (VERSION, reference, config.to_dict(), length, DECODE_STEPS, device, threads)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -4,12 +4,12 @@ Install it with `make reference`, or by hand as `INSTALL` says. Without it the r
 (`parity.recordings`).
 """
 
-from parity.reference.live import (
-    COMMIT,
+from parity.reference.installed import (
     INSTALL,
-    LiveReference,
     ReferenceUnavailableError,
+    identity,
     why_unavailable,
 )
+from parity.reference.live import LiveReference
 
-__all__ = ["COMMIT", "INSTALL", "LiveReference", "ReferenceUnavailableError", "why_unavailable"]
+__all__ = ["INSTALL", "LiveReference", "ReferenceUnavailableError", "identity", "why_unavailable"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -12,32 +11,11 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.cases import NEW_TOKENS, Case
+from parity.reference.installed import ReferenceUnavailableError, identity, why_unavailable
 from parity.reference.lowprecision import low_precision
 from parity.reference.seams import seam_facts
 from parity.reference.training import trajectory
 from parity.taps import BLOCK_TAPS, COTANGENT, Tap
-
-COMMIT = "082db4b"
-INSTALL = (
-    f'pip install "megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@{COMMIT}", '
-    "or set MEGALODON_HF_SOURCE to a local checkout and run `make reference`"
-)
-
-
-class ReferenceUnavailableError(RuntimeError):
-    """The live reference cannot run here; the message says why and how to install it."""
-
-
-def why_unavailable() -> str | None:
-    """Return why the live reference cannot run, or None when it can. Imports nothing heavy."""
-    for package in ("torch", "transformers", "megalodon"):
-        if importlib.util.find_spec(package) is None:
-            return f"{package} is not installed; {INSTALL}"
-    version = metadata.version("transformers")
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if not (4, 45) <= (major, minor) < (5, 0):
-        return f"transformers {version} is installed, megalodon-hf needs >=4.45,<5"
-    return None
 
 
 @dataclass(frozen=True)
@@ -62,11 +40,11 @@ class LiveReference:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What ran: commit as pinned, versions, threads, device."""
+        """What ran: commit, versions, threads, device."""
         import torch
 
         return {
-            "commit": COMMIT,
+            "commit": identity(),
             "versions": {
                 name: metadata.version(name) for name in ("megalodon-hf", "torch", "transformers")
             },

@@ -14,6 +14,7 @@ from parity.cases import by_name as case_by_name
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
 from parity.healthy import VARIATIONS, alarms, healthy
 from parity.killmatrix import Kill, Laboratory
+from parity.results import Kind
 from reports.cli import main
 
 PLANTED = (
@@ -113,13 +114,14 @@ def test_selection_by_name_and_family():
 
 
 def matrix(monkeypatch, *kills, options=()):
-    monkeypatch.setattr(killmatrix, "run", lambda faults, report, workers: list(kills))
+    found = killmatrix.Matrix(list(kills), {("jax64:oracle", Kind.BLOCK): 0.002})
+    monkeypatch.setattr(killmatrix, "run", lambda faults, report, workers, each: found)
     return CliRunner().invoke(main, ["parity", "faults", "--quiet", *options])
 
 
 FOUND = Kill(IDENTITY, "length_c", "jax64:oracle", IDENTITY.stage, 1e9)
-ELSEWHERE = replace(FOUND, found="logits")
-MISSED = Kill(IDENTITY, "length_c")
+ELSEWHERE = replace(FOUND, fault=replace(IDENTITY, name="other"), found="logits")
+MISSED = Kill(replace(IDENTITY, name="other"), "length_c")
 
 
 def test_the_command_passes_when_everything_is_found(monkeypatch):
@@ -131,8 +133,8 @@ def test_the_command_passes_when_everything_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("kill", "said"),
     [
-        (MISSED, "identity: not detected, expected layers.0.rmsnorm in length_c"),
-        (ELSEWHERE, "identity: reported at logits, expected layers.0.rmsnorm in length_c"),
+        (MISSED, "other: not detected, expected layers.0.rmsnorm in length_c"),
+        (ELSEWHERE, "other: reported at logits, expected layers.0.rmsnorm in length_c"),
     ],
     ids=["missed", "elsewhere"],
 )
@@ -146,6 +148,34 @@ def test_the_command_prints_json(monkeypatch):
     rows = json.loads(matrix(monkeypatch, FOUND, MISSED, options=["--json"]).stdout)
     assert [row["detected"] for row in rows] == [True, False]
     assert rows[0]["signal"] == 1e9
+
+
+def test_the_command_writes_the_document(monkeypatch):
+    narrow = replace(FOUND, edge="jax32:oracle", signal=40.0)
+    other = replace(MISSED, case="plain")
+    kills = (FOUND, narrow, ELSEWHERE, other)
+    result = matrix(monkeypatch, *kills, options=["--markdown"])
+    text = result.stdout
+    assert "| JAX float64 vs oracle | 2 | 2 | 1 |" in text
+    assert "| JAX float32 vs oracle | 2 | 1 | 1 |" in text
+    assert "| JAX float64 vs oracle | block | 0.002 | 1e+09 | `identity` |" in text
+    found = "| `identity` | a patch that changes nothing | length_c | `layers.0.rmsnorm` | 1e+09 |"
+    assert f"{found} 4e+01 |" in text
+    assert "| `logits` | 1e+09 | – |" in text
+    assert result.exit_code == 1, "the other fault is nowhere at its stage"
+
+
+def test_every_edge_is_asked_when_each_is_wanted(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        Laboratory,
+        "kill",
+        lambda self, fault, case, edges: asked.append(edges) or Kill(fault, case.name),
+    )
+    faults = [by_name("rope_sign")]
+    killmatrix.run(faults)
+    killmatrix.run(faults, each=True)
+    assert asked == [(), ("jax64:oracle",), ("jax32:oracle",)]
 
 
 def test_an_unknown_fault_is_a_usage_error():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from parity.cases import BYTE_LM
 from parity.faults import FAULTS
+from parity.recordings import RecordedReference, RecordingError
+from parity.results import Verdict
 from reports import nightly as nightly_module
 from reports.cli import main
 from reports.nightly import Options, nightly
@@ -58,6 +61,29 @@ def test_a_planted_fault_turns_the_night_red_and_is_named(tmp_path, no_probes, n
     assert int(outcome.decision.exit_code) == 1
     assert stage in outcome.decision.sentence
     assert stage in outcome.page.read_text()
+
+
+def test_a_seam_that_cannot_be_measured_is_not_what_it_was():
+    class Silent:
+        def seams(self):
+            raise RecordingError("no recording seams.safetensors")
+
+    rows, suite = nightly_module.run_seams(Silent(), quiet)
+    assert rows == []
+    assert suite.entry()["status"] == "failed"
+    assert "no recording" in suite.reason
+
+
+def test_seams_are_measured_and_told_with_their_reason():
+    lines = []
+    rows, suite = nightly_module.run_seams(RecordedReference(), lines.append)
+    assert suite.entry()["status"] == "ran"
+    assert "5 of 5" in lines[-1]
+    told = {entry["id"]: entry for entry in nightly_module._seams(rows)}
+    assert told["untied-head"]["value"] == 0.0
+    assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in told.values())
+    grown = [replace(row, verdict=Verdict.FAIL) for row in rows]
+    assert not any(entry["holds"] for entry in nightly_module._seams(grown))
 
 
 def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch):

@@ -230,3 +230,48 @@ def test_ten_thousand_stages_of_one_case_stay_under_five_megabytes() -> None:
 )
 def test_parameters_are_grouped_by_module(parameter: str, kind: str) -> None:
     assert module_kind(parameter) == kind
+
+
+def section(page: str, name: str) -> str:
+    return page[page.index(f'<section id="{name}"') :].partition("</section>")[0]
+
+
+def test_a_trajectory_shows_the_worst_parameter_of_each_quantity() -> None:
+    rows = [
+        measurement(kind=Kind.TRAJECTORY, quantity=f"step{step}/{what}/{name}", value=value)
+        for step in (1, 50)
+        for what in ("mu", "nu", "drift")
+        for name, value in (("a.weight", 1e-7), ("b.weight", 2e-6))
+    ]
+    rows.append(failing(kind=Kind.TRAJECTORY, quantity="losses"))
+    told = section(page_of(run(*rows)), "trajectory")
+    for words in ("first moment after step 1", "drift of the parameters after step 50", "losses"):
+        assert words in told
+    assert "b.weight" in told.replace("<wbr>", "")
+    assert "a.weight" not in told.replace("<wbr>", "")
+    assert "✕" in told
+
+
+def test_bfloat16_shows_the_most_accurate_side_first() -> None:
+    rows = [
+        measurement(edge=f"{side}:oracle", dtype="bfloat16", value=value, verdict=Verdict.INFO)
+        for side, value in (("autocast", 8e-3), ("jaxbf16", 4e-3), ("referencebf16", 1.2e-2))
+    ]
+    told = section(page_of(run(*rows)), "precision")
+    order = ("JAX bfloat16", "reference autocast to bfloat16", "reference cast to bfloat16")
+    assert [told.index(side) for side in order] == sorted(told.index(side) for side in order)
+    assert "2.00" in told
+    assert "3.00" in told
+    assert "Not measured" in section(page_of(run(measurement())), "precision")
+
+
+def test_a_seam_shows_what_was_measured_and_whether_it_holds() -> None:
+    seam = {"id": "ema-mask", "reason": "r", "bound": "b", "measured": "a difference"}
+    told = section(
+        page_of(run(measurement(), seams=[{**seam, "value": 0.0625, "holds": True}])), "seams"
+    )
+    assert "6.2e-02" in told
+    assert "a difference" in told
+    assert "✕" not in told
+    grown = page_of(run(measurement(), seams=[{**seam, "value": 2.0, "holds": False}]))
+    assert "fail" in section(grown, "seams")
