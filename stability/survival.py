@@ -1,4 +1,4 @@
-"""Update survival: which parameters freeze when weights are stored in bfloat16.
+"""Update survival: which parameters freeze when weights are stored in few bits.
 
 An update u of a stored number p is lost when p + u rounds back to p: when |u| is below half the gap
 to the neighbour it moves toward, or exactly half and p's significand is even. AdamW moves every
@@ -10,19 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+from scipy.special import ndtr
 
-from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
 from stability.findings import Finding, Severity
 from stability.formats import BF16, Format
+from stability.leaves import Leaf, decays, is_megalodon, leaves_of, parameters_of
+from stability.optimisers import AdamW, Optimiser, Step
+from stability.simulate import (
+    FLOAT32,
+    GRADIENTS,
+    SAMPLE,
+    STEPS,
+    Gradients,
+    Storage,
+    Survival,
+    run,
+)
+from stability.training import Loss, train_stored
 
 FROZEN_SHARE = 0.5
 """A leaf with more frozen elements than moving ones no longer trains as a whole."""
@@ -54,140 +61,167 @@ def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
     return (np.abs(u) < gap) | ((np.abs(u) == gap) & even)
 
 
-@dataclass(frozen=True)
-class AdamW:
-    """The optimiser whose updates are probed; only linear weights decay."""
-
-    lr: float
-    beta2: float = 0.999
-    weight_decay: float = 0.0
-
-    def transform(self) -> optax.GradientTransformation:
-        """Return the optax transformation."""
-
-        def decays(params: Any) -> Any:
-            flags = {n: role_of(n) is Role.LINEAR for n in named_leaves(params)}
-            return replace_leaves(params, flags)
-
-        return optax.adamw(self.lr, b2=self.beta2, weight_decay=self.weight_decay, mask=decays)
-
-
 @dataclass(frozen=True, slots=True)
-class Survival:
-    """What storage did to the updates of one leaf over a run."""
+class Prediction:
+    """What one settled optimiser step does to a leaf, from its stored values alone."""
 
     frozen: float
-    """Share of the elements that never changed although the optimiser moved them."""
-    fidelity: float
-    """Displacement applied over displacement intended, along the intended direction."""
+    """Share of the elements whose step is lost, up and down counted alike."""
+    min_lr: float
+    """Learning rate from which at least half of the elements move; 0 for an empty leaf."""
 
 
-def predict(leaf: np.ndarray, lr: float, fmt: Format = BF16) -> float:
-    """Share of the elements an AdamW step of size lr (r = 1) leaves where they are."""
-    p = fmt.round(leaf)
-    return float(np.mean([is_lost(p, np.full(p.shape, u), fmt) for u in (lr, -lr)]))
+def predict(
+    leaf: np.ndarray, optimiser: Optimiser | float, fmt: Format = BF16, decay: bool = False
+) -> Prediction:
+    """Predict the fate of a leaf's updates, exactly, over its distinct stored values.
+
+    Args:
+        leaf: values of any shape, float32.
+        optimiser: decides how large a step is; a number is the learning rate of AdamW.
+        fmt: the storage format.
+        decay: whether weight decay applies to this leaf.
+    """
+    leaf = np.asarray(leaf)
+    if leaf.size == 0:
+        return Prediction(0.0, 0.0)
+    rule = optimiser if isinstance(optimiser, Optimiser) else AdamW(optimiser)
+    step = rule.step(leaf.shape, decay)
+    p, counts = fmt.distinct(leaf)
+    total = int(counts.sum())
+    # With u the whole step is scaled, decay included, by a factor on the learning rate.
+    frozen = float(counts @ _lost_share(p, step, 1.0, fmt)) / total
+    low, high = -60.0, 60.0
+    while high - low > _BISECTION:
+        middle = (low + high) / 2
+        if counts @ _lost_share(p, step, 2.0**middle, fmt) > FROZEN_SHARE * total:
+            low = middle
+        else:
+            high = middle
+    return Prediction(frozen, float(rule.lr * 2.0**high))
+
+
+_BISECTION = 1e-3
+"""log2 of the factor to which `min_lr` is found: 0.07 %, below the spacing of any format here."""
+
+
+def _lost_share(p: np.ndarray, step: Step, factor: float, fmt: Format) -> np.ndarray:
+    """Return for each value the share of its steps that is lost, with lr times `factor`."""
+    size, drift = step.size * factor, -step.decay * factor * p
+    if not step.normal:
+        return np.mean([is_lost(p, sign * size + drift, fmt) for sign in (1.0, -1.0)], axis=0)
+    up, down = (half_gap(p, np.full(p.shape, sign), fmt) for sign in (1.0, -1.0))
+    return ndtr((up - drift) / size) - ndtr((-down - drift) / size)
 
 
 def measure(
-    model: MegalodonForCausalLM,
-    batches: np.ndarray,
-    optimiser: AdamW,
+    source: Any,
+    batches: Any = None,
+    optimiser: Optimiser = AdamW(),  # noqa: B008 - frozen
     fmt: Format | None = BF16,
+    *,
+    loss: Loss | None = None,
+    gradients: Gradients = GRADIENTS,
+    steps: int = STEPS,
+    size: int = SAMPLE,
 ) -> dict[str, Survival]:
-    """Train for as many steps as there are batches, storing every leaf in `fmt` after each.
+    """Train and store every leaf in `fmt` after each step; moments are kept in float32.
+
+    With batches this is real training of the pytree. Without them a sample of every leaf is trained
+    on synthetic gradients (`simulate.Gradients`), one leaf at a time in memory.
 
     Args:
-        model: float32 model to start from; it is not changed.
-        batches: token ids (steps, B, L).
-        optimiser: its moments are kept in float32, so only the storage differs.
+        source: a pytree; without batches also a torch state dict or the path of a checkpoint. It
+            is not changed.
+        batches: what the loss is taken on, one entry per step; token ids (steps, B, L) for a
+            Megalodon.
+        optimiser: steps the parameters.
         fmt: storage format; None stores float32, the control.
+        loss: (parameters, batch) -> scalar; None takes a Megalodon's own.
+        gradients: the distribution of synthetic gradients.
+        steps: optimiser steps on synthetic gradients.
+        size: elements sampled of each leaf on synthetic gradients.
 
     Returns:
         Survival by parameter name.
+
+    Raises:
+        ValueError: leaves are integers or not finite, there are none, or there is no loss.
     """
-    step, transform = _make_step(optimiser)
-    store = (lambda x: x) if fmt is None else (lambda x: jnp.asarray(fmt.round(np.asarray(x))))
-    start = model = jax.tree.map(lambda x: store(x) if eqx.is_array(x) else x, model)
-    state = transform.init(eqx.filter(model, eqx.is_array))
-    intended = {n: np.zeros(x.shape) for n, x in named_leaves(model).items()}
-    changed = {n: np.zeros(x.shape, bool) for n, x in named_leaves(model).items()}
-    for ids in batches:
-        updates, state = step(model, state, jnp.asarray(ids, jnp.int32))
-        before, moves = named_leaves(model), named_leaves(updates)
-        after = {n: store(before[n] + moves[n]) for n in before}
-        for n in before:
-            intended[n] += np.asarray(moves[n], np.float64)
-            changed[n] |= np.asarray(after[n] != before[n])
-        model = replace_leaves(model, after)
-    first, last = named_leaves(start), named_leaves(model)
-    return {n: _summary(first[n], last[n], intended[n], changed[n]) for n in first}
+    leaves = parameters_of(source)
+    if batches is not None:
+        return train_stored(source, batches, optimiser, fmt, loss)
+    storage = FLOAT32 if fmt is None else Storage("nearest", fmt.name)
+    outcomes = run(leaves, optimiser, storage, gradients, steps, size)
+    return {n: outcome.survival() for n, outcome in outcomes.items()}
 
 
-def probe(model: MegalodonForCausalLM, batches: np.ndarray, optimiser: AdamW) -> list[Finding]:
-    """Return findings for every leaf: frozen share in bfloat16, its prediction, fidelity."""
-    narrow = measure(model, batches, optimiser, BF16)
-    control = measure(model, batches, optimiser, None)
-    leaves = named_leaves(model)
-    return [f for name in leaves for f in _findings(name, leaves[name], narrow, control, optimiser)]
-
-
-def _findings(
-    name: str,
-    leaf: Any,
-    narrow: Mapping[str, Survival],
-    control: Mapping[str, Survival],
-    optimiser: AdamW,
+def probe(
+    model: Any, batches: Any, optimiser: Optimiser, *, loss: Loss | None = None
 ) -> list[Finding]:
-    frozen = narrow[name].frozen
-    severity = Severity.WARNING if frozen > FROZEN_SHARE else Severity.OK
-    if not 0.0 <= frozen <= 1.0:
-        severity = Severity.ERROR
-    message = (
-        f"stored in bfloat16, {frozen:.0%} of its {leaf.size:,} elements never move at "
-        f"lr {optimiser.lr:g}"
-    )
-    numbers = {
-        "predicted_frozen_fraction": predict(np.asarray(leaf), optimiser.lr),
-        "fidelity": narrow[name].fidelity,
-        "fidelity_float32": control[name].fidelity,
-    }
-    warning = severity is not Severity.OK
+    """Return findings for every leaf: frozen share in bfloat16, its prediction, fidelity.
+
+    A model with values that are not finite is not trained; each such leaf is an error.
+    """
+    leaves = leaves_of(model)
+    spoiled = {n: count for n, leaf in leaves.items() if (count := leaf.non_finite())}
+    if spoiled:
+        return [_not_measured(n, leaves[n], count) for n, count in spoiled.items()]
+    narrow = measure(model, batches, optimiser, BF16, loss=loss)
+    control = measure(model, batches, optimiser, None, loss=loss)
+    megalodon = is_megalodon(leaves)
+    return [
+        finding
+        for name, leaf in leaves.items()
+        for finding in survival_findings(leaf, narrow[name], control[name], optimiser, megalodon)
+    ]
+
+
+def survival_findings(
+    leaf: Leaf, narrow: Survival, control: Survival, optimiser: Optimiser, megalodon: bool
+) -> list[Finding]:
+    """Return the finding on a leaf's frozen share, and notes with the other numbers."""
+    decay = decays(leaf.name, leaf.shape, megalodon)
+    predicted = predict(leaf.read(), optimiser, BF16, decay)
+    warning = narrow.frozen > FROZEN_SHARE
     main = Finding(
         "survival",
-        severity,
-        name,
+        Severity.WARNING if warning else Severity.OK,
+        leaf.name,
         "frozen_fraction",
-        frozen,
+        narrow.frozen,
         FROZEN_SHARE,
         SOURCE,
-        message,
+        f"stored in bfloat16, {narrow.frozen:.0%} of its {leaf.size:,} elements never move at "
+        f"lr {optimiser.lr:g}",
         REMEDY if warning else "",
     )
-    details = (
-        Finding("survival", Severity.NOTE, name, metric, value, float("nan"), SOURCE, "")
+    numbers = {
+        "predicted_frozen_fraction": predicted.frozen,
+        "fidelity": narrow.fidelity,
+        "fidelity_float32": control.fidelity,
+        "min_lr": predicted.min_lr,
+    }
+    return [main, *notes("survival", leaf.name, numbers, SOURCE)]
+
+
+def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -> list[Finding]:
+    """Return numbers without a threshold as findings."""
+    return [
+        Finding(probe, Severity.NOTE, subject, metric, value, float("nan"), source, "")
         for metric, value in numbers.items()
+    ]
+
+
+def _not_measured(name: str, leaf: Leaf, count: int) -> Finding:
+    return Finding(
+        "survival",
+        Severity.ERROR,
+        name,
+        "frozen_fraction",
+        float("nan"),
+        FROZEN_SHARE,
+        SOURCE,
+        f"not measured: {count:,} of {leaf.size:,} values are NaN or infinite",
+        "restore the last checkpoint without non-finite values",
     )
-    return [main, *details]
-
-
-def _summary(first, last, intended: np.ndarray, changed: np.ndarray) -> Survival:
-    applied = np.asarray(last, np.float64) - np.asarray(first, np.float64)
-    moved = intended != 0
-    total = float(np.abs(intended).sum())
-    frozen = float(np.mean(~changed[moved])) if moved.any() else 0.0
-    fidelity = float((applied * np.sign(intended)).sum() / total) if total else 1.0
-    return Survival(frozen, fidelity)
-
-
-@lru_cache(maxsize=8)
-def _make_step(optimiser: AdamW):
-    transform = optimiser.transform()
-
-    @eqx.filter_jit
-    def step(model, state, ids):
-        grads = eqx.filter_grad(lambda m: m.compute_loss(ids, ids))(model)
-        # optax raises floats to its integer step count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            return transform.update(grads, state, eqx.filter(model, eqx.is_array))
-
-    return step, transform

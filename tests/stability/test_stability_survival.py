@@ -100,7 +100,7 @@ def test_elements_freeze_from_the_magnitude_of_the_specification() -> None:
 def test_an_update_of_zero_changes_nothing_and_from_zero_every_step_counts() -> None:
     assert is_lost(np.array([0.7]), np.array([0.0]))
     assert not is_lost(np.zeros(2), np.array([LR, -LR])).any()
-    assert predict(np.zeros(4, np.float32), LR) == 0.0
+    assert predict(np.zeros(4, np.float32), LR).frozen == 0.0
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16, E4M3, E5M2], ids=lambda f: f.name)
@@ -118,6 +118,21 @@ def test_small_formats_follow_the_rule_completely(fmt: Format) -> None:
             assert np.array_equal(
                 is_lost(p, u, fmt)[exact], (fmt.round(total).astype(np.float64) == p)[exact]
             )
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda f: f.name)
+def test_every_pair_of_eight_bit_numbers_follows_the_rule(fmt: Format) -> None:
+    values = np.arange(256).astype(np.uint8).view(fmt.dtype).astype(np.float64)
+    values = values[np.isfinite(values)]
+    p, u = (x.reshape(-1) for x in np.meshgrid(values, values))
+    total = (p + u).astype(np.float32)
+    # Where float32 holds the sum exactly, and no overflow, a cast is the truth.
+    exact = (total.astype(np.float64) == p + u) & (np.abs(p + u) <= fmt.max) & (p != 0)
+    assert exact.sum() > 0.75 * exact.size
+    stays = fmt.round(total).astype(np.float64) == p
+    assert np.array_equal(is_lost(p, u, fmt)[exact], stays[exact])
+    assert stays[exact].any()
+    assert not stays[exact].all()
 
 
 @cache
@@ -139,13 +154,13 @@ def test_prediction_and_measurement_agree_on_the_first_step() -> None:
         p = BF16.round(np.asarray(named_leaves(model())[name]))
         up, down = (is_lost(p, np.full(p.shape, u)) for u in (LR, -LR))
         assert np.mean(up & down) <= measured(BF16, 1)[name].frozen <= np.mean(up | down)
-        assert np.mean(up & down) <= predict(p, LR) <= np.mean(up | down)
-    assert measured(BF16, 1)[NORM].frozen == predict(np.ones(8, np.float32), LR) == 1.0
-    assert 0.0 < predict(np.asarray(named_leaves(model())[MATRIX]), LR) < 1.0
+        assert np.mean(up & down) <= predict(p, LR).frozen <= np.mean(up | down)
+    assert measured(BF16, 1)[NORM].frozen == predict(np.ones(8, np.float32), LR).frozen == 1.0
+    assert 0.0 < predict(np.asarray(named_leaves(model())[MATRIX]), LR).frozen < 1.0
 
 
 def test_a_norm_at_one_never_moves_and_a_bias_at_zero_does() -> None:
-    assert measured(BF16)[NORM] == Survival(frozen=1.0, fidelity=0.0)
+    assert measured(BF16)[NORM] == Survival(frozen=1.0, fidelity=0.0, error=1.0)
     assert measured(BF16)[ZERO].frozen == 0.0
 
 
@@ -172,7 +187,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_larger_learning_rate_thaws_the_norm() -> None:
-    assert predict(np.ones(8, np.float32), 2.0**-7) == 0.0
+    assert predict(np.ones(8, np.float32), 2.0**-7).frozen == 0.0
 
 
 def test_only_linear_weights_decay() -> None:
@@ -202,6 +217,7 @@ def test_the_probe_reports_every_leaf_and_warns_of_the_frozen_norm() -> None:
     assert (main[ZERO].severity, main[ZERO].remedy) == (Severity.OK, "")
     details = {f.metric: f.value for f in findings if f.subject == NORM}
     assert details.keys() == {
-        *("frozen_fraction", "predicted_frozen_fraction", "fidelity", "fidelity_float32")
+        *("frozen_fraction", "predicted_frozen_fraction", "fidelity", "fidelity_float32"),
+        "min_lr",
     }
     assert (details["predicted_frozen_fraction"], details["fidelity"]) == (1.0, 0.0)

@@ -1,0 +1,227 @@
+"""Named leaves of anything that holds parameters, and reproducible samples of them.
+
+A pytree (a Megalodon, another Equinox module, a Flax-style dict), a state dict of torch tensors, or
+a checkpoint on disk: each becomes leaves by name which are read one at a time. torch is not
+imported; a tensor is whatever answers to `.detach().cpu()`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.convert import checkpoint_file, read_tensors
+from megalodon_jax.weights import HEAD, Role, named_leaves, role_of, weight_table
+
+_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_STORED |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_BUFFER = "inner.rope.inv_freq"
+_MEGALODON = re.compile(
+    r"lm_head\.weight|model\.(embed|norm|layers\.\d+\.(attn|ffn))\..+", flags=re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One parameter: what is known without reading it, and how to read it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """Name of the dtype it is stored in."""
+    load: Callable[[], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds real floating-point numbers: what an optimiser moves."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+    def read(self) -> np.ndarray:
+        """Return its values in float32, in its own shape."""
+        return np.asarray(self.load(), np.float32)
+
+    def non_finite(self) -> int:
+        """Return how many of its values are NaN or infinite."""
+        return int(self.size - np.count_nonzero(np.isfinite(self.read())))
+
+
+def leaves_of(source: Any) -> dict[str, Leaf]:
+    """Return the leaves of a pytree, a torch state dict, or a checkpoint by name, in its order.
+
+    Args:
+        source: a pytree of arrays; a mapping from names to torch tensors; or the path of a
+            safetensors or torch file, a shard index, or a directory with one of them.
+
+    Raises:
+        FileNotFoundError: the path holds no checkpoint.
+        ValueError: there is not one array in it, or the file is corrupt.
+    """
+    if isinstance(source, Mapping) and any(isinstance(x, Leaf) for x in source.values()):
+        leaves = dict(source)
+    elif isinstance(source, (str, os.PathLike)):
+        leaves = _from_file(checkpoint_file(Path(source)))
+    elif isinstance(source, Mapping) and any(_is_tensor(t) for t in source.values()):
+        leaves = {n: _from_tensor(n, t) for n, t in source.items() if _is_tensor(t)}
+    else:
+        arrays = {n: x for n, x in named_leaves(source).items() if hasattr(x, "shape")}
+        leaves = {n: _from_array(n, x) for n, x in arrays.items()}
+    leaves = {n: leaf for n, leaf in leaves.items() if not n.endswith(_BUFFER)}
+    if not leaves:
+        raise ValueError(
+            f"no parameters in this {type(source).__name__}: expected a pytree of arrays, a state "
+            "dict of tensors or the path of a checkpoint; pass the parameters themselves, such as "
+            "model.state_dict() or eqx.filter(model, eqx.is_array)."
+        )
+    return leaves
+
+
+def parameters_of(source: Any) -> dict[str, Leaf]:
+    """Return the leaves of `source`, insisting that an optimiser could train every one of them.
+
+    Raises:
+        ValueError: as `leaves_of`; or leaves hold integers, or values that are not finite. All are
+            named in the one error.
+    """
+    leaves = leaves_of(source)
+    integers = [f"{n} ({leaf.dtype})" for n, leaf in leaves.items() if not leaf.floating]
+    if integers:
+        raise ValueError(
+            f"expected floating-point parameters, found {len(integers)} leaves that are not: "
+            f"{listed(integers)}. Leave them out; optimisers do not move counters or indices."
+        )
+    spoiled = [f"{n} ({count:,})" for n, leaf in leaves.items() if (count := leaf.non_finite())]
+    if spoiled:
+        raise ValueError(
+            f"expected finite parameters, found NaN or infinity in {len(spoiled)} leaves: "
+            f"{listed(spoiled)}. No update survives there; restore a checkpoint from before."
+        )
+    return leaves
+
+
+def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
+    """Insist that the leaves are those of a Megalodon of this configuration.
+
+    Raises:
+        ValueError: names or shapes are another model's.
+    """
+    table = {row.name: row.shape for row in weight_table(config)}
+    missing = [n for n in table if n not in leaves]
+    extra = [n for n in leaves if n not in table and n != HEAD]
+    held = {n: leaves[n].shape for n in table if n in leaves}
+    wrong = [f"{n} {shape}" for n, shape in held.items() if shape != table[n]]
+    if missing or extra or wrong:
+        raise ValueError(
+            "these are not the weights of a Megalodon of this configuration: "
+            f"{len(missing)} missing ({listed(missing)}), {len(extra)} of another model "
+            f"({listed(extra)}), {len(wrong)} of another shape ({listed(wrong)}). Pass the "
+            "config.json the checkpoint was trained with, or none to probe it as any pytree."
+        )
+
+
+def is_megalodon(names: Iterable[str]) -> bool:
+    """Whether these are names of a Megalodon's parameters, all of them or some."""
+    return all(_MEGALODON.fullmatch(name) for name in names)
+
+
+def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
+    """Whether weight decay applies: linear weights, and elsewhere whatever has two axes or more."""
+    return role_of(name) is Role.LINEAR if megalodon else len(shape) >= 2
+
+
+def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np.ndarray:
+    """Return at most `size` elements, float32, drawn without replacement by the leaf's name.
+
+    Args:
+        values: the leaf.
+        name: seeds the draw, so that the same leaf is always sampled the same way.
+        size: elements to draw; a smaller leaf is returned whole.
+        matrix: keep two axes and draw whole rows and columns in the leaf's own proportions.
+    """
+    values = np.asarray(values, np.float32)
+    rng = np.random.default_rng(seed_of(name))
+    if values.size <= size:
+        return values if matrix else values.reshape(-1)
+    if not matrix:
+        return values.reshape(-1)[np.sort(rng.choice(values.size, size, replace=False))]
+    scale = math.sqrt(size / values.size)
+    kept = [max(2, int(n * scale)) for n in values.shape]
+    rows, columns = (
+        np.sort(rng.choice(n, k, replace=False)) for n, k in zip(values.shape, kept, strict=True)
+    )
+    return values[np.ix_(rows, columns)]
+
+
+def seed_of(name: str) -> int:
+    """Return the seed a leaf's path stands for: CRC-32, the same on every machine and run."""
+    return zlib.crc32(name.encode())
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    """Return the first names of a list in words; how many more there are is said."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else "none"
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "cpu")
+
+
+def _from_array(name: str, array: Any) -> Leaf:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return Leaf(name, tuple(array.shape), "key", lambda: np.zeros(array.shape, np.uint32))
+    return Leaf(name, tuple(array.shape), np.dtype(array.dtype).name, lambda: np.asarray(array))
+
+
+def _from_tensor(name: str, tensor: Any) -> Leaf:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+
+    def load() -> np.ndarray:
+        held = tensor.detach().cpu()
+        # NumPy has no bfloat16 of its own; widening to float32 is exact.
+        return (held.float() if dtype.startswith(("bfloat", "float8")) else held).numpy()
+
+    return Leaf(name, tuple(tensor.shape), dtype, load)
+
+
+def _from_file(file: Path) -> dict[str, Leaf]:
+    if file.suffix != ".safetensors":
+        return {n: _from_array(n, a) for n, a in read_tensors(file).items()}
+    # A file that stays open keeps every page that was read resident, so each read opens it.
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            parts = {n: opened.get_slice(n) for n in opened.keys()}  # noqa: SIM118
+            return {
+                n: Leaf(
+                    n,
+                    tuple(part.get_shape()),
+                    _STORED.get(str(part.get_dtype()), str(part.get_dtype()).lower()),
+                    lambda n=n: _read_one(file, n),
+                )
+                for n, part in parts.items()
+            }
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file} is not a readable safetensors file ({error}); it may be truncated: "
+            "copy or export it again."
+        ) from error
+
+
+def _read_one(file: Path, name: str) -> np.ndarray:
+    with safe_open(file, framework="numpy") as opened:
+        return opened.get_tensor(name)
