@@ -120,8 +120,9 @@ def _faults(rows: Sequence[tuple[Kill, ...]]) -> str:
     for row in rows:
         fault = row[0].fault
         found = next((k.found for k in row if k.detected), "nothing")
+        how = fault.how.replace("|", "\\|")
         signals = " | ".join(_signal(kill) for kill in row)
-        lines.append(f"| `{fault.name}` | {fault.how} | {row[0].case} | `{found}` | {signals} |")
+        lines.append(f"| `{fault.name}` | {how} | {row[0].case} | `{found}` | {signals} |")
     return "\n".join(lines)
 
 

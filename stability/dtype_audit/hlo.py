@@ -1,0 +1,143 @@
+"""The audit of a compiled program: what XLA really computes in, read from its HLO text.
+
+A `preferred_element_type` says what a product returns; the compiler decides what it adds up in, may
+leave out a rounding, and may widen what the hardware lacks. Source: spec/stability.md "dtype
+audit".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stability.dtype_audit.families import CONVERT, DOT, ELEMENTWISE, FFT, HLO, PEAK, SUM
+from stability.dtype_audit.rows import Row, aggregated, is_inexact
+from stability.dtype_audit.scopes import module_of, phase_of
+
+_DTYPES = {
+    "pred": "bool",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "c64": "complex64",
+    "c128": "complex128",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    **{f"s{n}": f"int{n}" for n in (4, 8, 16, 32, 64)},
+    **{f"u{n}": f"uint{n}" for n in (4, 8, 16, 32, 64)},
+}
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\([^=]*?\)|\S+) ([\w\-]+)\((.*)$")
+_SHAPE = re.compile(r"([a-z]\w*)\[")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_CALLED = re.compile(r"to_apply=%?([\w.\-]+)")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) (?:\([^{]*)?\{")
+# What a library call or a GPU kernel is, by words in its name.
+_TARGETS = ((r"matmul|dot|gemm|conv", DOT), (r"fft", FFT), (r"softmax", "softmax"))
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of HLO text."""
+
+    computation: str
+    name: str
+    op: str
+    output: str
+    inputs: tuple[str, ...]
+    op_name: str
+    called: str
+    """Computation a reduction combines with; empty for other instructions."""
+
+
+def rows_of_hlo(text: str) -> tuple[Row, ...]:
+    """Return the table of a compiled program, from `compiled.as_text()`.
+
+    Counts are of instructions in the text, not of executions.
+    """
+    instructions = tuple(parse(text))
+    peaks = {i.computation for i in instructions if i.op in ("maximum", "minimum")}
+    sums = {i.computation for i in instructions if i.op in ("add", "multiply")}
+    combiners = {i.called for i in instructions} - {""}
+    found = (_row(i, peaks - sums) for i in instructions if i.computation not in combiners)
+    return aggregated(row for row in found if row is not None)
+
+
+def parse(text: str) -> Iterator[Instruction]:
+    """Yield the instructions of HLO text, operand dtypes resolved."""
+    dtypes: dict[str, str] = {}
+    computation = ""
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            if header := _COMPUTATION.match(line):
+                computation, dtypes = header.group(1), {}
+            continue
+        if (match := _INSTRUCTION.match(line)) is None:
+            continue
+        name, shape, op, rest = match.groups()
+        dtypes[name] = output = _dtype(shape)
+        inputs = tuple(dtypes[o] for o in _OPERAND.findall(_arguments(rest)) if o in dtypes)
+        target, label, called = (p.search(rest) for p in (_TARGET, _OP_NAME, _CALLED))
+        yield Instruction(
+            computation,
+            name,
+            f"custom-call:{target.group(1)}" if target else op,
+            output,
+            inputs,
+            label.group(1) if label else "",
+            called.group(1) if called else "",
+        )
+
+
+def _arguments(rest: str) -> str:
+    """Return what stands before the parenthesis that closes the operands."""
+    depth = 1
+    for at, character in enumerate(rest):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return rest[:at]
+    return rest
+
+
+def _dtype(shape: str) -> str:
+    """Return the dtype of a shape; of a tuple, that of its first array."""
+    match = _SHAPE.search(shape)
+    return _DTYPES.get(match.group(1), match.group(1)) if match else "other"
+
+
+def _row(instruction: Instruction, peaks: set[str]) -> Row | None:
+    family = _family(instruction, peaks)
+    if family is None:
+        return None
+    known = [d for d in (*instruction.inputs, instruction.output) if d in _DTYPES.values()]
+    if not any(is_inexact(dtype) for dtype in known):
+        return None
+    row = Row(
+        view="hlo",
+        phase=phase_of(instruction.op_name),
+        module=module_of(instruction.op_name),
+        family=family,
+        op=instruction.op,
+        inputs=instruction.inputs,
+        output=instruction.output,
+    )
+    if family == ELEMENTWISE:
+        return replace(row, op=ELEMENTWISE, inputs=tuple(sorted(set(row.inputs))))
+    return row
+
+
+def _family(instruction: Instruction, peaks: set[str]) -> Any:
+    if instruction.op.startswith("custom-call:"):
+        name = instruction.op.lower()
+        return next((family for word, family in _TARGETS if re.search(word, name)), None)
+    family = HLO.get(instruction.op)
+    if family == SUM and instruction.called in peaks:
+        return PEAK
+    if family == CONVERT and instruction.inputs == (instruction.output,):
+        # reduce-precision keeps its dtype, a convert never does.
+        return CONVERT if instruction.op == "reduce-precision" else None
+    return family

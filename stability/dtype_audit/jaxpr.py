@@ -1,0 +1,215 @@
+"""The audit of a jaxpr: what the program asks for, equation by equation, loops and calls included.
+
+Source: spec/stability.md "dtype audit".
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from stability.dtype_audit.families import CONVERT, DOT, ELEMENTWISE, JAXPR
+from stability.dtype_audit.rows import Row, aggregated, is_inexact
+from stability.dtype_audit.scopes import module_of, phase_of
+
+PROMOTION, ROUND_TRIP = "promotion", "round trip"
+
+_JAX = Path(jax.__file__).parent
+# A reduction's own little jaxpr says how two numbers combine; it is not a call.
+_COMBINERS = ("reduce", "scatter", "select_and", "sort", "argm")
+# Functions of jax.numpy that convert an operand because of another one; `astype` is not among them.
+_PROMOTERS = ("promote_", "_promote", "_operator_", "ufunc.__call__", "where", "concatenate")
+_LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "beartype", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One equation and where it stands."""
+
+    eqn: Any
+    stack: str
+    """Name stack from the outermost program on, `/` between calls."""
+    source: str
+    """File and line, relative to the import path; empty if unknown."""
+    trips: int
+    """Iterations of the scans around it; a while loop counts once."""
+    consumers: tuple[Any, ...]
+    """Equations of the same jaxpr that read its first output; empty if the jaxpr returns it."""
+
+
+def rows_of_jaxpr(closed: Any) -> tuple[Row, ...]:
+    """Return the table of a closed jaxpr, as `jax.make_jaxpr` gives."""
+    found = (_row(site) for site in walk(closed.jaxpr))
+    return aggregated(row for row in found if row is not None)
+
+
+def walk(jaxpr: Any, stack: str = "", source: str = "", trips: int = 1) -> Iterator[Site]:
+    """Yield every equation; those inside a call, branch or loop after the one that holds them.
+
+    Args:
+        jaxpr: an open jaxpr.
+        stack: name stack of the caller.
+        source: where inner equations stand if they are a library's; empty means where they say.
+        trips: how often the jaxpr is executed.
+    """
+    readers = _readers(jaxpr)
+    for eqn in jaxpr.eqns:
+        here = "/".join(filter(None, (stack, str(eqn.source_info.name_stack))))
+        line = source or source_of(eqn)
+        consumers = readers.get(eqn.outvars[0], ()) if eqn.outvars else ()
+        yield Site(eqn, here, line, trips, tuple(consumers))
+        if eqn.primitive.name.startswith(_COMBINERS):
+            continue
+        times = trips * eqn.params["length"] if eqn.primitive.name == "scan" else trips
+        for inner in inner_jaxprs(eqn):
+            # A library's jitted function is traced once: its lines are those of its first caller.
+            yield from walk(inner, here, line if is_library(inner) else source, times)
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """Yield the open jaxprs among an equation's parameters."""
+    for value in eqn.params.values():
+        for member in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(member, ClosedJaxpr):
+                yield member.jaxpr
+            elif isinstance(member, Jaxpr):
+                yield member
+
+
+def is_library(jaxpr: Any) -> bool:
+    """Whether a jaxpr is of a function that JAX defines, such as `jax.nn.silu`."""
+    info = getattr(jaxpr, "debug_info", None)
+    said = str(getattr(info, "func_src_info", "") or "")
+    return str(_JAX) in said
+
+
+def source_of(eqn: Any) -> str:
+    """Return file and line of the innermost frame that is no library's; empty if there is none."""
+    trace = eqn.source_info.traceback
+    for frame in trace.frames if trace is not None else ():
+        if not _is_library_file(frame.file_name):
+            return f"{_relative(frame.file_name)}:{frame.line_num}"
+    return ""
+
+
+def _is_promotion(eqn: Any) -> bool:
+    """Whether a conversion widens a float because an operation's other operand was wider."""
+    read, written = eqn.invars[0].aval, eqn.outvars[0].aval
+    if not (_inexact(read) and _inexact(written)) or getattr(read, "weak_type", False):
+        return False
+    if written.dtype.itemsize <= read.dtype.itemsize:
+        return False
+    trace = eqn.source_info.traceback
+    for frame in trace.frames if trace is not None else ():
+        if not _is_library_file(frame.file_name):
+            return False
+        if frame.function_name.startswith(_PROMOTERS):
+            return True
+    return False
+
+
+def _row(site: Site) -> Row | None:
+    eqn, name = site.eqn, site.eqn.primitive.name
+    family = JAXPR.get(name)
+    if family is None:
+        return None
+    inputs = tuple(_dtype(v.aval) for v in eqn.invars if hasattr(v.aval, "dtype"))
+    output = _dtype(eqn.outvars[0].aval)
+    if not any(is_inexact(dtype) for dtype in (*inputs, output) if dtype != "other"):
+        return None
+    if name == "convert_element_type" and inputs == (output,):
+        return None  # only whether the type is weak changed
+    accum = eqn.params.get("preferred_element_type") if family == DOT else None
+    if family == ELEMENTWISE:
+        name, inputs = ELEMENTWISE, tuple(sorted(set(inputs)))
+    return Row(
+        view="jaxpr",
+        phase=phase_of(site.stack),
+        module=module_of(site.stack),
+        family=family,
+        op=name,
+        inputs=inputs,
+        output=output,
+        accum="" if accum is None else jnp.dtype(accum).name,
+        how=_how(site) if family == CONVERT else "",
+        count=site.trips,
+        trips=site.trips,
+        source=site.source,
+    )
+
+
+def _how(site: Site) -> str:
+    if site.eqn.primitive.name == "reduce_precision":
+        return ""
+    if _is_promotion(site.eqn):
+        return PROMOTION
+    read, written = site.eqn.invars[0].aval, site.eqn.outvars[0].aval
+    narrows = _inexact(read) and _inexact(written) and written.dtype.itemsize < read.dtype.itemsize
+    return ROUND_TRIP if narrows and _widened_again(site) else ""
+
+
+def _widened_again(site: Site) -> bool:
+    width = site.eqn.outvars[0].aval.dtype.itemsize
+    return bool(site.consumers) and all(
+        reader.primitive.name == "convert_element_type"
+        and jnp.dtype(reader.params["new_dtype"]).itemsize > width
+        for reader in site.consumers
+    )
+
+
+def _readers(jaxpr: Any) -> dict[Any, list[Any]]:
+    """Return the equations that read each variable; what the jaxpr returns has none."""
+    readers: dict[Any, list[Any]] = defaultdict(list)
+    for eqn in jaxpr.eqns:
+        for atom in eqn.invars:
+            if not isinstance(atom, Literal):
+                readers[atom].append(eqn)
+    for atom in jaxpr.outvars:
+        if not isinstance(atom, Literal):
+            readers.pop(atom, None)
+    return readers
+
+
+def _inexact(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and is_inexact(_dtype(aval))
+
+
+def _dtype(aval: Any) -> str:
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return "other"
+    return jnp.dtype(dtype).name
+
+
+@lru_cache(maxsize=4096)
+def _is_library_file(file: str) -> bool:
+    if file.startswith("<") or file == _SCOPES:
+        return True
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(_JAX.parent)}
+    for folder in installed:
+        if Path(file).is_relative_to(folder):
+            return Path(file).relative_to(folder).parts[0] in _LIBRARIES
+    return Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+
+
+@lru_cache(maxsize=4096)
+def _relative(file: str) -> str:
+    """Return a file's path relative to its project, or else to what its outermost package is in."""
+    path = Path(file)
+    projects = (folder for folder in path.parents if (folder / "pyproject.toml").is_file())
+    top = next(projects, path.parent)
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    return path.relative_to(top).as_posix()
+
+
+_SCOPES = str(Path(__file__).with_name("scopes.py"))

@@ -1,0 +1,208 @@
+"""The policy: what the audit allows, read from a file, and what it says about a table.
+
+The file is `stability/data/dtype_policy.toml`; its head explains the kinds of rules.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stability.dtype_audit.families import CONVERT, FAMILIES
+from stability.dtype_audit.jaxpr import PROMOTION, ROUND_TRIP
+from stability.dtype_audit.rows import Row, is_narrow
+from stability.findings import Finding, Severity
+
+VERSION = 1
+KINDS = ("forbidden", "wide", "accumulator", "promotion", "elided")
+SOURCE = "stability/data/dtype_policy.toml"
+_RULE_KEYS = {
+    *("name", "kind", "severity", "remedy", "dtypes", "modules", "families", "phases", "views"),
+    "allowed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which rows a rule or an exception is about; what is empty matches everything."""
+
+    modules: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    views: tuple[str, ...] = ()
+
+    def holds(self, row: Row) -> bool:
+        """Whether a row is in this scope."""
+        return (
+            (not self.modules or any(fnmatchcase(row.module, m) for m in self.modules))
+            and (not self.families or row.family in self.families)
+            and (not self.phases or row.phase in self.phases)
+            and (not self.views or row.view in self.views)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of the policy."""
+
+    name: str
+    kind: str
+    severity: Severity
+    remedy: str
+    scope: Scope = field(default_factory=Scope)
+    dtypes: tuple[str, ...] = ()
+    allowed: tuple[tuple[Scope, str], ...] = ()
+    """Exceptions, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All rules, in the order of the file."""
+
+    rules: tuple[Rule, ...]
+
+    def check(self, rows: Iterable[Row]) -> list[Finding]:
+        """Return a finding per broken rule and row, and one `ok` per rule that nothing breaks.
+
+        Args:
+            rows: tables of one or several views of the same program; `rounding_kept` compares the
+                jaxpr's with the compiled program's and says nothing without both.
+        """
+        table = tuple(rows)
+        findings: list[Finding] = []
+        for rule in self.rules:
+            broken = [row for row in broken_by(rule, table) if not _excuse(rule, row)]
+            findings += [_finding(rule, row) for row in broken] or [_clean(rule, table)]
+        return findings
+
+
+def load_policy(path: Path | None = None) -> Policy:
+    """Read the policy; None means the committed one.
+
+    Raises:
+        ValueError: the file is no policy, or a rule of it has an unknown key, kind, severity,
+            family or no reason for an exception.
+    """
+    file = path or resources.files("stability") / "data" / "dtype_policy.toml"
+    try:
+        content = tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"dtype policy: {file} is not TOML: {error}.") from error
+    if content.get("version") != VERSION or not content.get("rule"):
+        raise ValueError(
+            f"dtype policy: {file} has version {content.get('version')!r} and "
+            f"{len(content.get('rule', ()))} rules, expected version {VERSION} and at least one."
+        )
+    return Policy(tuple(_rule(entry) for entry in content["rule"]))
+
+
+def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
+    """Return the rows that break a rule, exceptions not yet taken out."""
+    inside = [row for row in table if rule.scope.holds(row)]
+    match rule.kind:
+        case "forbidden":
+            return [row for row in inside if row.dtypes & set(rule.dtypes)]
+        case "wide":
+            return [row for row in inside if any(map(is_narrow, _numbers(row)))]
+        case "accumulator":
+            return [row for row in inside if row.output and is_narrow(row.output)]
+        case "promotion":
+            return [row for row in inside if row.how == PROMOTION]
+        case _:
+            return _elided(inside)
+
+
+def _elided(rows: list[Row]) -> list[Row]:
+    """Return roundings of the jaxpr that no narrow number of the compiled module shows."""
+    compiled = [row for row in rows if row.view == "hlo"]
+    if not compiled:
+        return []
+
+    def kept(asked: Row) -> bool:
+        here = (row for row in compiled if (row.module, row.phase) == (asked.module, asked.phase))
+        return any(
+            row.family == CONVERT and (row.output == asked.output or row.op == "reduce-precision")
+            for row in here
+        )
+
+    return [row for row in rows if row.how == ROUND_TRIP and not kept(row)]
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    return tuple(d for d in (*row.inputs, row.output) if d not in ("", "other"))
+
+
+def _excuse(rule: Rule, row: Row) -> str:
+    """Return the reason why a row is excepted, or nothing."""
+    return next((reason for scope, reason in rule.allowed if scope.holds(row)), "")
+
+
+def _finding(rule: Rule, row: Row) -> Finding:
+    place = f" at {row.source}" if row.source else ""
+    return Finding(
+        "dtype_audit",
+        rule.severity,
+        f"{row.module or '(no module)'} {row.op}",
+        rule.name,
+        float(row.count),
+        0.0,
+        f"{SOURCE}, {rule.name}",
+        f"{row.view}: {row.describe()}, {row.count} times{place}",
+        rule.remedy,
+    )
+
+
+def _clean(rule: Rule, table: tuple[Row, ...]) -> Finding:
+    seen = sum(rule.scope.holds(row) for row in table)
+    return Finding(
+        "dtype_audit",
+        Severity.OK,
+        rule.name,
+        rule.name,
+        0.0,
+        0.0,
+        f"{SOURCE}, {rule.name}",
+        f"{seen} kinds of operation in its scope, none breaks it",
+    )
+
+
+def _rule(entry: Mapping[str, Any]) -> Rule:
+    name = str(entry.get("name", "?"))
+    _require(name, not set(entry) - _RULE_KEYS, f"unknown keys {sorted(set(entry) - _RULE_KEYS)}")
+    _require(name, entry.get("kind") in KINDS, f"kind must be one of {KINDS}")
+    severities = tuple(s.value for s in Severity)
+    _require(name, entry.get("severity") in severities, f"severity must be one of {severities}")
+    _require(name, bool(entry.get("remedy")), "a remedy is missing")
+    _require(
+        name,
+        (entry["kind"] == "forbidden") == bool(entry.get("dtypes")),
+        "dtypes belong to kind 'forbidden', and only to it",
+    )
+    allowed = entry.get("allowed", ())
+    _require(name, all(a.get("reason") for a in allowed), "an exception has no reason")
+    return Rule(
+        name,
+        entry["kind"],
+        Severity(entry["severity"]),
+        entry["remedy"],
+        _scope(name, entry),
+        tuple(entry.get("dtypes", ())),
+        tuple((_scope(name, a), a["reason"]) for a in allowed),
+    )
+
+
+def _scope(name: str, entry: Mapping[str, Any]) -> Scope:
+    parts = {k: tuple(entry.get(k, ())) for k in ("modules", "families", "phases", "views")}
+    unknown = sorted(set(parts["families"]) - set(FAMILIES))
+    _require(name, not unknown, f"unknown families {unknown}, expected some of {FAMILIES}")
+    return Scope(**parts)
+
+
+def _require(name: str, holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(f"dtype policy: rule {name!r}: {problem}; mend {SOURCE}.")

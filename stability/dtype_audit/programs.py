@@ -1,0 +1,125 @@
+"""What is audited: forward pass and gradient of a loss, as asked for and as compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.weights import abstract_model
+from stability.dtype_audit.hlo import rows_of_hlo
+from stability.dtype_audit.jaxpr import rows_of_jaxpr
+from stability.dtype_audit.policy import Policy, load_policy
+from stability.dtype_audit.rows import Row, aggregated
+from stability.dtype_audit.scopes import announced
+from stability.findings import Finding
+
+BATCH = 2
+
+
+def audit_function(
+    function: Callable[..., Any], *args: Any, compiled: bool = True
+) -> tuple[Row, ...]:
+    """Return the table of any function: jaxpr and, if asked for, compiled program.
+
+    Modules are known where `args` hold models returned by `announced`.
+
+    Args:
+        function: what to audit; it is traced, and compiled, but not run.
+        args: pytrees of arrays or of their shapes (`jax.ShapeDtypeStruct`); what is no array is
+            kept as it is.
+        compiled: whether to compile, for the view `hlo`; it takes seconds.
+
+    Returns:
+        Rows of both views, aggregated.
+    """
+    dynamic, static = eqx.partition(args, _is_abstract)
+
+    def run(dynamic: Any) -> Any:
+        out = function(*eqx.combine(dynamic, static))
+        return eqx.filter(out, eqx.is_array)
+
+    traced = jax.jit(run).trace(dynamic)
+    rows = list(rows_of_jaxpr(traced.jaxpr))
+    if compiled:
+        rows += rows_of_hlo(traced.lower().compile().as_text() or "")
+    return aggregated(rows)
+
+
+def audit_step(
+    model: Any, loss: Callable[..., Any], *args: Any, compiled: bool = True
+) -> tuple[Row, ...]:
+    """Return the table of `loss(model, *args)` and of its gradient by the model.
+
+    Args:
+        model: any pytree; Equinox modules in it give rows their paths.
+        loss: returns a scalar.
+        args: further arguments, arrays or shapes.
+        compiled: as for `audit_function`.
+    """
+    named = announced(model)
+    forward = audit_function(loss, named, *args, compiled=compiled)
+    gradient = audit_function(eqx.filter_grad(loss), named, *args, compiled=compiled)
+    return aggregated((*forward, *gradient))
+
+
+def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[Row, ...]:
+    """Return the table of a Megalodon: its loss and the gradient of it, on padded rows.
+
+    The text is two whole chunks and a short tail, so that every path of a training step is there.
+    """
+    B, L = BATCH, 2 * model.config.chunk_size + 3
+    ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
+    mask = jax.ShapeDtypeStruct((B, L), jnp.bool_)
+    return audit_step(model, _loss, ids, mask, compiled=compiled)
+
+
+def audit_config(config: MegalodonConfig, *, compiled: bool = True) -> tuple[Row, ...]:
+    """Return the table of a configuration, with one layer and small sizes in place of its own.
+
+    What runs in which dtype does not depend on sizes: dtypes, `swiglu`, masks and affine norms are
+    the configuration's.
+    """
+    return audit_model(abstract_model(shrunk(config)), compiled=compiled)
+
+
+def shrunk(config: MegalodonConfig) -> MegalodonConfig:
+    """Return the configuration with one layer and sizes that compile in seconds."""
+    sizes = {
+        "vocab_size": 61,
+        "model_dim": 32,
+        "num_layers": 1,
+        "num_heads": 2,
+        "z_dim": 16,
+        "value_dim": 48,
+        "ffn_hidden_dim": 40,
+        "cema_ndim": 4,
+        "chunk_size": 16,
+        "max_cache_len": None,
+        "norm_num_groups": 4,
+        "pad_token_id": 0,
+        "output_size": -1 if config.tied else 59,
+    }
+    return dataclasses.replace(config, **sizes)
+
+
+def dtype_findings(
+    config: MegalodonConfig, *, policy: Policy | None = None, compiled: bool = True
+) -> list[Finding]:
+    """Return what the policy says about a configuration: broken rules, and `ok` for the others."""
+    return (policy or load_policy()).check(audit_config(config, compiled=compiled))
+
+
+def _loss(model: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    return model.compute_loss(ids, ids, mask)
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))

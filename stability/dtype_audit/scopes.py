@@ -1,0 +1,99 @@
+"""Modules that announce themselves: their paths appear in the name stack of every equation.
+
+`announced` copies a model into classes whose methods run inside `jax.named_scope`. The copy's
+classes are others than the model's, so neither takes the other's traces out of JAX's caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+
+from stability.dtype_audit.rows import Phase
+
+Model = TypeVar("Model")
+
+ROOT = "root"
+"""Name of the outermost module's own work; its methods other than `__call__` go by their names."""
+_MARK = "~"
+_SCOPE = re.compile(rf"{_MARK}([\w.*]+)")
+
+
+def announced(model: Model) -> Model:
+    """Return the model with every Equinox module in it announcing its path.
+
+    Members of a list or tuple share the name `*`, so that equal layers also share one trace.
+    Arrays are the same objects. Anything that is not an Equinox module is returned as it is.
+    """
+    return _announced(model, "")
+
+
+def module_of(stack: str) -> str:
+    """Return the path of the innermost announced module in a name stack; empty if there is none."""
+    found = _SCOPE.findall(stack)
+    return found[-1] if found else ""
+
+
+def phase_of(stack: str) -> Phase:
+    """Return the phase a name stack belongs to: `forward`, `jvp` or `backward`."""
+    if "transpose(" in stack:
+        return "backward"
+    return "jvp" if "jvp(" in stack else "forward"
+
+
+def _announced(node: Any, path: str) -> Any:
+    if isinstance(node, eqx.Module):
+        copy = object.__new__(_announcing(type(node), path))
+        for field in dataclasses.fields(node):  # pyright: ignore[reportArgumentType]
+            value = getattr(node, field.name)
+            static = field.metadata.get("static", False)
+            below = value if static else _announced(value, _join(path, field.name))
+            object.__setattr__(copy, field.name, below)
+        return copy
+    if type(node) in (list, tuple):
+        return type(node)(_announced(member, _join(path, "*")) for member in node)
+    if type(node) is dict:
+        return {key: _announced(member, _join(path, str(key))) for key, member in node.items()}
+    return node
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@functools.lru_cache(maxsize=1024)
+def _announcing(cls: type, path: str) -> type:
+    methods = {
+        name: _scoped(member, path if path else ROOT if name == "__call__" else name)
+        for name in dir(cls)
+        if (member := _plain_method(cls, name)) is not None
+    }
+    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **methods})
+
+
+def _plain_method(cls: type, name: str) -> Any:
+    """Return a method as a function, or None for anything else: properties, static methods."""
+    if name.startswith("_") and name != "__call__":
+        return None
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if owner is None or not issubclass(owner, eqx.Module) or owner is eqx.Module:
+        return None
+    if isinstance(inspect.getattr_static(cls, name), (property, staticmethod, classmethod)):
+        return None
+    member = getattr(cls, name)
+    return member if inspect.isfunction(member) else None
+
+
+def _scoped(method: Any, path: str) -> Any:
+    @functools.wraps(method)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(_MARK + path):
+            return method(self, *args, **kwargs)
+
+    return run

@@ -1,0 +1,77 @@
+"""The audit of megalodon-hf: what torch dispatches, in the words of the other two views.
+
+Its findings are notes: the reference is not ours to mend, and what it does is what a checkpoint was
+trained with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from megalodon_jax.config import MegalodonConfig
+from parity.reference.dispatch import Dispatched, Mode, dispatched
+from stability.dtype_audit.families import ATEN, DOT, ELEMENTWISE
+from stability.dtype_audit.policy import Policy, load_policy
+from stability.dtype_audit.programs import BATCH, shrunk
+from stability.dtype_audit.rows import Row, aggregated, is_inexact
+from stability.dtype_audit.scopes import ROOT
+from stability.findings import Finding, Severity
+
+MODES: tuple[Mode, ...] = ("autocast", "bfloat16")
+_SAME = {"lm_head": ROOT, "": ROOT}
+"""Where the two implementations give the same work to another module."""
+
+
+def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
+    """Return the table of megalodon-hf for a configuration, with small sizes in place of its own.
+
+    Args:
+        config: as for `audit_config`.
+        mode: `autocast` (float32 weights under `torch.autocast(bfloat16)`), `bfloat16`
+            (`model.to(torch.bfloat16)`) or `float32`.
+
+    Raises:
+        ReferenceUnavailableError: megalodon-hf is not installed.
+    """
+    small = shrunk(config)
+    return rows_of_dispatch(dispatched(small, (BATCH, 2 * small.chunk_size + 3), mode))
+
+
+def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
+    """Return the table of what torch dispatched."""
+    return aggregated(row for call in calls if (row := _row(call)) is not None)
+
+
+def torch_findings(rows: Iterable[Row], policy: Policy | None = None) -> list[Finding]:
+    """Return what the policy says about the reference, broken rules as notes."""
+    said = (policy or load_policy()).check(rows)
+    kept = (Severity.OK, Severity.NOTE)
+    return [f if f.severity in kept else replace(f, severity=Severity.NOTE) for f in said]
+
+
+def _row(call: Dispatched) -> Row | None:
+    family = ATEN.get(call.op)
+    numbers = [d for d in (*call.inputs, call.output) if d]
+    if family is None or not any(map(is_inexact, numbers)):
+        return None
+    if call.op == "_to_copy" and call.inputs == (call.output,):
+        return None
+    elementwise = family == ELEMENTWISE
+    inputs = tuple(sorted(set(call.inputs))) if elementwise else call.inputs
+    return Row(
+        view="torch",
+        phase="backward" if call.backward else "forward",
+        module=_module(call.module),
+        family=family,
+        op=ELEMENTWISE if elementwise else call.op,
+        inputs=inputs[:2] if family == DOT and call.op != "addmm" else inputs,
+        output=call.output,
+        count=call.count,
+    )
+
+
+def _module(path: str) -> str:
+    path = re.sub(r"\.\d+(?=\.|$)", ".*", path)
+    return _SAME.get(path, path)
