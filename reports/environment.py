@@ -14,6 +14,7 @@ import jax
 
 from parity.recordings import RecordedReference
 from parity.suite import Reference
+from reports.device import device_kind
 from reports.store import SCHEMA, RunKind
 
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
@@ -39,11 +40,6 @@ def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
         "threads": len(os.sched_getaffinity(0)),
         "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "matmul_precision": "highest"},
     }
-
-
-def device_kind() -> str:
-    """Return the class of device computations run on: "cpu" or "cuda"."""
-    return "cpu" if jax.devices()[0].platform == "cpu" else "cuda"
 
 
 def cpu_model() -> str:

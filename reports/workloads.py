@@ -26,6 +26,8 @@ from megalodon_jax.inference import decode_step
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import HEAD, Role, weight_table
 from parity.reference import LiveReference
+from parity.reference.timed import peak_bytes
+from reports.device import device_kind
 
 CONFIG = MegalodonConfig(
     vocab_size=4096,
@@ -122,17 +124,35 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
 def copy_floor(nbytes: int, rounds: int, megabytes: int = 256) -> tuple[float, ...]:
     """Return what copying `nbytes` bytes takes, in seconds per round, from copies of `megabytes`.
 
-    Read and write are counted once.
+    Read and write are counted once. The copies are made where JAX computes.
     """
-    source = np.ones(megabytes << 20, np.uint8)
+    copy = _host_copy if device_kind() == "cpu" else _device_copy
+    work, size = copy(megabytes << 20), megabytes << 20
+    work(1)
+    return tuple(seconds(work) * nbytes / size for _ in range(rounds))
+
+
+def _host_copy(size: int) -> Work:
+    source = np.ones(size, np.uint8)
     target = np.empty_like(source)
 
     def copy(count: int) -> None:
         for _ in range(count):
             np.copyto(target, source)
 
-    copy(1)
-    return tuple(seconds(copy) * nbytes / source.nbytes for _ in range(rounds))
+    return copy
+
+
+def _device_copy(size: int) -> Work:
+    source = jnp.ones(size, jnp.uint8)
+    # Not an identity, which a compiler may leave out.
+    flip = jax.jit(jnp.bitwise_not)
+
+    def copy(count: int) -> None:
+        for _ in range(count):
+            flip(source).block_until_ready()
+
+    return copy
 
 
 def seconds(work: Work, count: int = 1) -> float:
@@ -156,11 +176,13 @@ def reference_workloads(model: MegalodonForCausalLM, ids: np.ndarray) -> dict[st
     """
     tied = model.config.tied
     weights = {name: w for name, w in state_dict(model).items() if name != HEAD or not tied}
-    return LiveReference().workloads(model.config, weights, ids)
+    return LiveReference(device_kind()).workloads(model.config, weights, ids)
 
 
 def peak_memory(side: str) -> float:
-    """Return the peak resident bytes of a process that takes three training steps on one side.
+    """Return the peak bytes of a process that takes three training steps on one side.
+
+    Resident ones on the CPU, those allocated on the device otherwise.
 
     Args:
         side: "jax" or "reference".
@@ -179,11 +201,20 @@ def peak_memory(side: str) -> float:
 def _worker(side: str) -> None:
     model, ids = inputs(CONFIG, LENGTH)
     sides = {"jax": jax_workloads, "reference": reference_workloads}
-    sides[side](model, ids)["train_step"](3)
+    with jax.default_matmul_precision("highest"):
+        sides[side](model, ids)["train_step"](3)
+    print(json.dumps({"peak_bytes": _peak_bytes(side)}))
+
+
+def _peak_bytes(side: str) -> int:
+    if device_kind() != "cpu":
+        if side == "reference":
+            return peak_bytes()
+        return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
     # Not getrusage: its maximum starts at that of the process that started this one.
     status = Path("/proc/self/status").read_text()
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    print(json.dumps({"peak_bytes": int(peak.split()[1]) * 1024}))
+    return int(peak.split()[1]) * 1024
 
 
 if __name__ == "__main__":

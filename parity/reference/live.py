@@ -1,4 +1,4 @@
-"""megalodon-hf with the weights of a case: its taps, loss, gradients, streams and timed work."""
+"""megalodon-hf with the weights of a case: its taps, loss, gradients and streams."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from parity.cases import NEW_TOKENS, Case
 from parity.reference.installed import ReferenceUnavailableError, identity, why_unavailable
 from parity.reference.lowprecision import low_precision
 from parity.reference.seams import seam_facts
+from parity.reference.timed import workloads
 from parity.reference.training import trajectory
 from parity.taps import BLOCK_TAPS, COTANGENT, Tap
 
@@ -99,49 +100,8 @@ class LiveReference:
     def workloads(
         self, config: MegalodonConfig, weights: dict[str, np.ndarray], ids: np.ndarray
     ) -> dict[str, Callable[[int], None]]:
-        """Return work to be timed by name; each takes a count of repetitions.
-
-        forward, train_step (loss, backward, AdamW), prefill (with a cache), and decode (single
-        tokens after a prefill).
-        """
-        import torch
-
-        model = self.load(config, weights)
-        tokens = torch.from_numpy(ids).long().to(self.device)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-        def forward(count: int) -> None:
-            with torch.no_grad():
-                for _ in range(count):
-                    model(tokens, use_cache=False)
-
-        def train_step(count: int) -> None:
-            for _ in range(count):
-                optimiser.zero_grad()
-                model(tokens, labels=tokens, use_cache=False).loss.backward()
-                optimiser.step()
-
-        def prefill(count: int) -> None:
-            with torch.no_grad():
-                for _ in range(count):
-                    model(tokens, use_cache=True)
-
-        state: list[Any] = []
-
-        def decode(count: int) -> None:
-            with torch.no_grad():
-                if not state:
-                    state.append(model(tokens, use_cache=True).past_key_values)
-                for _ in range(count):
-                    out = model(tokens[:, :1], past_key_values=state[0], use_cache=True)
-                    state[0] = out.past_key_values
-
-        return {
-            "forward": forward,
-            "train_step": train_step,
-            "prefill": prefill,
-            "decode": decode,
-        }
+        """Return work to be timed by name (`parity.reference.timed`)."""
+        return workloads(self.load(config, weights), ids, self.device)
 
     def _stream(self, model: Any, case: Case) -> dict[str, np.ndarray]:
         import torch

@@ -16,7 +16,7 @@ from nights import bench, earlier, measurement, realistic, run
 from megalodon_jax.config import MegalodonConfig
 from parity.reference import why_unavailable
 from reports import bench as module
-from reports import store
+from reports import store, workloads
 from reports.bench import GOALS, Times, identity, memory_timings, timings
 from reports.cli import main
 from reports.history import History, load_history
@@ -201,15 +201,26 @@ def test_the_reference_does_the_same_work() -> None:
     assert all(seconds(work) > 0 for work in theirs.values())
 
 
+def test_goals_are_those_of_two_cores() -> None:
+    on_gpu = timings(
+        "forward", Times(1.0, (1.0,), (7.0,), (0.5,)), "", {**SHARED, "device": "cuda"}
+    )
+    assert all(math.isnan(t.goal) for t in on_gpu)
+
+
+@pytest.mark.parametrize("copy", [workloads._host_copy, workloads._device_copy])
+def test_a_copy_is_made_where_asked(copy) -> None:
+    assert seconds(copy(1 << 20)) > 0
+
+
+@pytest.mark.cuda
 @pytest.mark.usefixtures("tiny")
-def test_a_device_other_than_the_cpu_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "device_kind", lambda: "cuda")
-    result = CliRunner().invoke(main, ["bench", "--out", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "received cuda; set JAX_PLATFORMS=cpu" in result.output
-    assert list(tmp_path.iterdir()) == []
+def test_a_bench_runs_on_the_gpu(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["bench", "--out", str(tmp_path), "--repeats", "1"])
+    assert result.exit_code == 0, result.output
+    stored = read_run(next(tmp_path.iterdir()))
+    assert {t.device for t in stored.timings} == {"cuda"}
+    assert all(t.value > 0 for t in stored.timings if t.metric == "jax_seconds")
 
 
 def test_peak_memory_that_fails_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
