@@ -47,7 +47,7 @@ GOALS = {
     ("decode", "ratio"): 1.4,
     ("train_step", "peak_ratio"): 2.0,
 }
-"""What JAX should reach on two cores at least, in multiples of megalodon-hf; 2 in memory is half."""
+"""What JAX should reach on two cores, in multiples of megalodon-hf; 2 in memory is half of it."""
 
 VERSION = 1
 """Raised when what is timed, or how, changes: earlier runs then leave the trend."""
