@@ -14,31 +14,17 @@ from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.model import MegalodonModel
 from parity import subject
-from parity.cases import Case
 from parity.faults.fault import (
     Family,
-    Fault,
-    Patch,
     Plant,
     altered,
+    of,
     on_result,
     rounded,
     streamed,
 )
 
-
-def _fault(
-    name: str,
-    how: str,
-    stage: str,
-    owner: Any,
-    attribute: str,
-    plant: Plant,
-    witness: str = "stream",
-    shows: Callable[[Case], bool] = streamed,
-) -> Fault:
-    patch = Patch(owner, attribute, plant)
-    return Fault(Family.CACHES, name, how, stage, patch, witness, shows)
+_fault = of(Family.CACHES, "stream", streamed)
 
 
 def _count(change: Callable[[Any], Any]) -> Plant:

@@ -111,6 +111,45 @@ class Fault:
             yield
 
 
+def of(
+    family: Family, witness: str = "length_c", shows: Callable[[Case], bool] = anything
+) -> Callable[..., Fault]:
+    """Return what makes faults of a family, each in one attribute of one owner."""
+    usual_witness, usually_shows = witness, shows
+
+    def make(
+        name: str,
+        how: str,
+        stage: str,
+        owner: Any,
+        attribute: str,
+        plant: Plant,
+        witness: str = usual_witness,
+        shows: Callable[[Case], bool] = usually_shows,
+    ) -> Fault:
+        return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+
+    return make
+
+
+def of_calls(family: Family) -> Callable[..., Fault]:
+    """Return what makes faults of a family in what a module does when it is called."""
+
+    def make(
+        name: str,
+        how: str,
+        stage: str,
+        owner: Any,
+        plant: Plant,
+        witness: str = "length_c",
+        shows: Callable[[Case], bool] = anything,
+        attribute: str = "__call__",
+    ) -> Fault:
+        return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+
+    return make
+
+
 def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
     """Return the patch of a faulty checkpoint conversion.
 

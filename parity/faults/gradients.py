@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
 from unittest.mock import patch
 
 import jax
@@ -17,27 +15,13 @@ from megalodon_jax.model import MegalodonForCausalLM, MegalodonModel
 from parity.cases import Case
 from parity.faults.fault import (
     Family,
-    Fault,
-    Patch,
-    Plant,
+    of,
     on_copy,
     on_result,
     uncached,
 )
 
-
-def _gradient(
-    name: str,
-    how: str,
-    stage: str,
-    owner: Any,
-    attribute: str,
-    plant: Plant,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = uncached,
-) -> Fault:
-    patch_ = Patch(owner, attribute, plant)
-    return Fault(Family.GRADIENTS, name, how, stage, patch_, witness, shows)
+_gradient = of(Family.GRADIENTS, shows=uncached)
 
 
 def _pad_row_learns(call):

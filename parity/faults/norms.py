@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.norms import LayerNorm, RMSNorm
-from parity.cases import Case
 from parity.faults.fault import (
     Family,
-    Fault,
-    Patch,
-    Plant,
     affine,
-    anything,
+    of_calls,
     on_copy,
     on_result,
     shifted_gain,
     zeroed,
 )
 
-
-def _fault(
-    name: str,
-    how: str,
-    stage: str,
-    owner: Any,
-    plant: Plant,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = anything,
-    attribute: str = "__call__",
-) -> Fault:
-    patch_ = Patch(owner, attribute, plant)
-    return Fault(Family.NORMS, name, how, stage, patch_, witness, shows)
+_fault = of_calls(Family.NORMS)
 
 
 def _rms_eps_outside(call):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax.numpy as jnp
 
 from megalodon_jax.layers.attention import ChunkedAttention
@@ -13,28 +10,14 @@ from megalodon_jax.types import AttentionCache
 from parity.cases import Case
 from parity.faults.fault import (
     Family,
-    Fault,
-    Patch,
-    Plant,
     altered,
+    of,
     on_result,
     rounded,
     streamed,
 )
 
-
-def _fault(
-    name: str,
-    how: str,
-    stage: str,
-    owner: Any,
-    attribute: str,
-    plant: Plant,
-    witness: str = "stream",
-    shows: Callable[[Case], bool] = streamed,
-) -> Fault:
-    patch = Patch(owner, attribute, plant)
-    return Fault(Family.CACHES, name, how, stage, patch, witness, shows)
+_fault = of(Family.CACHES, "stream", streamed)
 
 
 def _offset_lost(call):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax.numpy as jnp
 
 from megalodon_jax import model
@@ -13,31 +10,17 @@ from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.model import MegalodonModel
 from parity import subject
-from parity.cases import Case
 from parity.faults.fault import (
     Family,
-    Fault,
-    Patch,
     Plant,
-    anything,
     marked,
+    of,
     on_result,
     rounded,
     uncached,
 )
 
-
-def _fault(
-    name: str,
-    how: str,
-    stage: str,
-    owner: Any,
-    attribute: str,
-    plant: Plant,
-    shows: Callable[[Case], bool] = anything,
-) -> Fault:
-    patch = Patch(owner, attribute, plant)
-    return Fault(Family.RUNTIME, name, how, stage, patch, "length_c", shows)
+_fault = of(Family.RUNTIME)
 
 
 def _products(bits: int) -> Plant:

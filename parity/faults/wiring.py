@@ -14,29 +14,14 @@ from megalodon_jax.model import MegalodonModel
 from parity.cases import Case
 from parity.faults.fault import (
     Family,
-    Fault,
-    Patch,
-    Plant,
     altered,
-    anything,
     marked,
+    of_calls,
     on_copy,
     on_result,
 )
 
-
-def _wiring(
-    name: str,
-    how: str,
-    stage: str,
-    owner: Any,
-    plant: Plant,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = anything,
-    attribute: str = "__call__",
-) -> Fault:
-    patch_ = Patch(owner, attribute, plant)
-    return Fault(Family.WIRING, name, how, stage, patch_, witness, shows)
+_wiring = of_calls(Family.WIRING)
 
 
 def _without_residual(y, self, x):
