@@ -15,13 +15,15 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.browser import chromium
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Shapes and dtypes of every annotated signature are checked while testing.
 with install_import_hook("megalodon_jax", "beartype.beartype"):
     import megalodon_jax  # noqa: F401
 
-GUARDED = ("torch_ref", "cuda")
+GUARDED = ("torch_ref", "cuda", "browser")
 
 
 def pytest_addoption(parser):
@@ -57,10 +59,11 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(items):
-    reason = cuda_missing()
+    reasons = {name: reason for name in GUARDED if (reason := missing(name))}
     for item in items:
-        if reason and item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        for name, reason in reasons.items():
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 class GuardedMarkers:
@@ -87,7 +90,7 @@ class GuardedMarkers:
 
     def pytest_terminal_summary(self, terminalreporter):
         for name in self.required:
-            reason = cuda_missing() if name == "cuda" and not self.ran[name] else None
+            reason = None if self.ran[name] else missing(name)
             terminalreporter.write_line(": ".join(filter(None, (name, self.count(name), reason))))
         for name in self.unmet():
             line = f"NOT GREEN: {name}: {self.count(name)}, {self.required[name]} required"
@@ -100,11 +103,13 @@ class GuardedMarkers:
         return f"{self.ran[name]} ran"
 
 
-def cuda_missing():
-    """Return why tests marked cuda cannot run, or None."""
-    if any(device.platform == "gpu" for device in jax.devices()):
-        return None
-    return "no CUDA device"
+def missing(name):
+    """Return why tests with a guarded marker cannot run, or None."""
+    if name == "browser":
+        return chromium.missing()
+    if name == "cuda" and all(device.platform != "gpu" for device in jax.devices()):
+        return "no CUDA device"
+    return None
 
 
 def names(expression, marker):

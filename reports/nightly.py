@@ -99,7 +99,7 @@ def nightly(options: Options, report: Report) -> Outcome:
         if not options.cases:
             rows, suite = run_seams(reference, report)
             measurements, suites = measurements + rows, [*suites, suite]
-    findings, probes = run_stability(checkpoint, model, report)
+    findings, shown, probes = run_stability(checkpoint, model, report)
     suites.append(probes)
     document = {
         **environment(started, RunKind.NIGHTLY),
@@ -115,6 +115,7 @@ def nightly(options: Options, report: Report) -> Outcome:
             "config": model.config.to_dict(),
             "training": checkpoint.training,
         },
+        "stability": shown,
         "replay": _replay(measurements, options),
         "fault": options.fault,
     }
@@ -185,18 +186,16 @@ def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], 
 
 def run_stability(
     checkpoint: stability.Checkpoint, model: Any, report: Report
-) -> tuple[list[Finding], _Suite]:
-    """Run the probes on the checkpoint."""
-    suite, clock = _Suite("stability", planned=1), time.perf_counter()
-    report(f"probing {checkpoint.folder.name}: update survival in bfloat16, dtypes, values")
-    findings: list[Finding] = []
-    try:
-        findings = stability.run(checkpoint, model)
-        suite.executed = 1
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        suite.reason = f"{type(error).__name__}: {error}"[:400]
+) -> tuple[list[Finding], dict[str, Any], _Suite]:
+    """Run the probes on the checkpoint; one that breaks down leaves the suite incomplete."""
+    suite, clock = _Suite("stability", planned=len(stability.PROBES)), time.perf_counter()
+    report(f"probing {checkpoint.folder.name}: {', '.join(stability.PROBES)}")
+    said = stability.run(checkpoint, model)
+    suite.executed, suite.reason = said.executed, "; ".join(said.failures)[:400]
     suite.seconds = time.perf_counter() - clock
-    return findings, suite
+    for failure in said.failures:
+        report(f"  did not finish: {failure}")
+    return said.findings, said.shown, suite
 
 
 def _said(rows: Sequence[Measurement]) -> str:

@@ -16,6 +16,7 @@ from stability.findings import Finding, Severity
 
 _GRAVITY = {severity: i for i, severity in enumerate(Severity)}
 _TITLES = {"dtypes": "Dtypes", "values": "Values"}
+_MORE_TITLES = {"poles": "EMA poles", "dtype_golden": "Dtype audits against the committed ones"}
 
 
 def _worst_first(findings: Sequence[Finding]) -> list[Finding]:
@@ -119,7 +120,7 @@ def audits(run: Run) -> list[dict]:
         fine = [f for f in part if f.severity is Severity.OK]
         out.append(
             {
-                "title": _TITLES.get(probe, label(probe, 48)),
+                "title": (_TITLES | _MORE_TITLES).get(probe, label(probe, 48)),
                 "total": len(part),
                 "counts": [(s.value, sum(f.severity is s for f in part)) for s in Severity],
                 "rows": [_finding_row(f) for f in bad[:ROWS]],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,25 @@ import numpy as np
 
 from megalodon_jax.convert import load_from_pretrained
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.weights import named_leaves
+from parity.reference import why_unavailable
+from stability import pole_findings
 from stability.audit import audit_parameters
-from stability.findings import Finding
+from stability.diagnose import kind_of
+from stability.drill_report import read as read_drill
+from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
+from stability.findings import Finding, Severity
+from stability.remedies import STEPS as REMEDY_STEPS
+from stability.remedies import try_remedies
 from stability.survival import AdamW, probe
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
+POLE_STEPS = 200
+KINDS = 3
+"""Kinds of leaf that remedies are tried on each night; the command `stability` tries all."""
+
+SIZE = 128
+"""Elements of a leaf they are tried on: small leaves have no more, and equal rows compile once."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,117 @@ class Checkpoint:
         return cut.reshape(BATCH_SIZE, STEPS, LENGTH).swapaxes(0, 1)
 
 
-def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> list[Finding]:
-    """Audit what is stored and probe what a bfloat16 copy would lose."""
-    return [*audit_parameters(model), *probe(model, checkpoint.batches(), checkpoint.optimiser)]
+@dataclass
+class Probed:
+    """What the probes of one run said; a probe that broke down is named, and hides no other."""
+
+    findings: list[Finding] = field(default_factory=list)
+    shown: dict[str, Any] = field(default_factory=dict)
+    """Plain data for the page, by section: "poles", "remedies", "drill"."""
+    executed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> Probed:
+    """Audit what is stored, probe what a bfloat16 copy would lose, and try what would help."""
+    said = Probed()
+    for name, probe_one in PROBES.items():
+        try:
+            found, section = probe_one(checkpoint, model, said)
+        except (ArithmeticError, OSError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            said.failures.append(f"{name}: {type(e).__name__}: {e}"[:400])
+            continue
+        said.findings += found
+        said.shown |= {name: section} if section is not None else {}
+        said.executed += 1
+    return said
+
+
+Answer = tuple[list[Finding], Any]
+
+
+def _survival(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    batches, rule = checkpoint.batches(), checkpoint.optimiser
+    return [*audit_parameters(model), *probe(model, batches, rule)], None
+
+
+def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    rows = pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
+    # JSON has no infinity: None is a pole that never forgets.
+    for row in rows:
+        row["memory"] = row["memory"] if math.isfinite(row["memory"]) else None
+    return pole_findings.findings(model), rows
+
+
+def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    frozen = {
+        f.subject: f.value
+        for f in said.findings
+        if f.probe == "survival" and f.metric == "frozen_fraction" and f.value > 0
+    }
+    if not said.executed:
+        raise ValueError("which leaves freeze is not known: the survival probe did not finish")
+    worst: dict[str, str] = {}
+    for name in sorted(frozen, key=lambda n: (-frozen[n], n)):
+        worst.setdefault(kind_of(name), name)
+    chosen = dict(list(worst.items())[:KINDS])
+    leaves, rule = named_leaves(model), checkpoint.optimiser
+    tried = try_remedies({n: np.asarray(leaves[n]) for n in chosen.values()}, rule, size=SIZE)
+    basis = f"bfloat16 storage, {rule.describe()}, {REMEDY_STEPS:,} steps, synthetic gradients"
+    return [], [
+        {
+            "kind": kind,
+            "leaf": name,
+            "basis": basis,
+            "remedy": trial.remedy.name,
+            "what": trial.remedy.what,
+            "bytes": trial.bytes,
+            "fidelity": trial.survival.fidelity,
+            "frozen": trial.survival.frozen,
+            "works": trial.works,
+        }
+        for kind, name in chosen.items()
+        for trial in tried[name]
+    ]
+
+
+def _dtype_golden(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    """Return what differs from the committed audits, the compiled view left out for its time."""
+    found: list[Finding] = []
+    reason = why_unavailable()
+    for name, program in PROGRAMS.items():
+        audit: Any = program
+        torch = name.startswith("torch")
+        golden = read_golden(name)
+        if torch and reason is not None:
+            found.append(_left_out(name, len(golden.rows), f"torch cannot be audited: {reason}"))
+            continue
+        rows = audit() if torch else audit(compiled=False)
+        views = {row.view for row in rows}
+        kept = [row for row in golden.rows if row.view not in views]
+        found += golden_findings(name, [*rows, *kept])
+        if kept:
+            why = "the compiled program is compared by `python -m stability.dtype_audit check`"
+            found.append(_left_out(name, len(kept), why))
+    return found, None
+
+
+def _left_out(name: str, rows: int, why: str) -> Finding:
+    source = f"stability/data/audits/{name}.json"
+    message = f"{rows} rows not compared here: {why}"
+    nan = float("nan")
+    return Finding("dtype_golden", Severity.NOTE, name, "not_compared", rows, nan, source, message)
+
+
+def _drill(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    return [], read_drill()
+
+
+PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] = {
+    "survival": _survival,
+    "poles": _poles,
+    "remedies": _remedies,
+    "dtypes against golden": _dtype_golden,
+    "drill": _drill,
+}
+"""Every probe of a night, in order; remedies are tried on what the first one found."""

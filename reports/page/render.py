@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import heat, probes, speed, tables
+from reports import heat, precision, probes, speed, tables
 from reports.history import History
 from reports.page import svg
 from reports.store import Run
@@ -20,6 +20,7 @@ from reports.text import edge_name, label, metric_name, number
 from reports.verdicts import Decision, ExitCode
 
 _HERE = Path(__file__).parent
+_BY_SHARE = "% of the poles remember less"
 _DEFAULTS = {
     "dirty": False,
     "fault": None,
@@ -51,8 +52,15 @@ def _environment() -> Environment:
         trend=svg.trend,
         heat_map=svg.heat_map,
         loss_curve=svg.loss_curve,
+        drill_chart=lambda lines, text: svg.chart(lines, "optimiser step", text),
+        memory_chart=_memory_chart,
+        change_chart=lambda lines, text: svg.chart(lines, _BY_SHARE, text),
     )
     return environment
+
+
+def _memory_chart(lines: Sequence[svg.Line], text: str) -> Markup:
+    return svg.chart(lines, _BY_SHARE, text, lambda y: f"{2.0**y:,.3g}")
 
 
 def _breakable(text: str) -> Markup:
@@ -156,6 +164,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
     data = tables.frame(run)
     parameters = tables.parameter_tables(data)
     durations = manifest.get("durations") or {}
+    drilled = (manifest.get("stability") or {}).get("drill")
     context = {
         "style": Markup((_HERE / "style.css").read_text(encoding="utf-8")),
         "script": Markup((_HERE / "script.js").read_text(encoding="utf-8")),
@@ -182,6 +191,9 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "heats": heat.heat_maps(data, decision),
         "survival": probes.survival(run),
         "audits": probes.audits(run),
+        "remedies": precision.remedies(run),
+        "poles": precision.poles(run, drilled),
+        "drill": precision.drill(run),
         "checkpoint": _checkpoint(manifest),
         "reference": _reference(manifest),
         "machine": _machine(manifest),

@@ -4,25 +4,48 @@ for (const block of document.querySelectorAll(".replay")) {
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = "Copy";
-  button.setAttribute("aria-label", "Copy command: " + block.querySelector("p").textContent);
+  const what = document.createElement("span");
+  what.className = "sr";
+  what.textContent = " command: " + block.querySelector("p").textContent;
+  button.append(what);
+  const told = status();
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(block.querySelector("code").textContent);
-      button.textContent = "Copied";
+      told.textContent = "Copied";
     } catch {
       getSelection().selectAllChildren(block.querySelector("code"));
-      button.textContent = "Selected";
+      told.textContent = "Selected";
     }
   });
-  block.append(button);
+  block.append(button, told);
+}
+
+// A line that a screen reader is told of whenever it changes.
+function status() {
+  const line = document.createElement("span");
+  line.className = "told";
+  line.setAttribute("role", "status");
+  return line;
 }
 
 const valueOf = (row, column) => row.cells[column].textContent.trim();
 
-// Numbers sort by value with NaN and Inf as the worst, everything else as text.
+// A number, a share in percent or a multiple (1.2e+06×) by value, NaN and Inf as the worst and an
+// empty cell as the least; null for anything else.
+function numberOf(text) {
+  if (/^(NaN|Inf)$/.test(text)) return Infinity;
+  if (text === "-Inf" || text === "–" || text === "") return -Infinity;
+  const found = text.match(/^<?(-?[\d,]*\.?\d+(?:e[+-]?\d+)?) ?([×%]?)/i);
+  if (!found) return null;
+  const value = parseFloat(found[1].replaceAll(",", ""));
+  return (found[2] === "%" ? value / 100 : value) - (text.startsWith("<") ? 1e-9 : 0);
+}
+
+// Columns of numbers sort by value, all others as text.
 function compare(a, b) {
-  const [x, y] = [a, b].map((t) => (/^(NaN|Inf)/.test(t) ? Infinity : parseFloat(t)));
-  if (Number.isNaN(x) || Number.isNaN(y)) return a.localeCompare(b);
+  const [x, y] = [numberOf(a), numberOf(b)];
+  if (x === null || y === null) return a.localeCompare(b);
   return x === y ? 0 : x - y;
 }
 
@@ -50,13 +73,14 @@ function filterable(table) {
   label.className = "filter";
   label.append("Filter rows", input);
   input.type = "search";
+  const told = status();
   input.addEventListener("input", () => {
-    const wanted = input.value.toLowerCase();
-    for (const row of table.tBodies[0].rows) {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
-    }
+    const wanted = input.value.toLowerCase(), rows = [...table.tBodies[0].rows];
+    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    const left = rows.filter((row) => !row.hidden).length;
+    told.textContent = wanted ? `${left} of ${rows.length} rows` : "";
   });
-  table.closest(".scroll").before(label);
+  table.closest(".scroll").before(label, told);
 }
 
 for (const table of document.querySelectorAll("table[data-filter]")) {

@@ -1,4 +1,4 @@
-"""Inline drawings: sparkline, loss curve, heat map. Colours come from the page's style sheet.
+"""Inline drawings: sparkline, curves, heat map. Colours come from the page's style sheet.
 
 Every drawing carries its content as text as well, and none tells anything by colour alone. Source:
 spec/reports.md "The page".
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
@@ -170,22 +171,35 @@ def _ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 Points = Sequence[tuple[float, float]]
 
 _PLOT = (52.0, 12.0, 636.0, 222.0)
-"""Left, top, right and bottom of the plotting area of a loss curve, in its 720 x 260 drawing."""
+"""Left, top, right and bottom of the plotting area of a chart, 260 high."""
 
 
-def _axes(x0: float, x1: float, y0: float, y1: float) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve of a chart: its name, the class its colour and dashes come from, its points."""
+
+    name: str
+    style: str
+    points: Points
+
+
+def _axes(
+    x0: float, x1: float, y0: float, y1: float, x_label: str, tick_label: Callable[[float], str]
+) -> list[str]:
     left, top, right, bottom = _PLOT
     parts = []
     for tick in _ticks(y0, y1):
         y = bottom - (bottom - top) * (tick - y0) / (y1 - y0)
         parts.append(f'<path class="grid" d="M{left:.0f} {y:.1f}H{right:.0f}"/>')
-        parts.append(f'<text class="axis end" x="{left - 8:.0f}" y="{y + 4:.1f}">{tick:g}</text>')
+        parts.append(
+            f'<text class="axis end" x="{left - 8:.0f}" y="{y + 4:.1f}">{tick_label(tick)}</text>'
+        )
     for tick in _ticks(x0, x1, 6):
         x = left + (right - left) * (tick - x0) / (x1 - x0)
         parts.append(f'<text class="axis" x="{x:.1f}" y="{bottom + 18:.0f}">{tick:g}</text>')
     middle = (left + right) / 2
-    parts.append(f'<text class="axis" x="{middle:.0f}" y="{bottom + 35:.0f}">optimiser step</text>')
-    return parts
+    label = f'<text class="axis" x="{middle:.0f}" y="{bottom + 35:.0f}">{escape(x_label)}</text>'
+    return [*parts, label]
 
 
 def _polyline(points: Points, x0: float, x1: float, y0: float, y1: float) -> tuple[str, float]:
@@ -203,31 +217,65 @@ def _polyline(points: Points, x0: float, x1: float, y0: float, y1: float) -> tup
     return "".join(path), y
 
 
-def loss_curve(train: Points, validation: Points) -> Markup:
-    """Draw loss in nats per token over optimiser steps; points that are not finite leave gaps."""
-    good = [(x, y) for x, y in (*train, *validation) if math.isfinite(x) and math.isfinite(y)]
+def _apart(ends: Sequence[tuple[float, Line]]) -> list[tuple[float, Line]]:
+    """Return heights of the labels: two at the same height would be unreadable."""
+    out: list[tuple[float, Line]] = []
+    for y, line in sorted(ends, key=lambda end: end[0]):
+        out.append((max(y, out[-1][0] + 14) if out else y, line))
+    # What was pushed below the plot goes back up, and only what is in its way goes with it.
+    floor = _PLOT[3]
+    for i, (y, line) in reversed(list(enumerate(out))):
+        out[i] = (min(y, floor), line)
+        floor = out[i][0] - 14
+    return out
+
+
+def chart(
+    lines: Sequence[Line],
+    x_label: str,
+    text: str,
+    tick_label: Callable[[float], str] = "{:g}".format,
+) -> Markup:
+    """Draw curves with their names at their ends; points that are not finite leave gaps.
+
+    Args:
+        lines: at most 15, which is how many names find room.
+        x_label: what the horizontal axis shows.
+        text: the drawing in words.
+        tick_label: how a height is written, for heights that are logarithms.
+    """
+    good = [
+        (x, y) for line in lines for x, y in line.points if math.isfinite(x) and math.isfinite(y)
+    ]
     if len(good) < 2:
         return Markup('<p class="muted">Too few points for a curve.</p>')
     x0, x1 = min(x for x, _ in good), max(x for x, _ in good)
     y0, y1 = min(y for _, y in good), max(y for _, y in good)
     x1, margin = (x1 if x1 > x0 else x0 + 1), 0.06 * ((y1 - y0) or 1.0)
     y0, y1 = y0 - margin, y1 + margin
-    parts = _axes(x0, x1, y0, y1)
+    parts = _axes(x0, x1, y0, y1, x_label, tick_label)
     ends = []
-    for name, points in (("train", train), ("validation", validation)):
-        path, end = _polyline(points, x0, x1, y0, y1)
+    for line in lines:
+        path, end = _polyline(line.points, x0, x1, y0, y1)
         if path:
-            parts.append(f'<path class="curve {name}" d="{path}"/>')
-            ends.append((end, name))
-    ends.sort()
-    for i, (y, name) in enumerate(ends):
-        # Two labels at the same height would be unreadable: they make room for each other.
-        near = len(ends) == 2 and ends[1][0] - ends[0][0] < 14
-        shown = y + (14 * i - 4 if near else 4)
-        parts.append(f'<text class="name {name}" x="644" y="{shown:.1f}">{name}</text>')
-    last = f"{train[-1][1]:.3f} at the end" if train else "not recorded"
-    text = f"Training loss in nats per token over steps {x0:g} to {x1:g}: {last}"
+            parts.append(f'<path class="curve {line.style}" d="{path}"/>')
+            ends.append((end, line))
+    # The longest name decides how much room there is beside the plot.
+    room = 8 + 7 * max(len(line.name) for line in lines)
+    parts += [
+        f'<text class="name {line.style}" x="644" y="{y + 4:.1f}">{escape(line.name)}</text>'
+        for y, line in _apart(ends)
+    ]
     return Markup(
-        f'<svg class="chart" viewBox="0 0 720 260" role="img" aria-label="{escape(text)}">'
-        f"{''.join(parts)}</svg>"
+        f'<svg class="chart" viewBox="0 0 {max(720, 644 + room)} 260" role="img" '
+        f'aria-label="{escape(text)}">{"".join(parts)}</svg>'
     )
+
+
+def loss_curve(train: Points, validation: Points) -> Markup:
+    """Draw loss in nats per token over optimiser steps."""
+    steps = [x for x, y in (*train, *validation) if math.isfinite(x) and math.isfinite(y)] or [0.0]
+    last = f"{train[-1][1]:.3f} at the end" if train else "not recorded"
+    text = f"Training loss in nats per token over steps {min(steps):g} to {max(steps):g}: {last}"
+    lines = Line("train", "train", train), Line("validation", "validation", validation)
+    return chart(lines, "optimiser step", text)

@@ -34,7 +34,7 @@ def no_probes(monkeypatch):
     """The probes have tests of their own; here they would only cost time."""
 
     def skipped(checkpoint, model, report):
-        return [], nightly_module._Suite("stability", planned=1, executed=1)
+        return [], {}, nightly_module._Suite("stability", planned=1, executed=1)
 
     monkeypatch.setattr(nightly_module, "run_stability", skipped)
 
@@ -50,7 +50,8 @@ def test_a_healthy_night_passes_and_is_stored(tmp_path):
     assert stored.manifest["reference"]["kind"] == "recorded"
     assert len(stored.measurements) == len(outcome.run.measurements)
     probes = {f.probe for f in stored.findings}
-    assert {"survival", "dtypes", "values"} <= probes
+    assert {"survival", "dtypes", "values", "poles", "dtype_golden"} <= probes
+    assert {"poles", "remedies", "drill"} <= stored.manifest["stability"].keys()
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from nights import earlier, failing, finding, measurement, realistic, regressed,
 
 from parity.results import Kind, Verdict
 from reports.history import History, load_history
+from reports.page import svg
 from reports.page.render import render
 from reports.probes import module_kind
 from reports.store import Run, write_run
@@ -275,3 +278,114 @@ def test_a_seam_shows_what_was_measured_and_whether_it_holds() -> None:
     assert "✕" not in told
     grown = page_of(run(measurement(), seams=[{**seam, "value": 2.0, "holds": False}]))
     assert "fail" in section(grown, "seams")
+
+
+def storage(name: str = "x", memory: float | None = 4.0) -> dict:
+    """What the probes leave in a manifest: two layers, two remedies, a drill of two variants."""
+    states = ("float32", "q in bfloat16", name)
+    shared = {"leaf": name, "basis": name, "frozen": 0.0, "bytes": 2, "fidelity": 0.99}
+    survived = {"frozen": 0.0, "fidelity": 1.0, "error": 0.0}
+    variant = {
+        "name": name,
+        "what": name,
+        "kind": "control",
+        "bytes": 12.0,
+        "held_out": 2.5,
+        "norms": survived,
+        "poles": survived,
+        "whole": survived,
+        "loss": [[1, 5.0], [2, 4.0], [3, None]],
+        "norm_drift": [[0, 0.0], [3, 1e-3]],
+        "pole_drift": [[0, 0.0], [3, 1e-3]],
+        "memory": {"start": [2.0, memory], "end": [2.5, memory]},
+    }
+    frozen = {"frozen": 1.0, "fidelity": 0.0, "error": 1.0}
+    blanket = {"name": f"blanket {name}", "kind": "blanket", "held_out": None, "norms": frozen}
+    return {
+        "poles": [
+            {"layer": layer, "quantile": q, "state": state, "steps": 200, "memory": memory}
+            for layer in (name, f"{name}2")
+            for state in states
+            for q in (0.0, 0.05, 0.5, 0.95, 1.0)
+        ],
+        "remedies": [
+            shared | {"kind": kind, "remedy": remedy, "what": name, "works": works}
+            for kind, remedy, works in (("k", name, True), (name, name, False), ("k", "z", True))
+        ],
+        "drill": {
+            "plan": {name: name},
+            "versions": {name: name},
+            "quantiles": [0.0, 1.0],
+            "conclusion": [name],
+            "variants": [variant, variant | blanket],
+        },
+    }
+
+
+def test_the_memory_of_the_ema_is_shown_by_layer_and_state() -> None:
+    share = finding(probe="poles", subject="x", metric="collapsed_fraction", value=0.25)
+    told = section(page_of(run(measurement(), findings=(share,), stability=storage())), "poles")
+    assert told.count("<figure>") == 2
+    assert told.count('class="curve') == 3 + 2
+    assert told.count("25 %") == 1
+    assert "q in bfloat16" in told
+    assert "25 %" in told
+    assert "forever" not in told
+    endless = section(page_of(run(measurement(), stability=storage(memory=None))), "poles")
+    assert "forever" in endless
+
+
+def test_remedies_are_shown_by_kind_and_a_gap_is_no_zero() -> None:
+    told = section(page_of(run(measurement(), stability=storage())), "remedies")
+    assert told.count("0.990") == 3
+    assert told.count("makes no sense here") == 1
+    assert told.count('class="state ok"') == 2
+    assert told.count('class="state warning"') == 1
+
+
+def test_the_drill_shows_its_conclusion_its_curves_and_what_did_not_stay_finite() -> None:
+    told = section(page_of(run(measurement(), stability=storage("said"))), "drill")
+    assert "<li>said</li>" in told
+    assert told.count('class="chart"') == 4
+    assert "not finite" in told
+    assert told.count("<tr>") == 1 + 2
+    assert "inf" not in told.lower().replace("info", "")
+
+
+@pytest.mark.parametrize("name", ["remedies", "poles", "drill"])
+def test_a_night_without_probes_says_so(name: str) -> None:
+    told = section(page_of(run(measurement())), name)
+    assert '<p class="muted">' in told
+    assert "<table" not in told
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_the_storage_sections_are_data(name: str) -> None:
+    text = page_of(run(measurement(), stability=storage(name)))
+    parsed = Page(text)
+    assert [t for t, _ in parsed.tags].count("script") == 1
+    assert not any(k.startswith("on") for _, a in parsed.tags for k in a)
+    assert not any(t == "img" for t, _ in parsed.tags)
+    assert "\u202e" not in text
+    assert "\0" not in text
+    assert text == page_of(run(measurement(), stability=storage(name)))
+
+
+def test_the_new_sections_keep_the_structure() -> None:
+    text = page_of(run(measurement(), stability=storage()))
+    tags = Page(text).tags
+    assert text.count("<table") == text.count("<caption") == text.count("<thead")
+    assert all("scope" in a for t, a in tags if t == "th")
+    assert all(a["aria-label"] for t, a in tags if t == "svg" and a.get("role") == "img")
+    identifiers = [a["id"] for _, a in tags if "id" in a]
+    assert len(identifiers) == len(set(identifiers))
+
+
+@pytest.mark.parametrize("ends", [[0.0] * 9, [1.0] * 9, [0.0] * 8 + [1.0], [0.5, 0.5, 1.0]])
+def test_names_of_curves_neither_overlap_nor_leave_the_drawing(ends: list[float]) -> None:
+    lines = [svg.Line(f"l{i}", "v0", [(0, 0.5), (1, y)]) for i, y in enumerate(ends)]
+    drawn = str(svg.chart(lines, "step", "text"))
+    heights = sorted(float(y) for y in re.findall(r'class="name v0" x="644" y="([-0-9.]+)"', drawn))
+    assert len(heights) == len(ends)
+    assert 10 <= heights[0] <= heights[-1] <= 260
+    assert all(b - a >= 13 for a, b in itertools.pairwise(heights))

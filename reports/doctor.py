@@ -1,0 +1,111 @@
+"""What this machine would measure with: versions, devices, reference, flags that change numbers.
+
+Source: spec/reports.md "Command line".
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from parity.recordings import FOLDER, RecordingError, read_provenance
+from parity.reference import identity, why_unavailable
+from reports.device import device_kind
+from reports.environment import PACKAGES, cpu_model
+from reports.store import StoreError, check_writable
+
+OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was looked at."""
+
+    topic: str
+    value: str
+    advice: str = ""
+    """What to do about it; empty where nothing is wrong."""
+
+
+def examine(out: Path) -> list[Line]:
+    """Return what was found; `out` is the folder runs go to."""
+    return [*_versions(), *_devices(), *_numerics(), *_reference(), *_tools(out)]
+
+
+def _versions() -> list[Line]:
+    lines = [Line("python", platform.python_version())]
+    lines += [Line(name, metadata.version(name)) for name in PACKAGES]
+    for name in OPTIONAL:
+        try:
+            lines.append(Line(name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            lines.append(Line(name, "not installed"))
+    return lines
+
+
+def _devices() -> list[Line]:
+    kind, threads = device_kind(), len(os.sched_getaffinity(0))
+    names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
+    device = f"{kind}: {cpu_model() if kind == 'cpu' else names}, {len(jax.devices())}"
+    return [Line("device", device), Line("threads", str(threads))]
+
+
+def _numerics() -> list[Line]:
+    config: Any = jax.config
+    precision = config.jax_default_matmul_precision or "default"
+    x64, tf32 = config.jax_enable_x64, os.environ.get("NVIDIA_TF32_OVERRIDE")
+    flags = os.environ.get("XLA_FLAGS", "")
+    fast = [f for f in flags.split() if "fast_math" in f and not f.endswith("=false")]
+    return [
+        Line("matmul precision", f"{precision}; comparisons ask for highest"),
+        Line(
+            "x64",
+            "on" if x64 else "off",
+            "float32 runs want it off: unset JAX_ENABLE_X64" if x64 else "",
+        ),
+        Line(
+            "TF32",
+            "forced on" if tf32 == "1" else "not forced",
+            "products would lose 13 bits: unset NVIDIA_TF32_OVERRIDE" if tf32 == "1" else "",
+        ),
+        Line(
+            "XLA_FLAGS",
+            flags or "none",
+            f"rounding becomes optional: remove {', '.join(fast)}" if fast else "",
+        ),
+    ]
+
+
+def _reference() -> list[Line]:
+    reason = why_unavailable()
+    live = "can run" if reason is None else f"cannot run: {reason}"
+    lines = [Line("megalodon-hf, live", f"{live}, {identity()}" if reason is None else live)]
+    try:
+        made = read_provenance(FOLDER / "plain.safetensors")
+        lines.append(Line("megalodon-hf, recorded", f"commit {made['commit']}"))
+    except RecordingError as error:
+        lines.append(Line("megalodon-hf, recorded", "unreadable", str(error)))
+    return lines
+
+
+def _tools(out: Path) -> list[Line]:
+    try:
+        check_writable(out)
+        folder = Line("folder of runs", str(out))
+    except StoreError as error:
+        folder = Line("folder of runs", str(out), str(error))
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    ready = "found" if browser and util.find_spec("playwright") else "missing"
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    return [
+        folder,
+        Line("browser tests", f"chromium and playwright {ready}"),
+        Line("compilation cache", cache or "none: every run compiles again"),
+    ]

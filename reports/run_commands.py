@@ -1,0 +1,149 @@
+"""Commands about stored runs: list, compare, gate, report, open; and doctor about the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+runs_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds the runs.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+RUN = "RUN is a folder, an id, the beginning of an id, or `latest`."
+
+
+@click.command("list")
+@runs_option
+@json_option
+def list_command(out: Path, as_json: bool) -> None:
+    """List the stored runs, oldest first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from reports.stored import listed
+
+    runs, unreadable = listed(out)
+    if as_json:
+        lost = [{"folder": str(folder), "why": why} for folder, why in unreadable]
+        click.echo(json.dumps({"runs": [asdict(run) for run in runs], "unreadable": lost}))
+        return
+    table = Table("run", "kind", "device", "reference", "gates", "broken", "planted", box=None)
+    # A run is named by its id, so the id is what must not be cut.
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max((len(run.id) for run in runs), default=0)
+    for run in runs:
+        numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
+        table.add_row(run.id, run.kind, run.device, run.reference, *numbers, run.fault)
+    Console().print(table if runs else f"no runs in {out}")
+    for folder, why in unreadable:
+        click.echo(f"unreadable: {folder.name}: {why}", err=True)
+
+
+@click.command(epilog=RUN)
+@click.argument("run")
+@click.option("--against", metavar="RUN", help="Judge against this run.  [default: its baseline]")
+@runs_option
+@json_option
+@click.pass_context
+def gate(ctx: click.Context, run: str, against: str | None, out: Path, as_json: bool) -> None:
+    """Judge a stored run again; the exit code is the verdict's."""
+    from reports.stored import find_run, judged
+
+    other = find_run(out, against) if against else None
+    _, decision = judged(find_run(out, run), other)
+    _say(ctx, decision, as_json, ())
+
+
+@click.command(epilog=RUN)
+@click.argument("before")
+@click.argument("after")
+@runs_option
+@json_option
+@click.pass_context
+def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: bool) -> None:
+    """Say what changed from one stored run to another; the exit code judges the second."""
+    from reports.stored import change_lines, find_run, judged
+
+    _, decision = judged(find_run(out, after), find_run(out, before))
+    _say(ctx, decision, as_json, change_lines(decision.changes))
+
+
+@click.command(epilog=RUN)
+@click.argument("run")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="Where to write it; the stored run stays as it is.",
+)
+@runs_option
+def report(run: str, page: Path, out: Path) -> None:
+    """Draw the page of a stored run again, by this version."""
+    from reports.stored import find_run, page_of
+
+    text = page_of(find_run(out, run))
+    aside = page.with_name(f".{page.name}.partial")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, page)
+    click.echo(page.resolve())
+
+
+@click.command("open", epilog=RUN)
+@click.argument("run", default="latest")
+@runs_option
+def open_command(run: str, out: Path) -> None:
+    """Open the page of a stored run in the browser."""
+    from reports.store import PAGE
+    from reports.stored import find_run
+
+    page = find_run(out, run) / PAGE
+    if not page.is_file():
+        raise FileNotFoundError(f"{page} not found; `report {run}` draws it again.")
+    click.echo(page.resolve())
+    click.launch(page.resolve().as_uri())
+
+
+@click.command()
+@runs_option
+@json_option
+def doctor(out: Path, as_json: bool) -> None:
+    """Say what this machine would measure with, and what to change."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from reports.doctor import examine
+
+    lines = examine(out)
+    if as_json:
+        click.echo(json.dumps([asdict(line) for line in lines]))
+        return
+    table = Table(box=None, show_header=False)
+    for line in lines:
+        advice = f"[bold red]{line.advice}[/bold red]" if line.advice else ""
+        table.add_row(line.topic, line.value, advice)
+    Console().print(table)
+
+
+def _say(ctx: click.Context, decision: Any, as_json: bool, lines: Any) -> None:
+    from reports.stored import as_document
+
+    if as_json:
+        click.echo(json.dumps(as_document(decision)))
+    else:
+        click.echo("\n".join([f"{decision.word}: {decision.sentence}", *lines]))
+    ctx.exit(int(decision.exit_code))
+
+
+COMMANDS = (list_command, gate, compare, report, open_command, doctor)

@@ -1,0 +1,155 @@
+"""The page in a real browser: it stays within its file, fits every window, and reads at a glance.
+
+Source: spec/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import page_of, written
+from tests.reports.nights import measurement, run
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (320, 768, 1280, 3840)
+PAPER = (718, 1047)
+"""A4 less margins of one centimetre, in CSS pixels at 96 to the inch."""
+
+
+def test_nothing_leaves_the_page_and_nothing_is_logged(visit, broken):
+    page = visit(broken)
+    page.open_details()
+    page.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    page.page.locator("input[type=search]").first.fill("layers")
+    page.page.locator("th button").first.click()
+    page.page.locator(".replay button").first.click()
+    page.page.wait_for_load_state("networkidle")
+    assert page.conduct.all() == []
+
+
+MISCONDUCT = """<!doctype html><title>x</title>
+<link rel=stylesheet href="https://example.invalid/a.css"><img src="http://example.invalid/x.png">
+<script>console.warn("loud"); alert("boo"); fetch("https://example.invalid/f").catch(() => 0);
+throw new Error("wrong")</script>"""
+
+
+def test_misconduct_is_seen(watched, folder):
+    """Negative control: a page that phones, talks, asks and fails is caught at all four."""
+    conduct = watched(written(folder, "misconduct", MISCONDUCT)).conduct
+    asked = "".join(conduct.requests)
+    assert all(name in asked for name in ("a.css", "x.png", "/f"))
+    assert "warning: loud" in conduct.logged
+    assert conduct.errors == ["wrong"]
+    assert conduct.dialogs == ["boo"]
+
+
+def test_the_policy_of_the_page_stops_requests_by_itself(watched, broken):
+    page = watched(broken)
+    script = "fetch('https://example.invalid/').then(() => 'sent', () => 'stopped')"
+    assert page.page.evaluate(script) == "stopped"
+    assert any("Content Security Policy" in line for line in page.conduct.logged)
+
+
+def test_no_window_scrolls_sideways(visit, broken):
+    page = visit(broken)
+    for unfold in (lambda: None, page.open_details):
+        unfold()
+        for width in WIDTHS:
+            assert page.overflow(width) <= 0, width
+
+
+def test_a_page_that_is_too_wide_is_seen(watched, folder):
+    text = "<!doctype html><title>x</title><div style='width: 400px'>x</div>"
+    assert watched(written(folder, "wide", text), width=320).overflow() > 0
+
+
+@pytest.mark.parametrize("kind", ["healthy", "broken"])
+def test_the_first_screen_holds_the_verdict(visit, request, kind):
+    page = visit(request.getfixturevalue(kind)).page
+    for part in ("#word", ".sentence", ".counts", ".overview", ".against", ".overview .spark"):
+        for found in page.locator(part).all():
+            box = found.bounding_box()
+            assert 0 <= box["y"] < box["y"] + box["height"] <= 720, part
+    assert page.locator(".overview .spark").count() == (4 if kind == "broken" else 0)
+
+
+def test_verdict_and_tables_need_no_script(visit, broken):
+    page = visit(broken, java_script_enabled=False).page
+    assert page.locator("#word").inner_text() == "REGRESSED"
+    parts = page.locator(".sentence, .counts dd, main section > .scroll table")
+    assert parts.count() > 15
+    assert all(part.is_visible() for part in parts.all())
+    assert page.locator("input[type=search], th button, .replay button").count() == 0
+    page.locator("summary").first.click()
+    assert page.locator("details .scroll").first.is_visible()
+
+
+def test_the_colours_follow_the_system(visit, healthy):
+    def light(scheme):
+        page = visit(healthy, color_scheme=scheme).page
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, colour.strip("rgb()").split(",")))
+
+    assert light("dark") < 150 < 600 < light("light")
+
+
+def cut(page):
+    """Return the captions of tables that end right of the paper."""
+    return page.evaluate(
+        "[...document.querySelectorAll('table')].filter(t => t.checkVisibility()"
+        " && t.getBoundingClientRect().right > document.documentElement.clientWidth + 1)"
+        ".map(t => t.caption.textContent)"
+    )
+
+
+def on_paper(visit, address, **options):
+    page = visit(address, width=PAPER[0], height=PAPER[1], **options).page
+    page.emulate_media(media="print")
+    return page
+
+
+def test_print_shows_the_verdict_and_the_tables(visit, broken):
+    page = on_paper(visit, broken)
+    for part in page.locator("#word, .sentence, .counts, main section > .scroll table").all():
+        assert part.is_visible()
+    for part in page.locator("nav, input[type=search], .replay button").all():
+        assert not part.is_visible()
+    assert page.pdf(format="A4").startswith(b"%PDF-")
+
+
+def test_print_cuts_no_table(visit, broken):
+    assert cut(on_paper(visit, broken)) == []
+
+
+def test_print_unfolds_what_is_folded(visit, broken):
+    page = on_paper(visit, broken)
+    folded = page.locator("details table")
+    assert folded.count() > 5
+    assert all(table.is_visible() for table in folded.all())
+
+
+def test_print_is_dark_on_white_under_a_dark_system(visit, healthy):
+    page = on_paper(visit, healthy, color_scheme="dark")
+    colour = page.evaluate("getComputedStyle(document.body).color")
+    assert sum(map(int, colour.strip("rgb()").split(","))) < 200
+
+
+def test_an_empty_history_says_so(visit, healthy):
+    page = visit(healthy).page
+    assert "no history yet" in page.locator(".overview").inner_text()
+    assert "no earlier run" in page.locator("#changes").inner_text()
+
+
+def test_an_empty_run_has_a_page_that_fits(visit, folder: Path):
+    page = visit(written(folder, "empty", page_of(run(suites=[]))))
+    assert "Exit code 5" in page.page.locator(".against").inner_text()
+    assert page.overflow(width=320) <= 0
+
+
+def test_one_measurement_fits(visit, folder: Path):
+    page = visit(written(folder, "one", page_of(run(measurement()))), width=320)
+    assert page.page.locator("#word").inner_text() == "PASS"
+    assert page.overflow() <= 0

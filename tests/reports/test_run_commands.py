@@ -1,0 +1,161 @@
+"""Commands about stored runs, and the doctor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from nights import bench, earlier, failing, measurement, run
+
+from parity.recordings import RecordingError
+from reports import doctor as doctor_module
+from reports.cli import main
+from reports.doctor import examine
+from reports.store import write_run
+
+GATE = {"identity": "one"}
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A good night, and one with a failure and a bench after it."""
+    root = tmp_path / "runs"
+    write_run(root, earlier(measurement(**GATE), suites=SUITES, day=18), "<p>old</p>")
+    write_run(root, bench(day=19))
+    write_run(root, run(failing(**GATE), suites=SUITES), "<p>new</p>")
+    return root
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_the_list_tells_kinds_gates_and_failures(runs: Path) -> None:
+    told = json.loads(call("list", "--out", runs, "--json").stdout)
+    assert [(r["kind"], r["gates"], r["broken"]) for r in told["runs"]] == [
+        ("nightly", 1, 0),
+        ("bench", 0, 0),
+        ("nightly", 1, 1),
+    ]
+    assert told["unreadable"] == []
+    assert all(r["id"] in call("list", "--out", runs).output for r in told["runs"])
+
+
+def test_the_list_names_what_it_cannot_read(runs: Path) -> None:
+    broken = sorted(runs.iterdir())[0]
+    (broken / "measurements.parquet").write_bytes(b"PAR1")
+    told = json.loads(call("list", "--out", runs, "--json").stdout)
+    assert len(told["runs"]) == 2
+    assert told["unreadable"][0]["folder"] == str(broken)
+    assert "truncated" in told["unreadable"][0]["why"]
+
+
+def test_an_empty_folder_has_no_runs(tmp_path: Path) -> None:
+    assert "no runs in" in call("list", "--out", tmp_path).output
+
+
+def test_a_gate_judges_again_with_the_codes_of_the_night(runs: Path) -> None:
+    result = call("gate", "latest", "--out", runs)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("REGRESSED: 1 new failure.")
+    assert call("gate", "2026-11-18", "--out", runs).exit_code == 0
+    persisting = call("gate", "latest", "--against", "latest", "--out", runs)
+    assert "1 persisting failure" in persisting.stdout
+
+
+def test_two_runs_are_compared_by_what_changed(runs: Path) -> None:
+    result = call("compare", "2026-11-18", "latest", "--out", runs)
+    assert result.exit_code == 1
+    assert "new failure: logits in baseline (JAX float32 vs oracle): relative L2" in result.stdout
+    back = call("compare", "latest", "2026-11-18", "--out", runs)
+    assert back.exit_code == 0
+    assert "fixed: logits in baseline" in back.stdout
+    document = json.loads(call("compare", "2026-11-18", "latest", "--out", runs, "--json").stdout)
+    assert document["changes"][0]["what"] == "new failure"
+    assert document["exit_code"] == 1
+
+
+def test_a_page_is_drawn_again_beside_the_run_and_not_in_it(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "again.html"
+    assert call("report", "latest", "--out", runs, "--page", page).exit_code == 0
+    assert "REGRESSED" in page.read_text()
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["again.html"]
+    stored = next(p for p in runs.iterdir() if p.name.startswith("2026-11-20"))
+    assert (stored / "report.html").read_text() == "<p>new</p>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gate", "2027"), "no run '2027'"),
+        (("gate", "2026-11"), "several runs begin with '2026-11'"),
+        (
+            ("gate", "2026-11-19"),
+            "expected a nightly, 2026-11-19T12",
+        ),
+        (("compare", "latest", "nothing"), "no run 'nothing'"),
+    ],
+)
+def test_a_run_that_cannot_be_meant_is_a_usage_error(runs: Path, arguments, said: str) -> None:
+    result = call(*arguments, "--out", runs)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_run_is_found_by_its_folder_too(runs: Path, tmp_path: Path) -> None:
+    folder = next(p for p in runs.iterdir() if p.name.startswith("2026-11-18"))
+    assert call("gate", folder, "--out", tmp_path / "elsewhere").exit_code == 0
+
+
+def test_the_page_is_opened(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr("click.launch", opened.append)
+    assert call("open", "--out", runs).exit_code == 0
+    assert opened[0].startswith("file://")
+    assert opened[0].endswith("report.html")
+
+
+def test_the_doctor_tells_what_changes_numbers(tmp_path: Path) -> None:
+    told = {
+        line["topic"]: line
+        for line in json.loads(call("doctor", "--out", tmp_path, "--json").stdout)
+    }
+    for topic in ("jax", "device", "threads", "matmul precision", "x64", "TF32", "XLA_FLAGS"):
+        assert topic in told
+    assert "megalodon-hf, recorded" in told
+    assert "jax" in call("doctor", "--out", tmp_path).output
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "topic"),
+    [
+        ("NVIDIA_TF32_OVERRIDE", "1", "TF32"),
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true", "XLA_FLAGS"),
+    ],
+)
+def test_the_doctor_advises_against_what_spoils_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, topic: str
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    healthy = {line.topic: line.advice for line in examine(tmp_path)}
+    monkeypatch.setenv(name, value)
+    advice = {line.topic: line.advice for line in examine(tmp_path)}
+    assert healthy[topic] == ""
+    assert advice[topic]
+
+
+def test_the_doctor_survives_what_it_is_called_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(path: Path) -> None:
+        raise RecordingError("plain.safetensors is not a readable recording")
+
+    monkeypatch.setattr(doctor_module, "read_provenance", unreadable)
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    advice = {line.topic: line.advice for line in examine(blocked)}
+    assert "not a readable recording" in advice["megalodon-hf, recorded"]
+    assert advice["folder of runs"]

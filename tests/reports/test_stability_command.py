@@ -1,0 +1,166 @@
+"""`megalodon-numerics stability` and `drill`: what they print, and how they end."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+
+from parity.cases import BYTE_LM
+from reports.cli import main
+from stability import drill as drill_module
+from stability.drill import VARIANTS, Plan
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the committed checkpoint, to be spoiled."""
+    for path in BYTE_LM.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def small(tmp_path, **tensors):
+    path = tmp_path / "small.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+def test_the_committed_model_gets_a_ranked_list() -> None:
+    result = run("stability", BYTE_LM)
+    assert result.exit_code == 0, result.output
+    assert "model.layers.*.ffn.norm.weight (4 leaves)" in result.stdout
+    assert "fix: round updates stochastically" in result.stdout
+    assert "probing" in result.stderr
+    assert "probing" not in result.stdout
+
+
+def test_json_and_quiet_leave_nothing_but_the_answer(tmp_path) -> None:
+    path = small(tmp_path, weight=np.ones(64, np.float32))
+    result = run("stability", path, "--json", "--quiet", "--lr", "1e-3")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    told = json.loads(result.stdout)
+    assert told["worst"] == "warning"
+    assert any(r["remedy"] == "stochastic rounding" and r["works"] for r in told["remedies"])
+
+
+def test_a_large_enough_rate_freezes_nothing(tmp_path) -> None:
+    path = small(tmp_path, weight=np.ones(64, np.float32))
+    result = run("stability", path, "--lr", "0.1", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "Nothing found" in result.stdout
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "lion", "muon"])
+def test_every_optimiser_and_format_can_be_asked_about(tmp_path, optimiser) -> None:
+    path = small(tmp_path, weight=np.full((8, 8), 0.5, np.float32))
+    result = run("stability", path, "--optimiser", optimiser, "--format", "float16")
+    assert result.exit_code == 0, result.output
+    assert "float16" in result.stdout
+
+
+def test_a_torch_file_is_read(tmp_path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"norm.weight": torch.ones(64)}, path)
+    result = run("stability", path, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("WARNING norm.weight")
+
+
+def test_training_on_a_text_is_measured() -> None:
+    result = run("stability", BYTE_LM, "--text", BYTE_LM / "heldout.txt")
+    assert result.exit_code == 0, result.output
+    assert "Measured: training on 20 batches." in result.stdout
+
+
+def test_weights_that_are_not_finite_are_an_error(folder) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    result = run("stability", folder, "--quiet")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("ERROR model.norm.weight: 1 of 128 values are NaN or infinite")
+
+
+def test_another_models_names_are_refused(folder) -> None:
+    save_file({"encoder.weight": np.ones(4, np.float32)}, folder / "model.safetensors")
+    result = run("stability", folder)
+    assert result.exit_code == 2
+    assert "not the weights of a Megalodon" in result.output
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"not a checkpoint"])
+def test_an_empty_or_foreign_file_is_refused(tmp_path, content) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    result = run("stability", path)
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("no/such/place",), "no"),
+        ((BYTE_LM, "--lr", "-1"), "must be a positive number"),
+        ((BYTE_LM, "--lr", "nan"), "must be a positive number"),
+        ((BYTE_LM, "--format", "int8"), "unknown storage format 'int8'"),
+        ((BYTE_LM, "--optimiser", "adam"), "is not one of"),
+        ((BYTE_LM, "--text", "no/such/text"), "no text at"),
+    ],
+)
+def test_bad_arguments_end_in_words(arguments, said) -> None:
+    result = run("stability", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_text_too_short_to_train_on_is_refused(tmp_path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"short")
+    result = run("stability", BYTE_LM, "--text", text)
+    assert result.exit_code == 2
+    assert "has 5 bytes, at least" in result.output
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """The training has tests of its own."""
+    asked = []
+
+    def trained(plan, report):
+        asked.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(drill_module, "run", trained)
+    return asked
+
+
+def test_an_interrupted_drill_leaves_the_old_one(tmp_path, no_training) -> None:
+    out = tmp_path / "drill.json"
+    out.write_text("before")
+    result = run("drill", "--out", out, "--steps", 7, "--seed", 3)
+    assert result.exit_code == 3
+    assert no_training == [Plan(steps=7, seed=3)]
+    assert out.read_text() == "before"
+    assert f"training {len(VARIANTS)} variants for 7 steps" in result.stderr
+
+
+def test_a_drill_that_could_not_be_written_is_refused_before_training(
+    tmp_path, no_training
+) -> None:
+    result = run("drill", "--out", tmp_path / "nowhere" / "drill.json")
+    assert result.exit_code == 2
+    assert "there is no folder" in result.output
+    assert no_training == []

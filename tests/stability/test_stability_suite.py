@@ -1,0 +1,87 @@
+"""The suite of a night: a probe that breaks down is named, and hides no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parity.cases import BYTE_LM
+from stability import suite
+from stability.dtype_audit import read_golden
+from stability.findings import Severity
+from stability.suite import Checkpoint, Probed, run
+
+CHECKPOINT = Checkpoint(BYTE_LM, BYTE_LM / "heldout.txt")
+
+
+def says(*answer):
+    return lambda checkpoint, model, said: answer
+
+
+def breaks(checkpoint, model, said):
+    raise RuntimeError("out of luck")
+
+
+@pytest.mark.parametrize("broken", ["first", "second", "third"])
+def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broken) -> None:
+    probes = dict.fromkeys(("first", "second", "third"), says([], {"rows": 1}))
+    monkeypatch.setattr(suite, "PROBES", probes | {broken: breaks})
+    said = run(CHECKPOINT, None)
+    assert said.executed == 2
+    assert said.failures == [f"{broken}: RuntimeError: out of luck"]
+    assert broken not in said.shown
+
+
+def test_remedies_without_survival_are_a_failure(monkeypatch) -> None:
+    probes = {"survival": breaks, "remedies": suite.PROBES["remedies"]}
+    monkeypatch.setattr(suite, "PROBES", probes)
+    said = run(CHECKPOINT, None)
+    assert said.executed == 0
+    assert [f.partition(":")[0] for f in said.failures] == ["survival", "remedies"]
+
+
+def test_a_drill_that_cannot_be_read_is_a_failure(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(suite, "PROBES", {"drill": suite.PROBES["drill"]})
+    assert run(CHECKPOINT, None).failures == []
+
+    def missing():
+        raise ValueError("drill drill.json cannot be read")
+
+    monkeypatch.setattr(suite, "read_drill", missing)
+    assert run(CHECKPOINT, None).failures == ["drill: ValueError: drill drill.json cannot be read"]
+
+
+def golden(monkeypatch, change=lambda rows: rows, reason=None):
+    def audit(*, compiled):
+        assert not compiled
+        return change([r for r in read_golden("float32").rows if r.view == "jaxpr"])
+
+    def torch():
+        return read_golden("torch_autocast").rows
+
+    monkeypatch.setattr(suite, "PROGRAMS", {"float32": audit, "torch_autocast": torch})
+    monkeypatch.setattr(suite, "why_unavailable", lambda: reason)
+    found, _ = suite.PROBES["dtypes against golden"](CHECKPOINT, None, Probed())
+    return found
+
+
+def test_audits_equal_to_the_committed_ones_are_ok_and_say_what_is_left_out(monkeypatch) -> None:
+    found = golden(monkeypatch)
+    assert {f.severity for f in found} == {Severity.OK, Severity.NOTE}
+    assert [f.subject for f in found if f.metric == "not_compared"] == ["float32"]
+
+
+def test_a_row_in_another_dtype_is_a_warning(monkeypatch) -> None:
+    def narrowed(rows):
+        return [replace(rows[0], output="bfloat16", inputs=("bfloat16",)), *rows[1:]]
+
+    found = golden(monkeypatch, narrowed)
+    assert Severity.WARNING in {f.severity for f in found}
+
+
+def test_a_reference_that_is_not_there_is_said(monkeypatch) -> None:
+    found = golden(monkeypatch, reason="torch is not installed")
+    told = [f.message for f in found if f.subject == "torch_autocast"]
+    assert len(told) == 1
+    assert "torch is not installed" in told[0]
