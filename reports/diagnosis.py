@@ -1,4 +1,4 @@
-"""The diagnosis of a user's checkpoint, for the terminal. Source: issue 5, purpose."""
+"""The diagnosis of a user's checkpoint, for the terminal. Source: spec/stability.md."""
 
 from __future__ import annotations
 
