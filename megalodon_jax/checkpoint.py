@@ -6,7 +6,7 @@
     manifest.json          schema, versions, step, dtype policy; per tensor shape, dtype, sha256
 
 A folder is written beside its place and then swapped in; loading refuses whatever differs from the
-manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source: issue 3, item 5.
+manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source: spec/api.md.
 """
 
 from __future__ import annotations

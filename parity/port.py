@@ -14,6 +14,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -162,25 +163,26 @@ class _Side:
         """Return marks and output; with `rng`, everything moved by what rounding does to it."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (self._cast(tree, dtype, rng) for tree in (self.model, self.inputs))
-            params, static = eqx.partition(model, eqx.is_array)
             offsets = {}
             if rng is not None and exact is not None:
                 offsets = {n: jnp.asarray(jitter.moved(a, rng) - a) for n, a in exact.items()}
             held = {n: jnp.asarray(a, dtype) for n, a in (forced or {}).items() if n != OUTPUT}
+            found = _compiled(self.function, model, inputs, offsets, held)
+            return {name: np.asarray(found[name]) for name in self.order}
 
-            def call(params: Any, inputs: Any) -> Any:
-                return self.function(eqx.combine(params, static), *inputs)
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Names of the marks as they are computed; a compiled function returns them by alphabet."""
+        found: list[str] = []
 
-            order: list[str] = []
+        def note(model: Any, inputs: Any) -> Any:
+            marked = _marked(self.function, model, inputs, {}, {})
+            found.extend(marked)
+            return marked
 
-            def watching(params: Any, inputs: Any) -> Any:
-                output, taps = capture(call, offsets=offsets, forced=held)(params, inputs)
-                # A compiled function returns a dictionary by the alphabet.
-                order.extend([*taps, OUTPUT])
-                return taps | {OUTPUT: output + offsets.get(OUTPUT, 0.0)}
-
-            found = jax.jit(watching)(params, inputs)
-            return {name: np.asarray(found[name]) for name in order}
+        arrays = (self._cast(tree, "float32", None) for tree in (self.model, self.inputs))
+        eqx.filter_eval_shape(note, *arrays)
+        return tuple(found)
 
     def _cast(self, tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:
         def cast(x: Any) -> Any:
@@ -193,6 +195,21 @@ class _Side:
             return jnp.asarray(wide, dtype)
 
         return jax.tree.map(cast, tree)
+
+
+def _marked(
+    function: Callable[..., Any], model: Any, inputs: Any, offsets: Any, held: Any
+) -> dict[str, Any]:
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def call(params: Any, inputs: Any) -> Any:
+        return function(eqx.combine(params, static), *inputs)
+
+    output, taps = capture(call, offsets=offsets, forced=held)(params, inputs)
+    return taps | {OUTPUT: output + offsets.get(OUTPUT, 0.0)}
+
+
+_compiled = eqx.filter_jit(_marked)
 
 
 def _floating(x: Any) -> bool:

@@ -93,7 +93,7 @@ FAULTS = (
         model,
         "checkpoint_name",
         _rounded_logits,
-        uncached,
+        shows=uncached,
     ),
     _fault(
         "residual_in_bfloat16",

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,15 @@ class Golden:
 def versions_now(name: str) -> dict[str, str]:
     """Return the versions a table made now would record."""
     if name.startswith("torch"):
-        from importlib import metadata
-
-        return {package: metadata.version(package) for package in ("torch", "megalodon-hf")}
+        return {package: _version(package) for package in ("torch", "megalodon-hf")}
     return {"jax": jax.__version__, "platform": jax.default_backend()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def read_golden(name: str, folder: Path = FOLDER) -> Golden:
