@@ -60,16 +60,9 @@ def test_every_step_sees_another_batch():
     assert np.array_equal(np.roll(first.ids, 2, axis=1), third.ids)
 
 
-@pytest.mark.parametrize(
-    ("change", "stage"),
-    [
-        ({"weight_decay": 0.0}, "step1/drift/"),
-        ({"beta2": 0.999}, "step1/nu/"),
-        ({"beta1": 0.8}, "step1/mu/"),
-    ],
-)
-def test_a_hyperparameter_of_one_side_is_found_where_it_acts(exact, monkeypatch, change, stage):
-    hyper = dataclasses.replace(trajectory.HYPER, **change)
+def test_a_hyperparameter_of_one_side_is_found_where_it_acts(exact, monkeypatch):
+    """The others are in the catalogue of faults."""
+    hyper = dataclasses.replace(trajectory.HYPER, beta2=0.999)
     monkeypatch.setattr(trajectory, "HYPER", hyper)
     jax.clear_caches()
     actual = JaxSubject("float64").run(SHORT)
@@ -78,4 +71,4 @@ def test_a_hyperparameter_of_one_side_is_found_where_it_acts(exact, monkeypatch,
     found = first_divergence(rows)
     assert found is not None
     assert found.verdict is Verdict.FAIL
-    assert found.quantity.startswith(stage)
+    assert found.quantity.startswith("step1/nu/")
