@@ -127,8 +127,8 @@ def build_model(
         source: what to call the tensors in an error.
 
     Raises:
-        ValueError: tensors are missing, unexpected, mis-shaped, or a tied head differs from the
-            embedding. Every problem is listed in the one error.
+        ValueError: tensors are missing, unexpected, mis-shaped or not floating-point, or a tied
+            head differs from the embedding. Every problem is listed in the one error.
     """
     table = weight_table(config)
     given = {n: t for n, t in tensors.items() if not n.endswith("inner.rope.inv_freq")}
@@ -146,6 +146,11 @@ def _check(config, table, given: Mapping[str, np.ndarray], source: str) -> None:
         f"{n} has shape {tuple(given[n].shape)}, expected {expected[n]}"
         for n in expected
         if n in given and tuple(given[n].shape) != expected[n]
+    ]
+    problems += [
+        f"{n} holds {given[n].dtype}, expected floating-point numbers"
+        for n in sorted(allowed & set(given))
+        if not jnp.issubdtype(given[n].dtype, jnp.floating)
     ]
     if config.tied and HEAD in given and EMBEDDING in given and not problems:
         head, embed = np.asarray(given[HEAD]), np.asarray(given[EMBEDDING])

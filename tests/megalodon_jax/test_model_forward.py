@@ -14,7 +14,7 @@ import pytest
 from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.layers.dropout import dropout
 from megalodon_jax.precision import audit_sensitive_param_dtypes
-from megalodon_jax.weights import EMBEDDING, HEAD, named_leaves
+from megalodon_jax.weights import EMBEDDING, HEAD, named_leaves, replace_leaves
 from parity import oracle
 from tests.helpers import (
     EXACT,
@@ -46,6 +46,11 @@ def wide_model() -> MegalodonForCausalLM:
 
 def wide_logits(ids: np.ndarray = IDS, mask: np.ndarray = ALL) -> np.ndarray:
     return np.asarray(logits_of(wide_model(), jnp.asarray(ids), jnp.asarray(mask)))
+
+
+@eqx.filter_jit
+def hidden_of(model, ids, mask):
+    return model.model(ids, mask)[0]
 
 
 @pytest.mark.usefixtures("x64")
@@ -86,6 +91,18 @@ def test_what_stands_at_masked_positions_does_not_matter() -> None:
     other = np.where(mask, IDS, IDS % (V - 1) + 1).astype(np.int32)
     assert rel_l2(wide_logits(other, mask)[mask], wide_logits(IDS, mask)[mask]) <= EXACT
     assert rel_l2(wide_logits(other)[mask], wide_logits()[mask]) > EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_not_even_a_nan_at_a_masked_position_reaches_the_others() -> None:
+    mask = np.tile(np.arange(L) != 5, (B, 1))
+    ids = np.where(mask, IDS % (V - 1), V - 1).astype(np.int32)
+    model = wide_model()
+    poisoned = replace_leaves(model, {EMBEDDING: model.model.embed.weight.at[V - 1].set(jnp.nan)})
+    hidden = hidden_of(poisoned, jnp.asarray(ids), jnp.asarray(mask))
+    assert np.all(np.isnan(hidden[:, 5]))
+    healthy = hidden_of(model, jnp.asarray(ids), jnp.asarray(mask))
+    assert rel_l2(hidden[mask], healthy[mask]) <= EXACT
 
 
 @pytest.mark.usefixtures("x64")

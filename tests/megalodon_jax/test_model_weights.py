@@ -145,15 +145,17 @@ def test_building_reports_every_problem_in_one_error() -> None:
     del weights["model.layers.0.attn.beta"]
     weights["model.layers.1.attn.wz.weight"] = np.zeros((3, 3), np.float32)
     weights["model.layers.2.ffn.fc1.bias"] = np.zeros(4, np.float32)
+    weights["model.layers.0.attn.gamma"] = np.zeros((2, 8), np.int32)
     with pytest.raises(ValueError) as raised:
         build_model(config, weights, source="checkpoint.bin")
     message = str(raised.value)
-    assert message.startswith("checkpoint.bin does not fit the configuration, 4 problem(s)")
+    assert message.startswith("checkpoint.bin does not fit the configuration, 5 problem(s)")
     for problem in (
         "missing model.norm.bias (8,)",
         "missing model.layers.0.attn.beta (2, 8)",
         "model.layers.1.attn.wz.weight has shape (3, 3), expected (8, 8)",
         "unexpected model.layers.2.ffn.fc1.bias (4,)",
+        "model.layers.0.attn.gamma holds int32, expected floating-point numbers",
     ):
         assert problem in message
 
