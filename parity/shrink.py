@@ -53,16 +53,20 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
             "Plant a fault with --fault, or name a case that fails."
         )
     wanted, forward_only = _tap(found), found.quantity in stages(case.config) and not case.cuts
-    smaller = True
-    while smaller:
-        smaller = False
+    # What made the failure go away once is not tried again on each smaller case.
+    held: set[str] = set()
+    while True:
         for change, candidate in _candidates(case):
+            if change in held:
+                continue
             again = _try(candidate, forward_only)
             if again is not None and _tap(again) == wanted:
                 report(f"  {change}: still fails at {again.quantity}")
-                case, found, smaller = candidate, again, True
+                case, found = candidate, again
                 break
-    return case, found
+            held.add(change)
+        else:
+            return case, found
 
 
 def _try(case: Case, forward_only: bool) -> Measurement | None:
@@ -80,7 +84,7 @@ def _tap(found: Measurement) -> str:
 def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
     """Yield smaller cases, the boldest change of each dimension first."""
     sizes = {**SMALL, **case.overrides}
-    if case.checkpoint is None and sizes != LEAST | sizes:
+    if case.checkpoint is None and sizes != sizes | LEAST:
         least = dataclasses.replace(case, batch_size=1, overrides={**case.overrides, **LEAST})
         yield "everything smallest", least
         yield "1 layer", _override(case, "num_layers", 1)

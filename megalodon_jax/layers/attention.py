@@ -131,7 +131,7 @@ class ChunkedAttention(eqx.Module):
         whole = L // C * C
         if mask is not None:
             # A weight of 0 does not silence a padding token that is not finite: 0 * NaN is NaN.
-            k, v = (jnp.where(mask[..., None, None], a, 0) for a in (k, v))
+            k, v = (jnp.where(mask[..., None, None], a, 0.0) for a in (k, v))
         keys = split_key(key, 2)
         parts = []
         if whole:

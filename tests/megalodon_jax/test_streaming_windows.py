@@ -30,7 +30,7 @@ from streams import (
 )
 
 from megalodon_jax import AttentionCache, LayerCache, ModelCache, init_cache, trim_cache
-from megalodon_jax.layers import ChunkedAttention
+from megalodon_jax.layers import ChunkedAttention, attention
 from megalodon_jax.types import grown_cache
 from tests.helpers import EXACT, logits_of, rel_l2, tiny
 
@@ -177,20 +177,27 @@ def test_an_unbounded_stream_does_not_see_what_was_trimmed_when_it_grows_again()
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("position", [31, 32, 127, 128, 510, 511, 512])
-def test_a_long_chunk_is_read_only_as_far_as_it_is_filled(position: int) -> None:
-    """Around every size of the ring's front: one token against the whole text at once."""
-    config = tiny(chunk_size=512).with_dtype("float64")
-    layer, length = ChunkedAttention(config), position + 1
+def test_a_long_chunk_is_read_only_as_far_as_it_is_filled(monkeypatch) -> None:
+    """The ring's front has sizes of its own from one stripe on: token by token, past a chunk."""
+    monkeypatch.setattr(attention, "STRIPE", 16)
+    config = tiny(chunk_size=32).with_dtype("float64")
+    layer, length = ChunkedAttention(config), 34
     rng = np.random.default_rng(4)
     q, k = jnp.asarray(rng.standard_normal((2, 1, length, config.num_heads, config.head_dim)))
     v = jnp.asarray(rng.standard_normal((1, length, config.num_heads, config.value_head_dim)))
-    whole, _ = layer(q, k, v)
-    _, ring = layer(q[:, :-1], k[:, :-1], v[:, :-1], None, None, True)
-    last, _ = layer(q[:, -1:], k[:, -1:], v[:, -1:], None, ring, True)
-    assert rel_l2(last, whole[:, -1:]) <= EXACT
-    if position % 512:
-        forgotten = ring.v.at[:, position - 1].set(0.0)
-        ring = AttentionCache(ring.k, forgotten, ring.count, ring.first)
-        last, _ = layer(q[:, -1:], k[:, -1:], v[:, -1:], None, ring, True)
-        assert rel_l2(last, whole[:, -1:]) > EXACT
+    whole = np.asarray(eqx.filter_jit(layer)(q, k, v)[0])
+
+    @eqx.filter_jit
+    def token(t, ring):
+        parts = (jax.lax.dynamic_slice_in_dim(a, t, 1, axis=1) for a in (q, k, v))
+        return layer(*parts, None, ring, True)
+
+    ring = layer.empty_ring(1, length)
+    for t in range(length):
+        before = (t - 1) % 32
+        forgotten = AttentionCache(ring.k, ring.v.at[:, before].set(0.0), ring.count, ring.first)
+        out, after = token(jnp.asarray(t), ring)
+        assert rel_l2(out, whole[:, [t]]) <= EXACT, t
+        if t % 32:
+            assert rel_l2(token(jnp.asarray(t), forgotten)[0], whole[:, [t]]) > EXACT, t
+        ring = after
