@@ -61,8 +61,7 @@ def gate(ctx: click.Context, run: str, against: str | None, out: Path, as_json: 
     from reports.stored import find_run, judged
 
     other = find_run(out, against) if against else None
-    _, decision = judged(find_run(out, run), other)
-    _say(ctx, decision, as_json, ())
+    _say(ctx, judged(find_run(out, run), other).decision, as_json, ())
 
 
 @click.command(epilog=RUN)
@@ -75,7 +74,7 @@ def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: boo
     """Say what changed from one stored run to another; the exit code judges the second."""
     from reports.stored import change_lines, find_run, judged
 
-    _, decision = judged(find_run(out, after), find_run(out, before))
+    decision = judged(find_run(out, after), find_run(out, before)).decision
     _say(ctx, decision, as_json, change_lines(decision.changes))
 
 
