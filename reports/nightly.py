@@ -213,13 +213,15 @@ def run_parity(
     """
     suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
     triangle = Suite(reference, device=device_kind())
+    replay = Suite(reference, device=device_kind())
     floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
     measurements: list[Measurement] = []
     for turn, case in enumerate(cases):
         step(turn)
         start = time.perf_counter()
         try:
-            rows = replayed(*(list(triangle.case(case, floors)) for _ in range(2)))
+            rows = list(triangle.case(case, floors))
+            rows = replayed(rows, list(replay.case(case, floors)))
         except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
             suite.reason = f"case {case.name}: {type(error).__name__}: {error}"[:400]
             report(f"  {case.name}: did not finish: {suite.reason}")

@@ -15,7 +15,6 @@ from reports.document import derived
 from reports.schema import MANIFEST, RunKind, StoreError, kind_of
 from reports.store import Run, read_run
 
-
 SEAMS_PART, PROBES_PART = "(seams)", "(probes)"
 """Parts of a nightly's plan that are no case; no case can be named so."""
 SUITE_OF = {SEAMS_PART: "seams", PROBES_PART: "stability"}

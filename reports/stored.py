@@ -5,10 +5,13 @@ Source: spec/reports.md "Store", "Comparability" and "Command line".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from parity.results import Verdict
 from reports import goldens
@@ -188,9 +191,9 @@ def as_document(decision: Decision) -> dict[str, Any]:
                 "edge": change.edge,
                 "quantity": change.quantity,
                 "metric": change.metric,
-                "before": _finite(change.before),
-                "now": _finite(change.now),
-                "tolerance": _finite(change.tolerance),
+                "before": finite(change.before),
+                "now": finite(change.now),
+                "tolerance": finite(change.tolerance),
                 "note": change.note,
             }
             for change in decision.changes
@@ -198,6 +201,8 @@ def as_document(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _finite(value: float | None) -> float | None:
-    # JSON has no NaN; one that was written anyway could not be read back elsewhere.
-    return value if value is not None and abs(value) < float("inf") else None
+def finite(value: Any) -> Any:
+    """Return a value fit for JSON, which has no NaN: one written anyway is unreadable elsewhere."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [finite(v) for v in value] if isinstance(value, list | np.ndarray) else value
