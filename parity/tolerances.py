@@ -64,8 +64,8 @@ NOISE_MADS = 5.0
 NOISE_FLOOR = 1.05
 """... and the factor it may always be away: spec/reports.md, 5 %."""
 DRIFT_TYPICAL = 1.3
-"""Factor by which a group's geometric mean may leave the blessed one. docs/verdicts.md measures what
-that finds, and how often it is a false alarm."""
+"""Factor by which a group's geometric mean may leave the blessed one; docs/verdicts.md says what
+that finds, and how often falsely."""
 DRIFT_WORST = 2.0
 """... and the worst gate of the group: one small tensor varies more than a mean does."""
 DRIFT_SHARE = 0.01

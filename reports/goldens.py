@@ -12,7 +12,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from reports.store import Run
 FOLDER = Path(__file__).parent / "goldens"
 SCHEMA = 1
 RECENT = 7
-"""Newest values whose median stands for a gate that does not repeat, today's included."""
+"""Newest values that stand for a gate that does not repeat, today's included."""
 # A scalar's error may be zero by luck: only what averages over many elements has a level.
 _KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 
@@ -78,24 +78,28 @@ class Drift:
         return self.now > self.before
 
 
-def levels(rows: Iterable[Measurement], past: Mapping[Key, Past]) -> dict[Group, Level]:
+Settle = Callable[[Sequence[float]], float]
+
+
+def levels(
+    rows: Iterable[Measurement], past: Mapping[Key, Past], settle: Settle = statistics.median
+) -> dict[Group, Level]:
     """Return the level of every group of gates of a run.
 
-    A gate that does not repeat counts with the median of its `RECENT` newest values, and every gate
-    with at least `DRIFT_SHARE` of its tolerance.
+    A gate that does not repeat counts with what `settle` makes of its `RECENT` newest values, and
+    every gate with at least `DRIFT_SHARE` of its tolerance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
         if m.kind in _KINDS and m.tolerance > 0 and math.isfinite(m.value):
             groups.setdefault((m.case, m.edge, m.kind.value, m.metric), []).append(m)
-    return {group: _level(gates, past) for group, gates in sorted(groups.items())}
+    return {group: _level(gates, past, settle) for group, gates in sorted(groups.items())}
 
 
-def _level(gates: list[Measurement], past: Mapping[Key, Past]) -> Level:
+def _level(gates: list[Measurement], past: Mapping[Key, Past], settle: Settle) -> Level:
     def value(m: Measurement) -> float:
         seen = past.get((m.case, m.edge, m.quantity, m.metric), Past()).values
-        settled = statistics.median((*seen[-(RECENT - 1) :], m.value))
-        return max(settled, DRIFT_SHARE * m.tolerance)
+        return max(settle((*seen[1 - RECENT :], m.value)), DRIFT_SHARE * m.tolerance)
 
     values = [value(m) for m in gates]
     identities = repr(sorted(m.identity for m in gates)).encode()
@@ -134,7 +138,11 @@ def comparable(now: Mapping[Group, Level], golden: Golden) -> int:
 
 
 def golden_of(run: Run, past: Mapping[Key, Past], reason: str, blessed: str) -> Golden:
-    """Return the golden that pins `run`."""
+    """Return the golden that pins `run`.
+
+    Of a gate that does not repeat it pins the largest recent value: whoever blesses accepts what
+    was seen, and an error that jumps between two modes has no median to hold it to.
+    """
     manifest = run.manifest
     reference = manifest.get("reference") or {}
     return Golden(
@@ -145,7 +153,7 @@ def golden_of(run: Run, past: Mapping[Key, Past], reason: str, blessed: str) -> 
         device=manifest.get("device") or {},
         versions=manifest.get("versions") or {},
         reference={name: reference.get(name) for name in ("kind", "commit")},
-        groups=levels(run.measurements, past),
+        groups=levels(run.measurements, past, max),
     )
 
 

@@ -103,9 +103,15 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_
     is_flag=True,
     help="Merge although shards are missing; the verdict will be INCOMPLETE.",
 )
+@click.option(
+    "--mixed-machines",
+    "mixed",
+    is_flag=True,
+    help="Merge shards of several machines; no value of the run is then held to repeat elsewhere.",
+)
 @runs_option
 @quiet_option
-def merge(folders: tuple[Path, ...], partial: bool, out: Path, quiet: bool) -> None:
+def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quiet: bool) -> None:
     """Make one run of the shards of a nightly, with its page, and print its folder.
 
     Shards must be whole, each there once, and made by one commit in one environment; what is not is
@@ -117,7 +123,7 @@ def merge(folders: tuple[Path, ...], partial: bool, out: Path, quiet: bool) -> N
 
     found = find_shards(folders)
     report(f"merging {len(found)} shards")
-    outcome = store(out, merged(found, partial), report)
+    outcome = store(out, merged(found, partial, mixed), report)
     click.echo(outcome.folder.resolve())
 
 

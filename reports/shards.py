@@ -5,7 +5,7 @@ Source: spec/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,14 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def merged(folders: Sequence[Path], partial: bool = False) -> Run:
+def merged(folders: Sequence[Path], partial: bool = False, mixed: bool = False) -> Run:
     """Return the nightly that shards are the parts of.
 
     Args:
         folders: One folder per shard, in any order.
         partial: Accept that shards are missing: what they planned counts as not run.
+        mixed: Accept several machines of one class of device: the run names all of them, so that no
+            value of it is ever held to repeat elsewhere.
 
     Raises:
         StoreError: a folder holds no shard; two hold the same one or the same measurement; one is
@@ -87,7 +89,7 @@ def merged(folders: Sequence[Path], partial: bool = False) -> Run:
     shards = sorted((_shard(folder) for folder in folders), key=lambda pair: pair[0].index)
     first = shards[0][1]
     for _, other in shards[1:]:
-        _check_alike(first, other)
+        _check_alike(first, other, mixed)
     _check_once(shards)
     indices = {shard.index for shard, _ in shards}
     count = shards[0][0].count
@@ -113,8 +115,10 @@ def _shard(folder: Path) -> tuple[Shard, Run]:
     return Shard(**run.manifest["shard"]), run
 
 
-def _check_alike(first: Run, other: Run) -> None:
-    differs = list(environment_diff(other, first))
+def _check_alike(first: Run, other: Run, mixed: bool) -> None:
+    same = _machine(first.manifest) if mixed else {}
+    same = {name: part for name, part in same.items() if _class(first) == _class(other)}
+    differs = list(environment_diff(Run({**other.manifest, **same}), first))
     for part in ("commit", "dirty", "plan", "selected", "fault", "checkpoint"):
         then, now = first.manifest.get(part), other.manifest.get(part)
         if then != now:
@@ -127,6 +131,23 @@ def _check_alike(first: Run, other: Run) -> None:
             f"expected shards of one nightly, but {other.id} differs from {first.id}: "
             f"{'; '.join(differs)}. Merge runs of one commit, made alike"
         )
+
+
+def _class(run: Run) -> object:
+    return (run.manifest.get("device") or {}).get("kind")
+
+
+def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: manifest.get(name) for name in ("device", "threads")}
+
+
+def _machines(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return device and threads of all of `runs`, as one where they are one."""
+    names = dict.fromkeys(str(run.manifest["device"]["name"]) for run in runs)
+    threads = dict.fromkeys(run.manifest["threads"] for run in runs)
+    device = {**runs[0].manifest["device"], "name": " + ".join(names)}
+    every = next(iter(threads)) if len(threads) == 1 else " + ".join(map(str, threads))
+    return {"device": device, "threads": every}
 
 
 def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
@@ -146,6 +167,7 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> dict[str, Any]:
     shown = next((run.manifest["stability"] for run in runs if run.manifest["stability"]), {})
     return {
         **{name: value for name, value in oldest.items() if name not in ("shard", "plan")},
+        **_machines(runs),
         "kind": RunKind.NIGHTLY.value,
         "id": oldest["id"].partition("-shard-")[0],
         "durations": _summed(run.manifest["durations"] for run in runs),
