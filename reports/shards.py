@@ -142,12 +142,15 @@ def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _machines(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return device and threads of all of `runs`, as one where they are one."""
-    names = dict.fromkeys(str(run.manifest["device"]["name"]) for run in runs)
-    threads = dict.fromkeys(run.manifest["threads"] for run in runs)
-    device = {**runs[0].manifest["device"], "name": " + ".join(names)}
-    every = next(iter(threads)) if len(threads) == 1 else " + ".join(map(str, threads))
-    return {"device": device, "threads": every}
+    """Return device and threads of all of `runs`: one machine's, or every shard's in order, so that
+    the same work on another of the machines is another environment.
+    """
+    machines = [_machine(run.manifest) for run in runs]
+    if all(machine == machines[0] for machine in machines):
+        return machines[0]
+    names = " + ".join(str((machine["device"] or {}).get("name")) for machine in machines)
+    threads = " + ".join(str(machine["threads"]) for machine in machines)
+    return {"device": {**machines[0]["device"], "name": names}, "threads": threads}
 
 
 def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
