@@ -42,7 +42,7 @@ class Blessing:
         return said
 
 
-def bless(folder: Path, reason: str, goldens_folder: Path = goldens.FOLDER) -> Blessing:
+def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Blessing:
     """Pin a stored nightly as the one that later nights may not drift from.
 
     Raises:

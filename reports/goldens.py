@@ -24,6 +24,7 @@ from reports.schema import StoreError
 from reports.store import Run
 
 FOLDER = Path(__file__).parent / "goldens"
+"""Where goldens lie, unless another folder is named."""
 SCHEMA = 1
 RECENT = 7
 """Newest values that stand for a gate that does not repeat, today's included."""
@@ -157,22 +158,22 @@ def golden_of(run: Run, past: Mapping[Key, Past], reason: str, blessed: str) -> 
     )
 
 
-def file_of(manifest: Mapping[str, Any], folder: Path = FOLDER) -> Path:
+def file_of(manifest: Mapping[str, Any], folder: Path | None = None) -> Path:
     """Return where the golden of a run's class of device lies."""
-    return folder / f"{(manifest.get('device') or {}).get('kind', 'unknown')}.json"
+    return (folder or FOLDER) / f"{(manifest.get('device') or {}).get('kind', 'unknown')}.json"
 
 
-def blessed(folder: Path = FOLDER) -> set[str]:
+def blessed(folder: Path | None = None) -> set[str]:
     """Return the ids of all blessed runs."""
     found = set()
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted((folder or FOLDER).glob("*.json")):
         golden = load({"device": {"kind": path.stem}}, folder)
         if golden is not None:
             found.add(golden.run)
     return found
 
 
-def load(manifest: Mapping[str, Any], folder: Path = FOLDER) -> Golden | None:
+def load(manifest: Mapping[str, Any], folder: Path | None = None) -> Golden | None:
     """Return the golden that a run is held against, None where nobody blessed one yet.
 
     Raises:

@@ -17,18 +17,25 @@ from reports.query import Table
 from reports.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.store import Stored, list_runs, parse_manifest, without_copies
 
-# Different work is never joined: of each gate only the newest identity is followed.
+LATEST = 14
+"""Newest runs that a gate must be in to be among those that are listed."""
+# Different work is never joined: of each gate only the newest identity is followed. The gates are
+# chosen in the newest runs first, because grouping a year of everything takes seconds.
 _GATES = """
 SELECT "case", edge, quantity, metric, count(*) AS runs, arg_min(value, created) AS first,
        median(value) AS median, arg_max(value, created) AS last,
        arg_max(tolerance, created) AS tolerance, arg_max(fraction, created) AS share,
-       list(value ORDER BY created)[-24:] AS recent, max(created) AS seen
-FROM measurements JOIN runs USING (run)
-WHERE NOT isnan(tolerance) AND ($case IS NULL OR "case" = $case)
-GROUP BY "case", edge, quantity, metric, identity
-QUALIFY row_number() OVER (PARTITION BY "case", edge, quantity, metric ORDER BY seen DESC) = 1
+       list(value ORDER BY created)[-24:] AS recent
+FROM measurements JOIN runs USING (run) JOIN (
+    SELECT "case", edge, quantity, metric, arg_max(identity, created) AS identity
+    FROM measurements JOIN runs USING (run)
+    WHERE created >= $since AND NOT isnan(tolerance) AND ($case IS NULL OR "case" = $case)
+    GROUP BY ALL
+    ORDER BY arg_max(fraction, created) DESC, "case", edge, quantity, metric
+    LIMIT $most
+) AS latest USING ("case", edge, quantity, metric, identity)
+GROUP BY "case", edge, quantity, metric
 ORDER BY share DESC, "case", edge, quantity, metric
-LIMIT $most
 """
 _ONE = """
 SELECT id, created, edge, metric, value, tolerance, fraction AS share, verdict, deterministic,
@@ -75,6 +82,8 @@ def look_back(
     values: dict[str, Any] = {"case": case, "most": most}
     if quantity is not None:
         values["quantity"] = quantity
+    else:
+        values["since"] = min((m["created"] for m, _ in runs[-LATEST:]), default="")
     with Table([file for _, file in runs]) as table:
         table.database.register("runs", _manifests([manifest for manifest, _ in runs]))
         answer, broken = table.ask(_ONE if quantity is not None else _GATES, **values)
@@ -121,6 +130,8 @@ def _matched(pattern: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple
             f"expected run folders at {pattern}, but DuckDB says: {error}. Give a folder of runs, "
             "or a pattern of run folders that DuckDB can read"
         ) from error
+    if not texts:
+        raise StoreError(f"expected run folders at {pattern}, and nothing matches")
     readable: list[Stored] = []
     places: dict[Path, str] = {}
     unreadable: list[tuple[Path, str]] = []

@@ -24,6 +24,10 @@ from reports.text import contrast, count, edge_name, metric_name
 from reports.verdicts import Decision, decide
 
 _COUNTS = "SELECT run, verdict, count(*) AS rows FROM measurements GROUP BY ALL"
+_NO_VERDICT = {
+    RunKind.BENCH: "its numbers are on the next nightly's page",
+    RunKind.SHARD: "`merge` it with the others first",
+}
 SHOWN = 20
 """Changes that are listed in the terminal."""
 
@@ -46,15 +50,17 @@ class Listed:
 def find_run(root: Path, name: str) -> Path:
     """Return the folder of a run: a path, its id, the beginning of its id, `latest` or `blessed`.
 
+    `latest` is the newest run that has a verdict: a bench or a shard has none.
+
     Raises:
         StoreError: there is none, or several begin so.
     """
     if (Path(name) / MANIFEST).is_file():
         return Path(name)
     stored, _ = list_runs(root)
-    if name == "latest" and stored:
-        return stored[-1].folder
-    if name == "blessed":
+    if name == "latest":
+        found = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
+    elif name == "blessed":
         ids = goldens.blessed()
         found = [run.folder for run in stored if run.manifest["id"] in ids][-1:]
     else:
@@ -107,19 +113,14 @@ class Judged:
     history: History
 
 
-def judge(root: Path, run: Run, folder: Path | None = None) -> Judged:
+def judge(root: Path, run: Run) -> Judged:
     """Return a run's verdict by its history under `root` and by the golden of its device.
-
-    Args:
-        root: Folder of runs.
-        run: What was measured.
-        folder: Where goldens lie; those of this installation if None.
 
     Raises:
         StoreError: the root cannot be listed, or the golden not read.
     """
     history = load_history(root, run)
-    golden = goldens.load(run.manifest, folder or goldens.FOLDER)
+    golden = goldens.load(run.manifest)
     return Judged(run, decide(run, history.baseline, history.past, golden), history)
 
 
@@ -151,11 +152,7 @@ def measured(folder: Path) -> Run:
     """
     run = read_run(folder)
     kind = kind_of(run.manifest)
-    advice = {
-        RunKind.BENCH: "its numbers are on the next nightly's page",
-        RunKind.SHARD: "`merge` it with the others first",
-    }.get(kind)
-    if advice:
+    if advice := _NO_VERDICT.get(kind):
         raise StoreError(f"expected a nightly, {folder.name} is a {kind}; {advice}.")
     return run
 

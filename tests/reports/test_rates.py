@@ -21,7 +21,7 @@ from reports.verdicts import Word, decide
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "verdicts.md"
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
-TRIALS = 12
+TRIALS = 40
 
 
 def scenario(start: str) -> Scenario:
