@@ -42,7 +42,7 @@ def nights(root: Path, *values: float) -> list[Path]:
 def damaged(tmp_path: Path) -> Path:
     """Seven nights: one truncated, one of a newer schema, one copied, one with a fault; a bench."""
     root = tmp_path / "runs"
-    folders = nights(root, *(1e-6 * n for n in range(1, 8)))
+    folders = nights(root, *(1e-7 * n for n in range(1, 8)))
     path = folders[1] / "measurements.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     newer = json.loads((folders[2] / "run.json").read_text()) | {"schema": 99}
@@ -66,7 +66,7 @@ def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, patter
     result = call("history", "baseline", "logits", "--out", place, "--json")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
-    assert [row["value"] for row in told["rows"]] == [1e-6, 4e-6, 7e-6]
+    assert [row["value"] for row in told["rows"]] == pytest.approx([1e-7, 4e-7, 7e-7])
     lost = {Path(item["folder"]).name: item["why"] for item in told["unreadable"]}
     for day, why in (("03", "schema 99, newer"), ("0-copy", "a copy of run")):
         assert any(day in folder and why in said for folder, said in lost.items())
