@@ -64,8 +64,8 @@ NOISE_MADS = 5.0
 NOISE_FLOOR = 1.05
 """... and the factor it may always be away: spec/reports.md, 5 %."""
 DRIFT_TYPICAL = 1.3
-"""Factor by which a group's geometric mean may leave the blessed one. SSE4.2 in place of AVX moved 24
-groups by at most 1.17; docs/verdicts.md says what is found, and how often falsely."""
+"""Factor by which a group's geometric mean may leave the blessed one. SSE4.2 in place of AVX moved
+24 groups by at most 1.17; docs/verdicts.md says what is found, and how often falsely."""
 DRIFT_WORST = 2.0
 """... and the worst gate of the group: one small tensor varies more than a mean does."""
 DRIFT_SHARE = 0.01
