@@ -116,6 +116,13 @@ def append(path: Path, text: str) -> None:
         click.echo(f"the summary was not written: {error}", err=True)
 
 
+def show(table: Any) -> None:
+    """Print a rich table; what is piped or redirected is wide enough not to be folded."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
 def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **more: Any) -> None:
     """Print a verdict with `lines` below it, or as JSON with `more`; exit with its code."""
     from reports.stored import as_document

@@ -29,7 +29,7 @@ SELECT "case", edge, quantity, metric, count(*) AS runs, arg_min(value, created)
 FROM measurements JOIN runs USING (run) JOIN (
     SELECT "case", edge, quantity, metric, arg_max(identity, created) AS identity
     FROM measurements JOIN runs USING (run)
-    WHERE created >= $since AND NOT isnan(tolerance) AND ($case IS NULL OR "case" = $case)
+    WHERE created >= $since AND verdict <> 'info' AND ($case IS NULL OR "case" = $case)
     GROUP BY ALL
     ORDER BY arg_max(fraction, created) DESC, "case", edge, quantity, metric
     LIMIT $most
@@ -41,7 +41,7 @@ _ONE = """
 SELECT id, created, edge, metric, value, tolerance, fraction AS share, verdict, deterministic,
        identity
 FROM measurements JOIN runs USING (run)
-WHERE "case" = $case AND quantity = $quantity AND NOT isnan(tolerance)
+WHERE "case" = $case AND quantity = $quantity AND verdict <> 'info'
 ORDER BY edge, metric, created
 LIMIT $most
 """

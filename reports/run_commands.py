@@ -17,6 +17,7 @@ from reports.console import (
     known_runs,
     runs_option,
     say,
+    show,
     summary_option,
 )
 
@@ -28,7 +29,6 @@ from reports.console import (
 @json_option
 def list_command(out: Path, as_json: bool) -> None:
     """List the stored runs, oldest first."""
-    from rich.console import Console
     from rich.table import Table
 
     from reports.stored import listed
@@ -45,7 +45,10 @@ def list_command(out: Path, as_json: bool) -> None:
     for run in runs:
         numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
         table.add_row(run.id, run.kind, run.device, run.reference, *numbers, run.fault)
-    Console().print(table if runs else f"no runs in {out}")
+    if runs:
+        show(table)
+    else:
+        click.echo(f"no runs in {out}")
     for folder, why in unreadable:
         click.echo(f"unreadable: {folder.name}: {why}", err=True)
 
@@ -143,7 +146,6 @@ def open_command(run: str, out: Path) -> None:
 @json_option
 def doctor(out: Path, as_json: bool) -> None:
     """Say what this machine would measure with, and what to change."""
-    from rich.console import Console
     from rich.table import Table
 
     from reports.doctor import examine
@@ -156,7 +158,7 @@ def doctor(out: Path, as_json: bool) -> None:
     for line in lines:
         advice = f"[bold red]{line.advice}[/bold red]" if line.advice else ""
         table.add_row(line.topic, line.value, advice)
-    Console().print(table)
+    show(table)
 
 
 COMMANDS = (list_command, gate, compare, report, open_command, doctor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from reports.console import RUN, examples, json_option, known_runs, runs_option
+from reports.console import RUN, examples, json_option, known_runs, runs_option, show
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -71,30 +71,30 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
 
 
 def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from reports.lookback import sparkline
-    from reports.text import edge_name, metric_name, number, share
+    from reports.text import number, share
 
     if not rows:
         click.echo(f"no gates in {runs} runs of {place}")
         return
-    one = "id" in rows[0]
-    heads = ("run", "value", "used", "verdict") if one else ("case", "quantity", "last", "used")
-    more = () if one else ("median", "runs", "trend")
-    table = Table(*heads, "compared", "metric", *more, box=None)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        edge, metric = edge_name(row["edge"]), metric_name(row["metric"])
-        used = share(row["share"])
-        if one:
-            table.add_row(row["id"], number(row["value"]), used, row["verdict"], edge, metric)
-        else:
-            names = row["case"], row["quantity"], number(row["last"]), used, edge, metric
-            trend = sparkline(row["recent"])
-            table.add_row(*names, number(row["median"]), str(row["runs"]), trend)
-    Console().print(table)
+    if "id" in rows[0]:
+        table = Table("run", "value", "used", "verdict", "compared", "metric", box=None)
+        for row in rows:
+            size = number(row["value"]), share(row["share"])
+            table.add_row(row["id"], *size, row["verdict"], row["edge"], row["metric"])
+    else:
+        heads = ("case", "quantity", "compared", "metric", "used", "last", "median", "runs")
+        table = Table(*heads, "trend", box=None)
+        for row in rows:
+            names = (row[name] for name in ("case", "quantity", "edge", "metric"))
+            size = share(row["share"]), number(row["last"]), number(row["median"])
+            table.add_row(*names, *size, str(row["runs"]), sparkline(row["recent"]))
+    # Names are what is searched for: they wrap, and are never cut.
+    for column in table.columns:
+        column.overflow = "fold"
+    show(table)
 
 
 @click.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from nights import bench, earlier, failing, measurement, run
 
-from parity.results import Kind
+from parity.results import Kind, Verdict
 from reports import blessing, goldens
 from reports.cli import main
 from reports.lookback import look_back, sparkline
@@ -97,6 +98,11 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     # Other work starts anew.
     assert [row["runs"] for row in found.rows] == [1, 1]
     assert [row["quantity"] for row in look_back(str(tmp_path), most=1).rows] == ["loss"]
+    # What has no tolerance is no gate.
+    info = measurement(metric="max_abs", tolerance=math.nan, verdict=Verdict.INFO)
+    write_run(tmp_path, earlier(*rows, info, day=4), "")
+    told = look_back(str(tmp_path), "baseline", "logits").rows
+    assert [row["metric"] for row in told] == ["rel_l2"] * 4
     shown = call("history", "--out", tmp_path)
     assert shown.output.index("loss") < shown.output.index("logits")
     assert "75 %" in shown.output
