@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from parity.tolerances import NOISE_WINDOW
 from reports.query import Answer, Table
-from reports.schema import MEASUREMENTS, RunKind, StoreError
+from reports.schema import MEASUREMENTS, RunKind, StoreError, kind_of
 from reports.store import Run, Stored, list_runs, read_run
 
 WINDOW = 90
@@ -112,7 +112,7 @@ def load_history(root: Path, run: Run) -> History:
     baseline: Run | None = None
     window: list[Stored] = []
     answer: Answer = {}
-    kind = RunKind(run.manifest["kind"])
+    kind = kind_of(run.manifest)
     newest_first = earlier[kind][::-1]
     for start in range(0, len(newest_first), WINDOW - 1):
         part = newest_first[start : start + WINDOW - 1]
