@@ -96,7 +96,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     started = datetime.now(UTC)
     cases = {case.name: case for case in select_cases(options)}
     # A few cases are asked for to answer a question about those cases.
-    plan = (*cases, *(() if options.cases else (SEAMS_PART,)), PROBES_PART)
+    plan = (*cases, *(() if options.cases else MEASURED), PROBES_PART)
     parts = options.shard.part_of(plan) if options.shard else plan
     checkpoint = open_checkpoint(options.checkpoint)
     # A broken checkpoint is refused before an hour of work, not after it.
@@ -111,8 +111,8 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     with fault.planted() if fault else nullcontext():
         if mine:
             done.add(*run_parity(mine, reference, report, lambda n: step(n, len(parts))))
-        if SEAMS_PART in parts:
-            done.add(*run_seams(reference, report))
+        for part in (part for part in parts if part in MEASURED):
+            done.add(*MEASURED[part](reference, report))
     if PROBES_PART in parts:
         step(len(parts) - 1, len(parts))
         findings, done.shown, probes = run_stability(checkpoint, model, report)
@@ -121,16 +121,20 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     step(len(parts), len(parts))
     tested = {
         "cases": [case_entry(case) for case in mine],
-        "checkpoint": {
-            "name": checkpoint.folder.name,
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
-            "config": model.config.to_dict(),
-            "training": checkpoint.training,
-        },
+        "checkpoint": _about(checkpoint, model),
         "selected": list(options.cases),
         "fault": options.fault,
     }
     return store(options.out, done.run(started, tested), report)
+
+
+def _about(checkpoint: stability.Checkpoint, model: Any) -> dict[str, Any]:
+    return {
+        "name": checkpoint.folder.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
+        "config": model.config.to_dict(),
+        "training": checkpoint.training,
+    }
 
 
 def store(root: Path, run: Run, report: Report) -> Outcome:
@@ -248,6 +252,12 @@ def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], 
     open_ = sum(row.verdict is Verdict.PASS for row in rows)
     report(f"  seams: {open_} of {len(SEAMS)} are what they were ({suite.seconds:.1f} s)")
     return rows, suite
+
+
+MEASURED: dict[str, Callable[[Reference, Report], tuple[list[Measurement], _Suite]]] = {
+    SEAMS_PART: run_seams
+}
+"""Suites beside the cases that measure something, by their part of a plan (`reports.shards`)."""
 
 
 def run_stability(
