@@ -23,6 +23,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 with install_import_hook("megalodon_jax", "beartype.beartype"):
     import megalodon_jax  # noqa: F401
 
+pytest_plugins = ["reports.recorder"]
 GUARDED = ("torch_ref", "cuda", "browser")
 
 

@@ -61,6 +61,8 @@ class Measurement:
     identity: str
     """Hash of case, weights, inputs, metric version and device class; deltas need it equal."""
     note: str = ""
+    deterministic: bool | None = None
+    """Whether a replay in the same run gave the same bits; None where nothing was replayed."""
 
     @property
     def fraction(self) -> float:

@@ -55,6 +55,21 @@ class Rule:
 
 EXACT_ENOUGH = 2e-7
 """Relative L2 below which an error is the rounding of the result, and beating it means nothing."""
+NOISE_WINDOW = 14
+"""Earlier runs whose median a noisy value is held against (spec/reports.md "Comparability")."""
+NOISE_LEAST = 5
+"""... and the fewest that say anything: a MAD of four numbers is mostly luck."""
+NOISE_MADS = 5.0
+"""Median absolute deviations of log10 of the error that a noisy value may be from the median."""
+NOISE_FLOOR = 1.05
+"""... and the factor it may always be away: spec/reports.md, 5 %."""
+DRIFT_TYPICAL = 1.3
+"""Factor by which a group's geometric mean may leave the blessed one. SSE4.2 in place of AVX moved
+24 groups by at most 1.17; docs/verdicts.md says what is found, and how often falsely."""
+DRIFT_WORST = 2.0
+"""... and the worst gate of the group: one small tensor varies more than a mean does."""
+DRIFT_SHARE = 0.01
+"""Share of its tolerance below which a gate's value moves freely: a hundredfold is still left."""
 EDGES = (
     "jax64:oracle",
     "reference32:oracle",

@@ -6,14 +6,16 @@ Source: spec/reports.md "Comparability", spec/parity.md "Fail closed".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from parity.results import Measurement, Verdict
-from reports.history import Key
+from reports.goldens import Drift
+from reports.history import Key, Past
+from reports.noise import step
 from reports.store import Run
-from reports.text import edge_rank, label, number
+from reports.text import count, edge_rank, label, number
 from stability.findings import Finding, Severity
 
 
@@ -22,9 +24,12 @@ class What(StrEnum):
 
     NEW = "new failure"
     PERSISTING = "persisting failure"
+    WORSE = "worse than its history"
+    DRIFTED = "drifted from the blessed run"
     FIXED = "fixed"
     GONE = "no longer measured"
     CHANGED = "changed"
+    BETTER = "better than before"
     NOT_COMPARABLE = "not comparable with baseline"
 
 
@@ -42,6 +47,24 @@ class Change:
     tolerance: float
     stage: int = -1
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many of what; failures are broken gates and findings of severity error together."""
+
+    gates: int
+    passed: int
+    new: int
+    persisting: int
+    fixed: int
+    changed: int
+    worse: int
+    """Values beyond their history and groups beyond their blessed level, within tolerance."""
+    not_comparable: int
+    not_run: int
+    skipped: int
+    warnings: int
 
 
 def settle(m: Measurement) -> Measurement:
@@ -116,15 +139,48 @@ def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change
         return _change(What.PERSISTING if persists else What.NEW, m, old)
     if old.verdict is Verdict.FAIL and m.verdict is Verdict.PASS:
         return _change(What.FIXED, m, old)
-    if exact and m.device == old.device and not _same(m.value, old.value):
+    alike = exact and old.deterministic is not False and m.device == old.device
+    if alike and not _same(m.value, old.value):
         return _change(What.CHANGED, m, old)
     return None
 
 
+def _step(m: Measurement, past: Past) -> Change | None:
+    """Place a passing value that does not repeat against its own history."""
+    ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
+    if ratio is None:
+        return None
+    what = What.WORSE if ratio > 1 else What.BETTER
+    note = f"{ratio:.2f} times the median of {count(len(past.values), 'run')}"
+    return replace(_change(what, m, None, note), before=m.value / ratio)
+
+
+def drift_change(drift: Drift) -> Change:
+    """Return the change that a group of gates is, in its blessed level's words."""
+    case, edge, kind, metric = drift.group
+    times = drift.now / drift.before
+    note = f"{drift.what} {metric} of these gates, {times:.2f} times the blessed one"
+    what = What.DRIFTED if drift.grew else What.BETTER
+    limit = drift.before * drift.limit if drift.grew else math.nan
+    return Change(
+        what, case, edge, f"all {kind} gates", metric, drift.before, drift.now, limit, note=note
+    )
+
+
 def _measurement_changes(
-    rows: Sequence[Measurement], before: dict[Key, Measurement], exact: bool
+    rows: Sequence[Measurement],
+    before: dict[Key, Measurement],
+    past: Mapping[Key, Past],
+    equal: bool,
 ) -> list[Change]:
-    changes = [_compare_one(m, before.get(key_of(m)), exact) for m in rows]
+    def placed(m: Measurement) -> Change | None:
+        key = key_of(m)
+        # What one replay found equal another may not: a value that varied once is noisy.
+        repeats = m.deterministic is True and not (key in past and past[key].varied)
+        change = _compare_one(m, before.get(key), equal and repeats)
+        return change or (None if repeats or key not in past else _step(m, past[key]))
+
+    changes = [placed(m) for m in rows]
     measured = {key_of(m) for m in rows}
     changes += [
         replace(_change(What.GONE, old, None), before=old.value, now=None)
@@ -158,14 +214,24 @@ def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
 
 
 def find_changes(
-    run: Run, rows: Sequence[Measurement], baseline: Run | None, exact: bool
+    run: Run,
+    rows: Sequence[Measurement],
+    baseline: Run | None,
+    past: Mapping[Key, Past],
+    equal: bool,
 ) -> tuple[Change, ...]:
-    """Compare the settled `rows` and the findings of `run` with the baseline, gravest first.
+    """Compare the settled `rows` and the findings of `run` with what came before, gravest first.
 
-    Values are compared exactly where `exact` says that equal work must give equal bits.
+    In an `equal` environment a value that a replay in this run repeated bit by bit is compared
+    exactly; one that does not repeat is held against its `past`.
     """
     before = {key_of(m): settle(m) for m in baseline.measurements} if baseline else {}
-    changes = _measurement_changes(rows, before, exact) + _finding_changes(run, baseline)
+    changes = _measurement_changes(rows, before, past, equal) + _finding_changes(run, baseline)
+    return gravest_first(changes)
+
+
+def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return changes in the order of `What`; within it gates first, mathematics before accuracy."""
     rank = {what: i for i, what in enumerate(What)}
     return tuple(
         sorted(
@@ -179,4 +245,41 @@ def find_changes(
                 c.stage,
             ),
         )
+    )
+
+
+def ran(suite: Mapping[str, object]) -> bool:
+    """Whether a suite did all it planned."""
+    executed, planned = suite.get("executed"), suite.get("planned")
+    whole = isinstance(executed, int) and isinstance(planned, int) and executed >= planned
+    return whole and suite.get("status") == "ran"
+
+
+def counted(run: Run, rows: Sequence[Measurement], changes: Sequence[Change]) -> Counts:
+    """Count the settled `rows`, the changes and the suites of a run."""
+
+    def of(what: What) -> int:
+        return sum(c.what is what for c in changes)
+
+    def missing(skipped: bool) -> int:
+        # A suite that did not run is at least one thing not run, even if it planned none.
+        return sum(
+            max(1, int(s.get("planned") or 0) - int(s.get("executed") or 0))
+            for s in run.manifest.get("suites") or []
+            if not ran(s) and (s.get("status") == "skipped") is skipped
+        )
+
+    verdicts = [m.verdict for m in rows]
+    return Counts(
+        gates=sum(v is not Verdict.INFO for v in verdicts),
+        passed=sum(v is Verdict.PASS for v in verdicts),
+        new=of(What.NEW),
+        persisting=of(What.PERSISTING),
+        fixed=of(What.FIXED),
+        changed=of(What.CHANGED),
+        worse=of(What.WORSE) + of(What.DRIFTED),
+        not_comparable=sum(v is Verdict.NOT_COMPARABLE for v in verdicts),
+        not_run=missing(skipped=False),
+        skipped=missing(skipped=True),
+        warnings=sum(f.severity is Severity.WARNING for f in run.findings),
     )

@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from parity.recordings import FOLDER, RecordingError, read_provenance
 from parity.reference import identity, why_unavailable
+from reports import goldens
 from reports.device import device_kind
 from reports.environment import PACKAGES, cpu_model
-from reports.store import StoreError, check_writable
+from reports.schema import StoreError
+from reports.store import check_writable, list_runs
+from reports.text import count
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
 
 
@@ -36,7 +41,7 @@ class Line:
 
 def examine(out: Path) -> list[Line]:
     """Return what was found; `out` is the folder runs go to."""
-    return [*_versions(), *_devices(), *_numerics(), *_reference(), *_tools(out)]
+    return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
 
 
 def _versions() -> list[Line]:
@@ -54,7 +59,9 @@ def _devices() -> list[Line]:
     kind, threads = device_kind(), len(os.sched_getaffinity(0))
     names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
     device = f"{kind}: {cpu_model() if kind == 'cpu' else names}, {len(jax.devices())}"
-    return [Line("device", device), Line("threads", str(threads))]
+    asked = {name: os.environ[name] for name in THREADS if name in os.environ}
+    told = ", ".join(f"{name}={value}" for name, value in asked.items())
+    return [Line("device", device), Line("threads", f"{threads}{f' ({told})' if told else ''}")]
 
 
 def _numerics() -> list[Line]:
@@ -80,13 +87,30 @@ def _numerics() -> list[Line]:
             flags or "none",
             f"rounding becomes optional: remove {', '.join(fast)}" if fast else "",
         ),
+        _denormals(),
     ]
+
+
+def _denormals() -> Line:
+    """Multiply the smallest normal number by a half, and see what is left of it."""
+    smallest = np.finfo(np.float32).tiny
+    with np.errstate(all="ignore"):
+        here = bool(smallest * np.float32(0.5) > 0)
+    compiled = bool(jax.jit(lambda x: x * np.float32(0.5))(smallest) > 0)
+    told = {True: "keeps them", False: "flushes them to zero"}
+    # The oracle is NumPy: a library that sets flush-to-zero for the whole process would spoil it.
+    advice = "" if here else "some library set flush-to-zero: the oracle would lose small numbers"
+    return Line("denormals", f"NumPy {told[here]}, XLA {told[compiled]}", advice)
 
 
 def _reference() -> list[Line]:
     reason = why_unavailable()
     live = "can run" if reason is None else f"cannot run: {reason}"
-    lines = [Line("megalodon-hf, live", f"{live}, {identity()}" if reason is None else live)]
+    kind = "live" if reason is None else "recorded"
+    lines = [
+        Line("reference", f"`--reference auto` compares with megalodon-hf {kind}"),
+        Line("megalodon-hf, live", f"{live}, {identity()}" if reason is None else live),
+    ]
     try:
         made = read_provenance(FOLDER / "plain.safetensors")
         lines.append(Line("megalodon-hf, recorded", f"commit {made['commit']}"))
@@ -95,17 +119,28 @@ def _reference() -> list[Line]:
     return lines
 
 
-def _tools(out: Path) -> list[Line]:
+def _runs(out: Path) -> list[Line]:
     try:
         check_writable(out)
-        folder = Line("folder of runs", str(out))
+        stored, unreadable = list_runs(out)
+        lost = f"unreadable: {', '.join(folder.name for folder, _ in unreadable)}"
+        found = f"{out}: {count(len(stored), 'run')}"
+        folder = Line("folder of runs", found, lost if unreadable else "")
     except StoreError as error:
         folder = Line("folder of runs", str(out), str(error))
+    try:
+        golden = goldens.load({"device": {"kind": device_kind()}})
+        told = f"{golden.run}: {golden.reason}" if golden else "none: `bless` pins one"
+        return [folder, Line("blessed run", told)]
+    except StoreError as error:
+        return [folder, Line("blessed run", "unreadable", str(error))]
+
+
+def _tools() -> list[Line]:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     ready = "found" if browser and util.find_spec("playwright") else "missing"
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     return [
-        folder,
         Line("browser tests", f"chromium and playwright {ready}"),
         Line("compilation cache", cache or "none: every run compiles again"),
     ]

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,25 @@ import jax
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.faults import by_name as fault_by_name
-from parity.results import Kind, Measurement, Verdict
+from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
 from parity.seams import measure as measure_seams
 from parity.suite import Reference, Suite, choose_reference, culprit
-from parity.tolerances import TABLE, NoiseFloors
+from parity.tolerances import NoiseFloors
+from reports.changes import key_of
+from reports.document import case_entry, derived
 from reports.environment import describe, device_kind, environment
-from reports.history import load_history
 from reports.page.render import render
-from reports.store import Run, RunKind, write_run
-from reports.verdicts import Decision, decide
+from reports.schema import RunKind, kind_of
+from reports.shards import PROBES_PART, SEAMS_PART, Shard
+from reports.store import Run, write_run
+from reports.stored import judge
+from reports.verdicts import Decision
 from stability import suite as stability
 from stability.findings import Finding
 
 Report = Callable[[str], None]
+Step = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Options:
     reference: str = "auto"
     checkpoint: Path | None = None
     fault: str | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Outcome:
     """A finished nightly: the run, its verdict, and where it was stored."""
 
     run: Run
-    decision: Decision
+    decision: Decision | None
+    """None for a shard, which is judged when all of them are merged."""
     folder: Path
 
     @property
@@ -71,59 +78,112 @@ class _Suite:
         return {name: getattr(self, name) for name in fields} | {"status": status}
 
 
-def nightly(options: Options, report: Report) -> Outcome:
-    """Run everything and write the run folder; `report` gets a line as each part finishes.
+def nightly(options: Options, report: Report, step: Step = lambda done, planned: None) -> Outcome:
+    """Run everything and write the run folder.
+
+    Args:
+        options: What to run; a shard runs its part of it and is stored to be merged.
+        report: Gets a line as each part finishes.
+        step: Gets how many parts are done, and of how many.
 
     Raises:
-        ValueError: an unknown case or fault, or a checkpoint that does not hold together.
+        ValueError: an unknown case or fault, a checkpoint that does not hold together, or more
+            shards than there are parts.
         FileNotFoundError: the checkpoint is not there.
         StoreError: the output folder cannot be written.
         ReferenceUnavailableError: the live reference was asked for and cannot run.
     """
     started = datetime.now(UTC)
-    cases = select_cases(options)
+    cases = {case.name: case for case in select_cases(options)}
+    # A few cases are asked for to answer a question about those cases.
+    plan = (*cases, *(() if options.cases else MEASURED), PROBES_PART)
+    parts = options.shard.part_of(plan) if options.shard else plan
     checkpoint = open_checkpoint(options.checkpoint)
     # A broken checkpoint is refused before an hour of work, not after it.
     model = checkpoint.load()
     reference = choose_reference(options.reference)
     fault = fault_by_name(options.fault) if options.fault else None
-    report(
-        f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(cases)}"
-    )
+    mine = [cases[name] for name in parts if name in cases]
+    report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(mine)}")
     if fault:
         report(f"planted on purpose: {fault.name}")
+    done = _Done(options.shard, plan, reference)
     with fault.planted() if fault else nullcontext():
-        measurements, parity = run_parity(cases, reference, report)
-        suites = [parity]
-        # A few cases are asked for to answer a question about those cases.
-        if not options.cases:
-            rows, suite = run_seams(reference, report)
-            measurements, suites = measurements + rows, [*suites, suite]
-    findings, shown, probes = run_stability(checkpoint, model, report)
-    suites.append(probes)
-    document = {
-        **environment(started, RunKind.NIGHTLY),
-        "reference": describe(reference),
-        "durations": {suite.name: round(suite.seconds, 3) for suite in suites},
-        "suites": [suite.entry() for suite in suites],
-        "cases": [_case_entry(case) for case in cases],
-        "tolerances": _tolerances(),
-        "seams": _seams(measurements),
-        "checkpoint": {
-            "name": checkpoint.folder.name,
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
-            "config": model.config.to_dict(),
-            "training": checkpoint.training,
-        },
-        "stability": shown,
-        "replay": _replay(measurements, options),
+        if mine:
+            done.add(*run_parity(mine, reference, report, lambda n: step(n, len(parts))))
+        for part in (part for part in parts if part in MEASURED):
+            done.add(*MEASURED[part](reference, report))
+    if PROBES_PART in parts:
+        step(len(parts) - 1, len(parts))
+        findings, done.shown, probes = run_stability(checkpoint, model, report)
+        done.findings += findings
+        done.suites.append(probes)
+    step(len(parts), len(parts))
+    tested = {
+        "cases": [case_entry(case) for case in mine],
+        "checkpoint": _about(checkpoint, model),
+        "selected": list(options.cases),
         "fault": options.fault,
     }
-    run = Run(document, tuple(measurements), tuple(findings))
-    history = load_history(options.out, run)
-    decision = decide(run, history.baseline)
-    folder = write_run(options.out, run, render(run, decision, history))
-    return Outcome(run, decision, folder)
+    return store(options.out, done.run(started, tested), report)
+
+
+def _about(checkpoint: stability.Checkpoint, model: Any) -> dict[str, Any]:
+    return {
+        "name": checkpoint.folder.name,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
+        "config": model.config.to_dict(),
+        "training": checkpoint.training,
+    }
+
+
+def store(root: Path, run: Run, report: Report) -> Outcome:
+    """Judge a run, write it with its page, and return both; a shard is stored as it is.
+
+    Raises:
+        StoreError: the folder cannot be written; `report` got the verdict before.
+    """
+    if kind_of(run.manifest) is RunKind.SHARD:
+        return Outcome(run, None, write_run(root, run))
+    found = judge(root, run)
+    page = render(run, found.decision, found.history)
+    # Should the disk be full, the night's answer is not lost with the night's numbers.
+    report(f"verdict: {found.decision.word}")
+    folder = write_run(root, run, page)
+    return Outcome(run, found.decision, folder)
+
+
+@dataclass
+class _Done:
+    """What a nightly has so far."""
+
+    shard: Shard | None
+    plan: tuple[str, ...]
+    reference: Reference
+    measurements: list[Measurement] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    suites: list[_Suite] = field(default_factory=list)
+    shown: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, rows: list[Measurement], suite: _Suite) -> None:
+        self.measurements += rows
+        self.suites.append(suite)
+
+    def run(self, started: datetime, tested: dict[str, Any]) -> Run:
+        kind = RunKind.SHARD if self.shard else RunKind.NIGHTLY
+        document = {
+            **environment(started, kind),
+            "reference": describe(self.reference),
+            "durations": {suite.name: round(suite.seconds, 3) for suite in self.suites},
+            "suites": [suite.entry() for suite in self.suites],
+            **tested,
+            **derived(self.measurements, tested["fault"]),
+            "stability": self.shown,
+        }
+        if self.shard:
+            document["id"] += f"-{self.shard.index}-of-{self.shard.count}"
+            document |= {"shard": asdict(self.shard), "plan": list(self.plan)}
+        return Run(document, tuple(self.measurements), tuple(self.findings))
 
 
 def select_cases(options: Options) -> list[Case]:
@@ -146,17 +206,26 @@ def open_checkpoint(folder: Path | None) -> stability.Checkpoint:
 
 
 def run_parity(
-    cases: Sequence[Case], reference: Reference, report: Report
+    cases: Sequence[Case],
+    reference: Reference,
+    report: Report,
+    step: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Measurement], _Suite]:
-    """Run the triangle; a case that breaks down leaves the suite incomplete, never green."""
+    """Run the triangle twice; a case that breaks down leaves the suite incomplete, never green.
+
+    The second time costs a tenth of the first, which compiles, and tells what repeats.
+    """
     suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
     triangle = Suite(reference, device=device_kind())
+    replay = Suite(reference, device=device_kind())
     floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
     measurements: list[Measurement] = []
-    for case in cases:
+    for turn, case in enumerate(cases):
+        step(turn)
         start = time.perf_counter()
         try:
             rows = list(triangle.case(case, floors))
+            rows = replayed(rows, list(replay.case(case, floors)))
         except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
             suite.reason = f"case {case.name}: {type(error).__name__}: {error}"[:400]
             report(f"  {case.name}: did not finish: {suite.reason}")
@@ -176,12 +245,19 @@ def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], 
         for row in measure_seams(reference, device_kind()):
             rows.append(row)
             suite.executed += 1
+        rows = replayed(rows, list(measure_seams(reference, device_kind())))
     except (ArithmeticError, RuntimeError, ValueError) as error:
         suite.reason = f"{type(error).__name__}: {error}"[:400]
     suite.seconds = time.perf_counter() - clock
     open_ = sum(row.verdict is Verdict.PASS for row in rows)
     report(f"  seams: {open_} of {len(SEAMS)} are what they were ({suite.seconds:.1f} s)")
     return rows, suite
+
+
+MEASURED: dict[str, Callable[[Reference, Report], tuple[list[Measurement], _Suite]]] = {
+    SEAMS_PART: run_seams
+}
+"""Suites beside the cases that measure something, by their part of a plan (`reports.shards`)."""
 
 
 def run_stability(
@@ -198,51 +274,19 @@ def run_stability(
     return said.findings, said.shown, suite
 
 
+def replayed(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
+    """Return `rows` that know whether doing the same work again gave the same bits."""
+    values = {key_of(m): m.value for m in again}
+
+    def repeats(m: Measurement) -> bool:
+        second = values.get(key_of(m), math.inf)
+        return second == m.value or (math.isnan(second) and math.isnan(m.value))
+
+    return [replace(m, deterministic=repeats(m)) for m in rows]
+
+
 def _said(rows: Sequence[Measurement]) -> str:
     found = culprit(rows)
     if found is None:
         return f"{sum(m.verdict is Verdict.PASS for m in rows)} gates hold"
     return f"{found.verdict.upper()} at {found.quantity} ({found.edge}) {found.note}".rstrip()
-
-
-def _case_entry(case: Case) -> dict[str, Any]:
-    return {
-        "name": case.name,
-        "title": case.why,
-        "why": case.why,
-        "hash": case.hash,
-        "batch": case.batch_size,
-        "length": case.length,
-        "config": case.config.to_dict(),
-    }
-
-
-def _seams(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    values = {m.quantity: m for m in measurements if m.kind is Kind.SEAM}
-    entries = []
-    for seam in SEAMS:
-        found = values.get(seam.id)
-        entry = {name: getattr(seam, name) for name in ("id", "reason", "bound", "measured")}
-        if found is not None and math.isfinite(found.value):
-            entry["value"] = found.value
-        entry["holds"] = found is None or found.verdict is Verdict.PASS
-        entries.append(entry)
-    return entries
-
-
-def _tolerances() -> list[dict[str, str]]:
-    return [
-        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in TABLE
-        for kind in row.kinds
-    ]
-
-
-def _replay(measurements: Sequence[Measurement], options: Options) -> list[dict[str, str]]:
-    command = ".venv/bin/megalodon-numerics nightly"
-    entries = [{"label": "everything", "command": "make nightly"}]
-    broken = {m.case for m in measurements if m.verdict is Verdict.FAIL}
-    fault = f" --fault {options.fault}" if options.fault else ""
-    return entries + [
-        {"label": name, "command": f"{command} --case {name}{fault}"} for name in sorted(broken)
-    ]

@@ -6,29 +6,29 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
+from reports.console import (
+    RUN,
+    append,
+    examples,
+    json_option,
+    known_runs,
+    runs_option,
+    say,
+    show,
+    summary_option,
+)
+
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
-runs_option = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds the runs.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-RUN = "RUN is a folder, an id, the beginning of an id, or `latest`."
 
-
-@click.command("list")
+@click.command("list", epilog=examples("list", "list --json"))
 @runs_option
 @json_option
 def list_command(out: Path, as_json: bool) -> None:
     """List the stored runs, oldest first."""
-    from rich.console import Console
     from rich.table import Table
 
     from reports.stored import listed
@@ -45,29 +45,52 @@ def list_command(out: Path, as_json: bool) -> None:
     for run in runs:
         numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
         table.add_row(run.id, run.kind, run.device, run.reference, *numbers, run.fault)
-    Console().print(table if runs else f"no runs in {out}")
+    if runs:
+        show(table)
+    else:
+        click.echo(f"no runs in {out}")
     for folder, why in unreadable:
         click.echo(f"unreadable: {folder.name}: {why}", err=True)
 
 
-@click.command(epilog=RUN)
-@click.argument("run")
-@click.option("--against", metavar="RUN", help="Judge against this run.  [default: its baseline]")
+@click.command(
+    epilog=examples(
+        "gate latest",
+        "gate latest --against blessed",
+        "gate 2026-11-20 --json",
+        codes=True,
+        about=RUN,
+    )
+)
+@click.argument("run", shell_complete=known_runs)
+@click.option(
+    "--against",
+    metavar="RUN",
+    shell_complete=known_runs,
+    help="Judge against this run only.  [default: baseline, history and blessed run]",
+)
 @runs_option
+@summary_option
 @json_option
 @click.pass_context
-def gate(ctx: click.Context, run: str, against: str | None, out: Path, as_json: bool) -> None:
+def gate(ctx, run, against, out, summary_md, as_json) -> None:
     """Judge a stored run again; the exit code is the verdict's."""
     from reports.stored import find_run, judged
+    from reports.summary import markdown
 
     other = find_run(out, against) if against else None
-    _, decision = judged(find_run(out, run), other)
-    _say(ctx, decision, as_json, ())
+    found = judged(find_run(out, run), other)
+    if summary_md is not None:
+        append(summary_md, markdown(found.run, found.decision))
+    held = [f"held against {found.decision.golden}"] if found.decision.golden else []
+    say(ctx, found.decision, as_json, held)
 
 
-@click.command(epilog=RUN)
-@click.argument("before")
-@click.argument("after")
+@click.command(
+    epilog=examples("compare blessed latest", "compare A B --json", codes=True, about=RUN)
+)
+@click.argument("before", shell_complete=known_runs)
+@click.argument("after", shell_complete=known_runs)
 @runs_option
 @json_option
 @click.pass_context
@@ -75,12 +98,12 @@ def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: boo
     """Say what changed from one stored run to another; the exit code judges the second."""
     from reports.stored import change_lines, find_run, judged
 
-    _, decision = judged(find_run(out, after), find_run(out, before))
-    _say(ctx, decision, as_json, change_lines(decision.changes))
+    decision = judged(find_run(out, after), find_run(out, before)).decision
+    say(ctx, decision, as_json, change_lines(decision.changes))
 
 
-@click.command(epilog=RUN)
-@click.argument("run")
+@click.command(epilog=examples("report latest", "report latest --page night.html", about=RUN))
+@click.argument("run", shell_complete=known_runs)
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -95,13 +118,16 @@ def report(run: str, page: Path, out: Path) -> None:
 
     text = page_of(find_run(out, run))
     aside = page.with_name(f".{page.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, page)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, page)
+    finally:
+        aside.unlink(missing_ok=True)
     click.echo(page.resolve())
 
 
-@click.command("open", epilog=RUN)
-@click.argument("run", default="latest")
+@click.command("open", epilog=examples("open", "open 2026-11-20", about=RUN))
+@click.argument("run", default="latest", shell_complete=known_runs)
 @runs_option
 def open_command(run: str, out: Path) -> None:
     """Open the page of a stored run in the browser."""
@@ -115,12 +141,11 @@ def open_command(run: str, out: Path) -> None:
     click.launch(page.resolve().as_uri())
 
 
-@click.command()
+@click.command(epilog=examples("doctor", "doctor --json"))
 @runs_option
 @json_option
 def doctor(out: Path, as_json: bool) -> None:
     """Say what this machine would measure with, and what to change."""
-    from rich.console import Console
     from rich.table import Table
 
     from reports.doctor import examine
@@ -133,17 +158,7 @@ def doctor(out: Path, as_json: bool) -> None:
     for line in lines:
         advice = f"[bold red]{line.advice}[/bold red]" if line.advice else ""
         table.add_row(line.topic, line.value, advice)
-    Console().print(table)
-
-
-def _say(ctx: click.Context, decision: Any, as_json: bool, lines: Any) -> None:
-    from reports.stored import as_document
-
-    if as_json:
-        click.echo(json.dumps(as_document(decision)))
-    else:
-        click.echo("\n".join([f"{decision.word}: {decision.sentence}", *lines]))
-    ctx.exit(int(decision.exit_code))
+    show(table)
 
 
 COMMANDS = (list_command, gate, compare, report, open_command, doctor)

@@ -5,12 +5,13 @@ Source: spec/reports.md "Store".
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
 import uuid
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +19,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parity.results import Kind, Measurement, Verdict
+from reports.schema import (
+    COLUMNS,
+    FILES,
+    FINDINGS,
+    MANIFEST,
+    MEASUREMENTS,
+    PAGE,
+    ROWS,
+    SCHEMA,
+    TIMINGS,
+    RunKind,
+    StoreError,
+    added_columns,
+    arrow_schema,
+    kind_of,
+    migrated,
+)
 from reports.timings import Timing
 from stability.findings import Finding, Severity
 
-SCHEMA = 1
-"""Raised only where stored runs stop being readable: that discards every baseline there is."""
-MEASUREMENTS = "measurements.parquet"
-FINDINGS = "findings.parquet"
-TIMINGS = "timings.parquet"
-MANIFEST = "run.json"
-PAGE = "report.html"
-
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_TYPES = {
-    **dict.fromkeys(("value", "tolerance", "threshold", "goal", "fraction"), pa.float64()),
-    **dict.fromkeys(("stage", "repeats"), pa.int32()),
-    "rounds": pa.list_(pa.float64()),
-}
-_ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
-_COLUMNS = {name: [f.name for f in fields(row)] for name, row in _ROWS.items()}
-# Properties of a row, written for whoever queries the files and never read back.
-_DERIVED = {MEASUREMENTS: ["fraction"], FINDINGS: [], TIMINGS: ["repeats"]}
 Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
-
-
-class RunKind(StrEnum):
-    """What a run is. Runs of one kind are never history of another."""
-
-    NIGHTLY = "nightly"
-    BENCH = "bench"
-
-
-FILES = {RunKind.NIGHTLY: (MEASUREMENTS, FINDINGS), RunKind.BENCH: (TIMINGS,)}
-"""The Parquet files of a run of each kind."""
-
-
-class StoreError(ValueError):
-    """A run could not be written or read; the message says what was expected and what to do."""
 
 
 @dataclass(frozen=True)
@@ -72,29 +58,21 @@ class Run:
         return self.manifest["id"]
 
 
-def kind_of(manifest: dict[str, Any]) -> RunKind:
-    """Return the kind of a run; runs stored before there were kinds are all nightlies.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A readable run folder with its manifest."""
 
-    Raises:
-        StoreError: the kind is not one this version knows.
-    """
-    kind = manifest.get("kind", RunKind.NIGHTLY)
-    try:
-        return RunKind(kind)
-    except ValueError as error:
-        known = ", ".join(RunKind)
-        raise StoreError(
-            f"expected a run of kind {known}, received {kind!r}; update megalodon-numerics"
-        ) from error
+    folder: Path
+    manifest: dict[str, Any]
 
-
-def _schema(name: str) -> pa.Schema:
-    columns = _COLUMNS[name] + _DERIVED[name]
-    return pa.schema([(column, _TYPES.get(column, pa.string())) for column in columns])
+    @property
+    def kind(self) -> RunKind:
+        """What the run is."""
+        return kind_of(self.manifest)
 
 
 def _table(name: str, rows: Rows) -> pa.Table:
-    schema = _schema(name)
+    schema = arrow_schema(name)
     # str() of a StrEnum is its value; everything else goes in as it is.
     columns = {
         field.name: [
@@ -128,7 +106,7 @@ def _check_id(run: Run) -> str:
     if run.manifest.get("schema") != SCHEMA:
         raise StoreError(
             f"expected manifest['schema'] = {SCHEMA}, received {run.manifest.get('schema')!r}; "
-            "set it to reports.store.SCHEMA"
+            "set it to reports.schema.SCHEMA"
         )
     return run_id
 
@@ -156,58 +134,66 @@ def write_run(root: Path, run: Run, page: str | None = None) -> Path:
     """Store a run, and its page where it has one, as `root/<id>` and return that folder.
 
     Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
-    no run behind. Raises StoreError where the id exists, the rows are not those of the run's kind,
-    or the root or the disk refuses.
+    no run behind. A run is never overwritten: where the id is taken, as when two writers started in
+    the same second, the folder and the run become `<id>-2`. Raises StoreError where the rows are
+    not those of the run's kind, or the root or the disk refuses.
     """
     run_id, parts = _check_id(run), _check_rows(run)
-    final = root / run_id
     partial = root / f".partial-{run_id}-{uuid.uuid4().hex[:8]}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if final.exists():
-            raise StoreError(
-                f"a run is never overwritten, and {final} exists already; "
-                "choose another id or another folder with --out"
-            )
         partial.mkdir()
-        (partial / MANIFEST).write_text(
-            json.dumps(run.manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
         for name, rows in parts.items():
             pq.write_table(_table(name, rows), partial / name)
-        if page is not None:
-            (partial / PAGE).write_text(page, encoding="utf-8")
-        partial.rename(final)
+        return _renamed(partial, root, run, page)
     except OSError as error:
         raise _unwritable(root, error) from error
     finally:
         # Also after Ctrl-C: after the rename there is nothing left here to remove.
         shutil.rmtree(partial, ignore_errors=True)
-    return final
+
+
+def _renamed(partial: Path, root: Path, run: Run, page: str | None) -> Path:
+    """Complete `partial` and give it the first id that is free: the rename itself is the lock."""
+    name, turn = run.id, 1
+    while True:
+        manifest = json.dumps({**run.manifest, "id": name}, indent=2, ensure_ascii=False)
+        (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+        if page is not None:
+            # An id is letters, digits and signs that no escaping changes.
+            (partial / PAGE).write_text(page.replace(run.id, name), encoding="utf-8")
+        try:
+            partial.rename(root / name)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            turn += 1
+            name = f"{run.id}-{turn}"
+        else:
+            return root / name
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read run.json alone. Raises StoreError where it is missing, damaged, or of a schema or kind
-    that this version does not know.
+    """Read run.json alone, in today's schema.
+
+    Raises:
+        StoreError: it is missing or damaged, or of an unknown schema or kind.
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise StoreError(
-            f"expected a complete {MANIFEST} in {folder}, but reading it gave: {error}; "
-            "this is not a stored run, or it was damaged: restore the folder or delete it"
-        ) from error
-    schema = manifest.get("schema") if isinstance(manifest, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise StoreError(
-            f"{path} has schema {schema}, newer than the {SCHEMA} this version reads; "
-            "update megalodon-numerics"
-        )
-    if schema != SCHEMA:
-        raise StoreError(
-            f"expected schema {SCHEMA} in {path}, received {schema!r}; run the suites again"
-        )
+        raise _damaged(folder, error) from error
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: str, path: Path) -> dict[str, Any]:
+    """Return what the text of a run.json says, in today's schema; raises like `read_manifest`."""
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        raise _damaged(path.parent, error) from error
+    manifest = migrated(manifest if isinstance(manifest, dict) else {}, path)
     if not isinstance(manifest.get("id"), str) or not isinstance(manifest.get("created"), str):
         raise StoreError(
             f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
@@ -219,7 +205,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open(folder: Path, name: str) -> pq.ParquetFile:
+def _damaged(folder: Path, error: Exception) -> StoreError:
+    return StoreError(
+        f"expected a complete {MANIFEST} in {folder}, but reading it gave: {error}; "
+        "this is not a stored run, or it was damaged: restore the folder or delete it"
+    )
+
+
+def _open(folder: Path, name: str, absent: Mapping[str, Any]) -> pq.ParquetFile:
     path = folder / name
     try:
         file = pq.ParquetFile(path)
@@ -228,7 +221,7 @@ def _open(folder: Path, name: str) -> pq.ParquetFile:
             f"expected a complete Parquet file at {path}, but opening it gave: {error}; "
             "it is missing or truncated: restore the folder or delete it"
         ) from error
-    missing = sorted(set(_schema(name).names) - set(file.schema_arrow.names))
+    missing = sorted(set(arrow_schema(name).names) - set(file.schema_arrow.names) - set(absent))
     if missing:
         file.close()
         raise StoreError(
@@ -238,10 +231,11 @@ def _open(folder: Path, name: str) -> pq.ParquetFile:
     return file
 
 
-def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    with _open(folder, name) as file:
+def _rows(folder: Path, name: str, absent: Mapping[str, Any]) -> list[dict[str, Any]]:
+    with _open(folder, name, absent) as file:
         try:
-            return file.read(columns=_COLUMNS[name]).to_pylist()
+            columns = [column for column in COLUMNS[name] if column not in absent]
+            return [{**row, **absent} for row in file.read(columns=columns).to_pylist()]
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 f"expected readable rows in {folder / name}, but reading gave: {error}; "
@@ -265,8 +259,8 @@ def read_run(folder: Path) -> Run:
         words = _WORDS[name]
         try:
             parts[name.removesuffix(".parquet")] = tuple(
-                _ROWS[name](**row | {column: make(row[column]) for column, make in words.items()})
-                for row in _rows(folder, name)
+                ROWS[name](**row | {column: make(row[column]) for column, make in words.items()})
+                for row in _rows(folder, name, added_columns(name, manifest))
             )
         except ValueError as error:
             if isinstance(error, StoreError):
@@ -278,12 +272,13 @@ def read_run(folder: Path) -> Run:
     return Run(manifest, **parts)
 
 
-def list_runs(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the readable runs of every kind under `root`, oldest first, and the unreadable ones
+def list_runs(root: Path) -> tuple[list[Stored], list[tuple[Path, str]]]:
+    """Return the readable runs of every kind under `root`, oldest first, and the unreadable folders
     with a reason.
 
     A root that does not exist yet holds no runs. Hidden folders, which is what an interrupted write
-    may leave, are never runs. Raises StoreError where `root` cannot be listed.
+    may leave, are never runs. Of copies of one run, the one in the folder of its name counts, and
+    the others are named. Raises StoreError where `root` cannot be listed.
     """
     if not root.exists():
         return [], []
@@ -294,15 +289,26 @@ def list_runs(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
             f"expected a folder of runs at {root}, but {error.strerror or error}; "
             "give the folder that `nightly` wrote to"
         ) from error
-    readable: list[tuple[str, Path]] = []
+    readable: list[Stored] = []
     unreadable: list[tuple[Path, str]] = []
     for folder in folders:
         try:
             manifest = read_manifest(folder)
             for name in FILES[kind_of(manifest)]:
-                _open(folder, name).close()
+                _open(folder, name, added_columns(name, manifest)).close()
         except StoreError as error:
             unreadable.append((folder, str(error)))
         else:
-            readable.append((manifest["created"], folder))
-    return [folder for _, folder in sorted(readable)], unreadable
+            readable.append(Stored(folder, manifest))
+    return without_copies(readable, unreadable), unreadable
+
+
+def without_copies(runs: list[Stored], unreadable: list[tuple[Path, str]]) -> list[Stored]:
+    """Return `runs` oldest first, each id once; the copies go to `unreadable` with a reason."""
+    kept: dict[str, Stored] = {}
+    for run in sorted(runs, key=lambda run: run.folder.name != run.manifest["id"]):
+        first = kept.setdefault(run.manifest["id"], run)
+        if first is not run:
+            why = f"a copy of run {run.manifest['id']} in {first.folder}; delete one of them"
+            unreadable.append((run.folder, why))
+    return sorted(kept.values(), key=lambda run: (run.manifest["created"], str(run.folder)))

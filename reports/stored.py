@@ -5,31 +5,29 @@ Source: spec/reports.md "Store", "Comparability" and "Command line".
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
+import numpy as np
 
 from parity.results import Verdict
+from reports import goldens
 from reports.changes import Change
-from reports.history import load_history
-from reports.store import (
-    MEASUREMENTS,
-    Run,
-    RunKind,
-    StoreError,
-    kind_of,
-    list_runs,
-    read_manifest,
-    read_run,
-)
+from reports.history import History, load_history
+from reports.query import Table
+from reports.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError, kind_of
+from reports.store import Run, Stored, list_runs, read_run
 from reports.text import contrast, count, edge_name, metric_name
 from reports.verdicts import Decision, decide
 
-_COUNTS = "SELECT verdict, count(*) FROM read_parquet(?) GROUP BY verdict"
+_COUNTS = "SELECT run, verdict, count(*) AS rows FROM measurements GROUP BY ALL"
+_NO_VERDICT = {
+    RunKind.BENCH: "its numbers are on the next nightly's page",
+    RunKind.SHARD: "`merge` it with the others first",
+}
 SHOWN = 20
 """Changes that are listed in the terminal."""
 
@@ -50,80 +48,112 @@ class Listed:
 
 
 def find_run(root: Path, name: str) -> Path:
-    """Return the folder of a run: a path, its id, the beginning of its id, or `latest`.
+    """Return the folder of a run: a path, its id, the beginning of its id, `latest` or `blessed`.
+
+    `latest` is the newest run that has a verdict: a bench or a shard has none.
 
     Raises:
         StoreError: there is none, or several begin so.
     """
-    if (Path(name) / "run.json").is_file():
+    if (Path(name) / MANIFEST).is_file():
         return Path(name)
-    folders, _ = list_runs(root)
-    if name == "latest" and folders:
-        return folders[-1]
-    found = [folder for folder in folders if folder.name.startswith(name)]
+    stored, _ = list_runs(root)
+    if name == "latest":
+        found = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
+    elif name == "blessed":
+        ids = goldens.blessed()
+        found = [run.folder for run in stored if run.manifest["id"] in ids][-1:]
+    else:
+        found = [run.folder for run in stored if run.folder.name.startswith(name)]
     exact = [folder for folder in found if folder.name == name]
     if len(exact or found) == 1:
         return (exact or found)[0]
-    listed = ", ".join(folder.name for folder in (found or folders)[-5:]) or "none"
+    folders = found or [run.folder for run in stored]
+    names = ", ".join(folder.name for folder in folders[-5:]) or "none"
     what = "several runs begin with" if found else "no run"
-    raise StoreError(f"{what} {name!r} in {root}; there are {listed}. `list` shows all of them.")
+    raise StoreError(f"{what} {name!r} in {root}; there are {names}. `list` shows all of them.")
 
 
 def listed(root: Path) -> tuple[list[Listed], list[tuple[Path, str]]]:
     """Return the runs under `root`, oldest first, and those that cannot be read with a reason."""
-    folders, unreadable = list_runs(root)
-    with duckdb.connect() as database:
-        return [_entry(folder, database) for folder in folders], unreadable
+    stored, unreadable = list_runs(root)
+    gated = [run for run in stored if MEASUREMENTS in FILES[run.kind]]
+    with Table([str(run.folder / MEASUREMENTS) for run in gated]) as table:
+        answer, broken = table.ask(_COUNTS)
+    unreadable += [(gated[i].folder, why) for i, why in broken.items()]
+    counts: dict[Path, dict[str, int]] = {}
+    for i, verdict, rows in zip(*(answer[c] for c in ("run", "verdict", "rows")), strict=True):
+        counts.setdefault(gated[int(i)].folder, {})[str(verdict)] = int(rows)
+    lost = {gated[i].folder for i in broken}
+    kept = [run for run in stored if run.folder not in lost]
+    return [_entry(run, counts.get(run.folder, {})) for run in kept], unreadable
 
 
-def _entry(folder: Path, database: duckdb.DuckDBPyConnection) -> Listed:
-    manifest, counts = read_manifest(folder), {}
-    if kind_of(manifest) is RunKind.NIGHTLY:
-        # A path is a glob pattern to DuckDB, and a folder name may hold brackets.
-        path = glob.escape(str(folder / MEASUREMENTS))
-        counts = dict(database.execute(_COUNTS, [path]).fetchall())
+def _entry(run: Stored, counts: Mapping[str, int]) -> Listed:
     gates = sum(n for verdict, n in counts.items() if verdict != Verdict.INFO)
-    reference = manifest.get("reference") or {}
+    reference = run.manifest.get("reference") or {}
     return Listed(
-        id=folder.name,
-        kind=kind_of(manifest).value,
-        created=manifest["created"],
-        device=str((manifest.get("device") or {}).get("kind", "")),
+        id=run.folder.name,
+        kind=run.kind.value,
+        created=run.manifest["created"],
+        device=str((run.manifest.get("device") or {}).get("kind", "")),
         reference=f"{reference.get('kind', '')} {reference.get('commit') or ''}".strip(),
         gates=gates,
         broken=gates - counts.get(Verdict.PASS.value, 0),
-        fault=str(manifest.get("fault") or ""),
+        fault=str(run.manifest.get("fault") or ""),
     )
 
 
-def judged(folder: Path, against: Path | None = None) -> tuple[Run, Decision]:
-    """Return a nightly and its verdict, against another run or against its own baseline.
+@dataclass(frozen=True)
+class Judged:
+    """A stored run with its verdict and what it was judged by."""
+
+    run: Run
+    decision: Decision
+    history: History
+
+
+def judge(root: Path, run: Run) -> Judged:
+    """Return a run's verdict by its history under `root` and by the golden of its device.
 
     Raises:
-        StoreError: one of them cannot be read, or is not a nightly.
+        StoreError: the root cannot be listed, or the golden not read.
     """
-    run = _nightly(folder)
-    if against is not None:
-        return run, decide(run, _nightly(against))
-    return run, decide(run, load_history(folder.parent, run).baseline)
+    history = load_history(root, run)
+    golden = goldens.load(run.manifest)
+    return Judged(run, decide(run, history.baseline, history.past, golden), history)
+
+
+def judged(folder: Path, against: Path | None = None) -> Judged:
+    """Return a stored run's verdict, against one other run or against all that `judge` asks.
+
+    Raises:
+        StoreError: one of them cannot be read, or holds no measurements.
+    """
+    run = measured(folder)
+    if against is None:
+        return judge(folder.parent, run)
+    return Judged(run, decide(run, measured(against)), History())
 
 
 def page_of(folder: Path) -> str:
-    """Return the page of a stored nightly, drawn again by this version from what is stored."""
+    """Return the page of a stored run, drawn again by this version from what is stored."""
     from reports.page.render import render
 
-    run = _nightly(folder)
-    history = load_history(folder.parent, run)
-    return render(run, decide(run, history.baseline), history)
+    found = judged(folder)
+    return render(found.run, found.decision, found.history)
 
 
-def _nightly(folder: Path) -> Run:
+def measured(folder: Path) -> Run:
+    """Read a run that is to be judged.
+
+    Raises:
+        StoreError: it cannot be read, is a bench, or only a part of a nightly.
+    """
     run = read_run(folder)
-    if kind_of(run.manifest) is not RunKind.NIGHTLY:
-        raise StoreError(
-            f"expected a nightly, {folder.name} is a {kind_of(run.manifest)}; its numbers are on "
-            "the next nightly's page."
-        )
+    kind = kind_of(run.manifest)
+    if advice := _NO_VERDICT.get(kind):
+        raise StoreError(f"expected a nightly, {folder.name} is a {kind}; {advice}.")
     return run
 
 
@@ -149,6 +179,7 @@ def as_document(decision: Decision) -> dict[str, Any]:
         "exit_code": int(decision.exit_code),
         "sentence": decision.sentence,
         "baseline": decision.baseline_id,
+        "golden": decision.golden,
         "environment": list(decision.environment),
         "changes": [
             {
@@ -157,9 +188,9 @@ def as_document(decision: Decision) -> dict[str, Any]:
                 "edge": change.edge,
                 "quantity": change.quantity,
                 "metric": change.metric,
-                "before": _finite(change.before),
-                "now": _finite(change.now),
-                "tolerance": _finite(change.tolerance),
+                "before": finite(change.before),
+                "now": finite(change.now),
+                "tolerance": finite(change.tolerance),
                 "note": change.note,
             }
             for change in decision.changes
@@ -167,6 +198,8 @@ def as_document(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _finite(value: float | None) -> float | None:
-    # JSON has no NaN; one that was written anyway could not be read back elsewhere.
-    return value if value is not None and abs(value) < float("inf") else None
+def finite(value: Any) -> Any:
+    """Return a value fit for JSON, which has no NaN: one written anyway is unreadable elsewhere."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [finite(v) for v in value] if isinstance(value, list | np.ndarray) else value

@@ -32,8 +32,8 @@ def broken(rows):
 
 @pytest.mark.torch_ref
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_triangle(case, reference):
-    rows = list(Suite(reference).case(case, FLOORS))
+def test_triangle(case, reference, numerics):
+    rows = numerics(Suite(reference).case(case, FLOORS))
     assert not broken(rows)
     edges = TRUTH if case.seam else TRUTH | REFERENCE
     assert {m.edge for m in rows} == edges | (NARROW if case.name in lowprecision.CASES else set())
@@ -41,22 +41,23 @@ def test_triangle(case, reference):
 
 @pytest.mark.torch_ref
 @pytest.mark.parametrize("case", ANSWERED, ids=lambda case: case.name)
-def test_recordings_equal_the_live_reference(case):
+def test_recordings_equal_the_live_reference(case, numerics):
     if reason := why_unavailable():
         pytest.skip(f"not run: {reason}")
     comparison = Comparison(case, "recorded32:live32", FLOORS, "float32")
     recorded = RecordedReference()
     live = {n: a for n, a in LiveReference().run(case).items() if recorded.gives(n)}
-    assert not broken(comparison.run(recorded.run(case), live))
+    assert not broken(numerics(comparison.run(recorded.run(case), live)))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["plain", "slow_decay", "right_padding", "byte_lm"])
-def test_float32_on_the_gpu_is_as_close_to_the_oracle_as_on_the_cpu(name):
+def test_float32_on_the_gpu_is_as_close_to_the_oracle_as_on_the_cpu(name, numerics):
     case = by_name(name)
     with jax.default_device(jax.devices("gpu")[0]):
         ours = JaxSubject("float32").run(case)
-    rows = Comparison(case, "jax32:oracle", FLOORS, "float32", "cuda").run(ours, truth(case))
+    comparison = Comparison(case, "jax32:oracle", FLOORS, "float32", "cuda")
+    rows = numerics(comparison.run(ours, truth(case)))
     assert not broken(rows)
 
 

@@ -47,6 +47,7 @@ def measurement(**changes: object) -> Measurement:
         dtype="float32",
         device="cpu",
         identity="same",
+        deterministic=True,
     )
     return replace(base, **changes)  # pyright: ignore[reportArgumentType]
 
@@ -63,6 +64,7 @@ def finding(**changes: object) -> Finding:
 def manifest(**changes: object) -> dict[str, object]:
     base: dict[str, object] = {
         "schema": SCHEMA,
+        "kind": "nightly",
         "id": "2026-11-20T21-30-00Z-1a2b3c4",
         "created": "2026-11-20T21:30:00+00:00",
         "commit": "1a2b3c4d5e6f",

@@ -16,6 +16,7 @@ from parity.seams import SEAMS, _judged
 from parity.tolerances import SEAM_BOUNDS
 from reports import nightly as nightly_module
 from reports.cli import main
+from reports.document import seams
 from reports.nightly import Options, nightly
 from reports.store import read_run
 from reports.verdicts import Word
@@ -88,11 +89,11 @@ def test_seams_are_measured_and_told_with_their_reason(monkeypatch):
     rows, suite = nightly_module.run_seams(RecordedReference(), lines.append)
     assert suite.entry()["status"] == "ran"
     assert "5 of 5" in lines[-1]
-    told = {entry["id"]: entry for entry in nightly_module._seams(rows)}
+    told = {entry["id"]: entry for entry in seams(rows)}
     assert told["untied-head"]["value"] == 0.0
     assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in told.values())
     grown = [replace(row, verdict=Verdict.FAIL) for row in rows]
-    assert not any(entry["holds"] for entry in nightly_module._seams(grown))
+    assert not any(entry["holds"] for entry in seams(grown))
 
 
 def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch):

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from nights import failing, finding, manifest, measurement, run
 
 from parity.results import Verdict
 from reports import store
+from reports.history import load_history
+from reports.schema import MIGRATIONS
 from reports.store import StoreError, check_writable, list_runs, read_run, write_run
+
+
+def as_schema_1(folder: Path) -> Path:
+    """Rewrite a run the way schema 1 had it: no kind, no column that tells of a replay."""
+    old = {k: v for k, v in json.loads((folder / "run.json").read_text()).items() if k != "kind"}
+    (folder / "run.json").write_text(json.dumps(old | {"schema": 1}))
+    path = folder / "measurements.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["deterministic"]), path)
+    return folder
 
 
 def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
@@ -38,15 +53,59 @@ def test_non_finite_numbers_survive_the_round_trip(tmp_path: Path) -> None:
 def test_a_run_without_rows_is_readable(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run(), "")
     assert read_run(folder) == run()
-    assert list_runs(tmp_path) == ([folder], [])
+    assert [stored.folder for stored in list_runs(tmp_path)[0]] == [folder]
 
 
-def test_an_existing_run_is_never_overwritten(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, run(), "first")
-    with pytest.raises(StoreError, match="never overwritten"):
-        write_run(tmp_path, run(), "second")
-    assert (folder / "report.html").read_text() == "first"
-    assert [p.name for p in tmp_path.iterdir()] == [folder.name]
+def test_two_writers_of_one_id_both_survive(tmp_path: Path) -> None:
+    first = write_run(tmp_path, run(measurement()), "<p>first</p>")
+    barrier = threading.Barrier(4)
+
+    def write(value: float) -> Path:
+        night = run(measurement(value=value))
+        barrier.wait()
+        return write_run(tmp_path, night, f"<p>{night.id}</p>")
+
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(write, (1e-7, 2e-7, 3e-7, 4e-7)))
+    assert {f.name for f in folders} == {f"{first.name}-{n}" for n in (2, 3, 4, 5)}
+    assert (first / "report.html").read_text() == "<p>first</p>"
+    stored, unreadable = list_runs(tmp_path)
+    assert (len(stored), unreadable) == (5, [])
+    for value, folder in zip((1e-7, 2e-7, 3e-7, 4e-7), folders, strict=True):
+        back = read_run(folder)
+        assert (back.id, back.measurements[0].value) == (folder.name, value)
+        assert (folder / "report.html").read_text() == f"<p>{folder.name}</p>"
+
+
+def test_copies_of_a_run_count_once_and_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement()), "")
+    shutil.copytree(folder, tmp_path / "0-copy")
+    stored, [(copy, why)] = list_runs(tmp_path)
+    assert [run.folder for run in stored] == [folder]
+    assert copy.name == "0-copy"
+    assert f"a copy of run {folder.name}" in why
+
+
+def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
+    folder = as_schema_1(write_run(tmp_path, run(measurement(), findings=(finding(),)), ""))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    back = read_run(folder)
+    assert (back.manifest["schema"], back.manifest["kind"]) == (store.SCHEMA, "nightly")
+    assert back.measurements == (measurement(deterministic=None),)
+    assert back.findings == (finding(),)
+    assert load_history(tmp_path, run(measurement(), created="2026-11-21")).baseline == back
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_only_a_migration_excuses_a_missing_column(tmp_path: Path) -> None:
+    folder = as_schema_1(write_run(tmp_path, run(measurement()), ""))
+    (folder / "run.json").write_text(json.dumps(manifest()))
+    with pytest.raises(StoreError, match="expected the columns deterministic"):
+        read_run(folder)
+
+
+def test_every_older_schema_has_a_migration() -> None:
+    assert sorted(MIGRATIONS) == list(range(1, store.SCHEMA))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
@@ -132,7 +191,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
 def test_runs_are_listed_oldest_first_by_their_time_not_their_name(tmp_path: Path) -> None:
     late = write_run(tmp_path, run(id="a", created="2026-11-20T21:30:00+00:00"), "")
     early = write_run(tmp_path, run(id="b", created="2026-11-19T21:30:00+00:00"), "")
-    assert list_runs(tmp_path) == ([early, late], [])
+    assert [stored.folder for stored in list_runs(tmp_path)[0]] == [early, late]
 
 
 def test_a_root_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""What the run document says beyond the environment: cases, tolerances, seams, replay commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from parity.cases import Case
+from parity.results import Kind, Measurement, Verdict
+from parity.seams import SEAMS
+from parity.tolerances import TABLE
+
+
+def derived(rows: Sequence[Measurement], fault: str | None) -> dict[str, Any]:
+    """Return the parts of the document that follow from a run's measurements.
+
+    A merged run has them made anew: each shard knows only its own.
+    """
+    return {"tolerances": _tolerances(), "seams": seams(rows), "replay": _replay(rows, fault)}
+
+
+def case_entry(case: Case) -> dict[str, Any]:
+    """Return what the document says of a case."""
+    return {
+        "name": case.name,
+        "title": case.why,
+        "why": case.why,
+        "hash": case.hash,
+        "batch": case.batch_size,
+        "length": case.length,
+        "config": case.config.to_dict(),
+    }
+
+
+def seams(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Return every deliberate difference, and its value where it was measured."""
+    values = {m.quantity: m for m in measurements if m.kind is Kind.SEAM}
+    entries = []
+    for seam in SEAMS:
+        found = values.get(seam.id)
+        entry = {name: getattr(seam, name) for name in ("id", "reason", "bound", "measured")}
+        if found is not None and math.isfinite(found.value):
+            entry["value"] = found.value
+        entry["holds"] = found is None or found.verdict is Verdict.PASS
+        entries.append(entry)
+    return entries
+
+
+def _tolerances() -> list[dict[str, str]]:
+    return [
+        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
+        for row in TABLE
+        for kind in row.kinds
+    ]
+
+
+def _replay(measurements: Sequence[Measurement], planted: str | None) -> list[dict[str, str]]:
+    command = ".venv/bin/megalodon-numerics nightly"
+    entries = [{"label": "everything", "command": "make nightly"}]
+    broken = {m.case for m in measurements if m.verdict is Verdict.FAIL}
+    fault = f" --fault {planted}" if planted else ""
+    return entries + [
+        {"label": name, "command": f"{command} --case {name}{fault}"} for name in sorted(broken)
+    ]

@@ -1,0 +1,30 @@
+"""When a value that does not repeat has moved: far from its median, and where it never was.
+
+Source: spec/reports.md "Comparability".
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from parity.tolerances import NOISE_FLOOR, NOISE_LEAST, NOISE_MADS
+
+
+def step(value: float, past: Sequence[float]) -> float | None:
+    """Return `value` over the median of `past` where that is a step, else None.
+
+    A step is more than `NOISE_MADS` median absolute deviations of log10 from the median and more
+    than `NOISE_FLOOR` beyond all that was seen: an error that jumps between two modes moves the
+    median and the MAD at random, but not what was seen. Fewer than `NOISE_LEAST` positive values
+    say nothing, and neither does a value that has no logarithm: those are the tolerance's to judge.
+    """
+    seen = [math.log10(v) for v in past if v > 0 and math.isfinite(v)]
+    if len(seen) < NOISE_LEAST or not (value > 0 and math.isfinite(value)):
+        return None
+    now, middle, floor = math.log10(value), statistics.median(seen), math.log10(NOISE_FLOOR)
+    mad = statistics.median(abs(v - middle) for v in seen)
+    far = abs(now - middle) > max(NOISE_MADS * mad, floor)
+    unseen = now > max(seen) + floor or now < min(seen) - floor
+    return 10.0 ** (now - middle) if far and unseen else None

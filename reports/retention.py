@@ -1,0 +1,83 @@
+"""Which stored runs may go: old ones that nothing is held against.
+
+Source: spec/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports import goldens
+from reports.history import load_history
+from reports.schema import FILES, MEASUREMENTS, StoreError
+from reports.store import Stored, list_runs, read_run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be deleted, and what is kept although it is old, with a reason."""
+
+    kept: int
+    goes: tuple[Path, ...]
+    spared: tuple[tuple[Path, str], ...]
+    unreadable: tuple[tuple[Path, str], ...]
+
+
+def plan(root: Path, keep: int) -> Plan:
+    """Keep the newest `keep` runs of each kind and device, blessed runs, and baselines of these.
+
+    What cannot be read is never deleted: somebody may still want to restore it.
+    Raises StoreError where the root cannot be listed or a golden cannot be read.
+    """
+    stored, unreadable = list_runs(root)
+    groups: dict[object, list[Stored]] = {}
+    for run in stored:
+        device = (run.manifest.get("device") or {}).get("kind")
+        groups.setdefault((run.kind, device), []).append(run)
+    newest = {run.folder for runs in groups.values() for run in runs[-keep:]}
+    blessed, baselines = goldens.blessed(), _baselines(root, groups.values())
+    goes: list[Path] = []
+    spared: list[tuple[Path, str]] = []
+    for run in stored:
+        name = run.manifest["id"]
+        if run.folder in newest:
+            continue
+        if name in blessed:
+            spared.append((run.folder, "blessed"))
+        elif name in baselines:
+            spared.append((run.folder, f"baseline of {baselines[name]}"))
+        else:
+            goes.append(run.folder)
+    return Plan(len(newest), tuple(goes), tuple(spared), tuple(unreadable))
+
+
+def _baselines(root: Path, groups: Iterable[list[Stored]]) -> dict[str, str]:
+    """Return by its id what the newest run of each group is compared with."""
+    found: dict[str, str] = {}
+    for runs in groups:
+        if MEASUREMENTS in FILES[runs[-1].kind]:
+            baseline = load_history(root, read_run(runs[-1].folder)).baseline
+            if baseline is not None:
+                found[baseline.id] = runs[-1].manifest["id"]
+    return found
+
+
+def delete(folder: Path) -> None:
+    """Delete a run: renamed first, so that an interrupted deletion leaves no half run.
+
+    Raises:
+        StoreError: the folder cannot be changed.
+    """
+    aside = folder.with_name(f".pruned-{folder.name}")
+    try:
+        os.rename(folder, aside)
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise StoreError(
+            f"expected to delete {folder}, but {error.strerror or error}; what is left of it is no "
+            "longer a run. Make the folder writable and prune again"
+        ) from error

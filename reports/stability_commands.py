@@ -1,0 +1,85 @@
+"""Commands about precision: the diagnosis of a checkpoint, and the training drill."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from reports.console import OK, REGRESSED, examples, progress, quiet_option
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+
+@click.command(
+    epilog=examples("stability checkpoint", "stability model.safetensors --optimiser lion --json")
+)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--optimiser",
+    type=click.Choice(["adamw", "sgd", "lion", "muon"]),
+    default="adamw",
+    show_default=True,
+    help="What trains it.",
+)
+@click.option("--lr", type=float, help="Its learning rate.  [default: the optimiser's own]")
+@click.option(
+    "--format",
+    "storage",
+    default="bfloat16",
+    show_default=True,
+    help="The storage in question: bfloat16, float16, float8_e4m3fn or float8_e5m2.",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@quiet_option
+@click.pass_context
+def stability(ctx, path, optimiser, lr, storage, text, as_json, quiet) -> None:
+    """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
+
+    PATH is a folder, a safetensors file or a torch file. Exit code 0: nothing, or warnings, which
+    say what would freeze; 1: an error, such as weights that are not finite; 2: bad input.
+    """
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from reports import diagnosis as module
+
+    report = progress(quiet)
+    found = module.diagnose(path, optimiser, lr, storage, text, report)
+    click.echo(json.dumps(module.as_document(found)) if as_json else found.text())
+    ctx.exit(REGRESSED if module.broken(found) else OK)
+
+
+@click.command(epilog=examples("drill", "drill --steps 20 --out drill.json"))
+@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.  [default: 120]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and batches.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the result goes.  [default: the committed one that the nightly shows]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@quiet_option
+def drill(steps, seed, out, as_json, quiet) -> None:
+    """Train the byte-level model in float32, in bfloat16 and with each remedy; minutes."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from stability import drill as module
+    from stability import drill_report
+
+    out = drill_report.FILE if out is None else out
+    drill_report.check_writable(out)
+    plan = module.Plan(seed=seed) if steps is None else module.Plan(seed=seed, steps=steps)
+    report = progress(quiet)
+    report(f"training {len(module.VARIANTS)} variants for {plan.steps} steps")
+    content = drill_report.document(plan, module.run(plan, report=report))
+    drill_report.write(out, content)
+    said = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
+    click.echo(said)
+
+
+COMMANDS = (stability, drill)

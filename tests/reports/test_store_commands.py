@@ -1,0 +1,266 @@
+"""Commands about many runs: history over gaps and damage, blessing, and pruning."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from nights import bench, earlier, failing, measurement, run
+
+from parity.results import Kind, Verdict
+from reports import blessing, goldens
+from reports.cli import main
+from reports.lookback import look_back, sparkline
+from reports.schema import StoreError
+from reports.store import write_run
+from reports.stored import judged
+from reports.verdicts import Word
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def nights(root: Path, *values: float) -> list[Path]:
+    """One healthy run per value, a day apart from the first of November on."""
+    return [
+        write_run(root, earlier(measurement(value=v), day=day, suites=SUITES), "")
+        for day, v in enumerate(values, 1)
+    ]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Seven nights: one truncated, one of a newer schema, one copied, one with a fault; a bench."""
+    root = tmp_path / "runs"
+    folders = nights(root, *(1e-7 * n for n in range(1, 8)))
+    path = folders[1] / "measurements.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    newer = json.loads((folders[2] / "run.json").read_text()) | {"schema": 99}
+    (folders[2] / "run.json").write_text(json.dumps(newer))
+    shutil.copytree(folders[3], root / "0-copy")
+    planted = json.loads((folders[4] / "run.json").read_text()) | {"fault": "conjugate"}
+    (folders[4] / "run.json").write_text(json.dumps(planted))
+    # Its footer is whole, so only reading the rows finds this one out.
+    path = folders[5] / "measurements.parquet"
+    middle = bytearray(path.read_bytes())
+    middle[4:120] = bytes(116)
+    path.write_bytes(bytes(middle))
+    write_run(root, bench(day=8))
+    return root
+
+
+@pytest.mark.parametrize("pattern", [False, True])
+def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, pattern: bool) -> None:
+    before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
+    place = f"{damaged}/*" if pattern else str(damaged)
+    result = call("history", "baseline", "logits", "--out", place, "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert [row["value"] for row in told["rows"]] == pytest.approx([1e-7, 4e-7, 7e-7])
+    lost = {Path(item["folder"]).name: item["why"] for item in told["unreadable"]}
+    for day, why in (("03", "schema 99, newer"), ("0-copy", "a copy of run")):
+        assert any(day in folder and why in said for folder, said in lost.items())
+    assert len(told["unreadable"]) == 4
+    # Nothing is lost: everything is where it was, as it was.
+    assert {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()} == before
+
+
+def test_list_and_gate_survive_the_same_damage(damaged: Path) -> None:
+    told = json.loads(call("list", "--out", damaged, "--json").stdout)
+    # A list reads no values, so what is damaged inside is still whole to it.
+    assert (len(told["runs"]), len(told["unreadable"])) == (6, 3)
+    # The newest run is a bench, which has no verdict.
+    assert call("gate", "latest", "--out", damaged).exit_code == 0
+    found = judged(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
+    assert found.decision.baseline_id is not None
+    assert found.decision.baseline_id.startswith("2026-11-04")
+    assert len(found.history.unreadable) == 4
+
+
+def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path: Path) -> None:
+    rows = measurement(value=1e-6), measurement(quantity="loss", kind=Kind.LOSS, value=3e-6)
+    for day in (1, 2):
+        write_run(tmp_path, earlier(*rows, day=day), "")
+    write_run(tmp_path, earlier(*(replace(m, identity="other") for m in rows), day=3), "")
+    found = look_back(str(tmp_path))
+    assert [row["quantity"] for row in found.rows] == ["loss", "logits"]
+    # Other work starts anew.
+    assert [row["runs"] for row in found.rows] == [1, 1]
+    assert [row["quantity"] for row in look_back(str(tmp_path), most=1).rows] == ["loss"]
+    # What has no tolerance is no gate.
+    info = measurement(metric="max_abs", tolerance=math.nan, verdict=Verdict.INFO)
+    write_run(tmp_path, earlier(*rows, info, day=4), "")
+    told = look_back(str(tmp_path), "baseline", "logits").rows
+    assert [row["metric"] for row in told] == ["rel_l2"] * 4
+    shown = call("history", "--out", tmp_path)
+    assert shown.output.index("loss") < shown.output.index("logits")
+    assert "75 %" in shown.output
+
+
+def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
+    assert "no gates in 0 runs" in call("history", "--out", tmp_path).output
+    nights(tmp_path, 1e-6)
+    missed = call("history", "baseline", "logit", "--out", tmp_path)
+    assert (missed.exit_code, "no gate of logit" in missed.output) == (2, True)
+    nowhere = call("history", "--out", f"{tmp_path}/none/*")
+    assert (nowhere.exit_code, "nothing matches" in nowhere.output) == (2, True)
+    unknown = call("history", "--out", "nothing://runs")
+    assert (unknown.exit_code, "error: expected run folders" in unknown.output) == (2, True)
+
+
+def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None:
+    rows = [measurement(quantity=f"q{i}", identity=str(i)) for i in range(500)]
+    first = write_run(tmp_path, earlier(*rows, day=1), "")
+    said = json.loads((first / "run.json").read_text())
+    for n in range(1, 365):
+        folder = tmp_path / f"r{n}"
+        folder.mkdir()
+        for name in ("measurements.parquet", "findings.parquet"):
+            (folder / name).hardlink_to(first / name)
+        created = f"2025-{1 + n // 31:02d}-{1 + n % 31:02d}T00:00:00+00:00"
+        (folder / "run.json").write_text(json.dumps(said | {"id": folder.name, "created": created}))
+    start = time.process_time()
+    found = look_back(str(tmp_path), "baseline", "q7")
+    assert time.process_time() - start < 2
+    assert (found.runs, len(found.rows)) == (365, 365)
+
+
+def test_a_sparkline_marks_what_is_no_number() -> None:
+    assert sparkline([1.0, 2.0, 3.0, float("nan"), float("inf")]) == "▁▅█!!"
+    assert sparkline([float("nan")]) == "?"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout without uncommitted changes."""
+    monkeypatch.setattr(blessing, "git_state", lambda folder: ("1a2b3c4", False))
+
+
+def test_blessing_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clean: None) -> None:
+    folder = tmp_path / "goldens"
+    good, better = nights(tmp_path / "runs", 1e-6, 2e-6)
+    first = blessing.bless(good, "as measured", folder)
+    assert first.lines()[0] == "0 levels moved, 1 are new, 0 are gone"
+    before = first.path.read_text().splitlines()
+    assert goldens.load({"device": {"kind": "cpu"}}, folder) == first.golden
+    second = blessing.bless(better, "twice as large, because", folder)
+    assert "1.0e-06 → 2.0e-06, 2.00 times" in second.lines()[1]
+    changed = set(second.path.read_text().splitlines()) - set(before)
+    assert sum('"typical"' in line for line in changed) == 1
+    assert any("twice as large, because" in line for line in changed)
+    assert goldens.blessed(folder) == {second.golden.run}
+    assert [p.name for p in folder.iterdir()] == ["cpu.json"]
+
+
+@pytest.mark.parametrize(
+    ("night", "said"),
+    [
+        (run(failing(), suites=SUITES), "is REGRESSED"),
+        (run(measurement(), suites=[{"name": "parity", "planned": 2}]), "is INCOMPLETE"),
+        (run(measurement(), suites=SUITES, dirty=True), "uncommitted changes"),
+        (run(measurement(), suites=SUITES, fault="conjugate"), "planted fault conjugate"),
+        (run(measurement(), suites=SUITES, selected=["plain"]), "ran only some cases"),
+        (run(measurement(), suites=SUITES, kind="pytest"), "is a run of kind pytest"),
+    ],
+    ids=["broken", "incomplete", "dirty", "fault", "selected", "pytest"],
+)
+def test_only_a_whole_healthy_night_is_blessed(
+    tmp_path: Path, clean: None, night: Any, said: str
+) -> None:
+    folder = write_run(tmp_path / "runs", night)
+    with pytest.raises(StoreError, match=said):
+        blessing.bless(folder, "because", tmp_path / "goldens")
+    assert not (tmp_path / "goldens").exists()
+
+
+def test_a_dirty_tree_and_an_empty_reason_are_refused(tmp_path: Path, monkeypatch) -> None:
+    nights(tmp_path, 1e-6)
+    monkeypatch.setattr(blessing, "git_state", lambda folder: ("1a2b3c4", True))
+    dirty = call("bless", "latest", "--reason", "because", "--out", tmp_path)
+    assert (dirty.exit_code, "commit or stash first" in dirty.output) == (2, True)
+    empty = call("bless", "latest", "--reason", " ", "--out", tmp_path)
+    assert (empty.exit_code, "expected a reason" in empty.output) == (2, True)
+
+
+def test_a_slow_drift_is_found_against_the_blessed_run(
+    tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "goldens"
+    monkeypatch.setattr(goldens, "FOLDER", folder)
+    drifting = nights(tmp_path / "runs", *(1e-6 * 1.01**n for n in range(29)))
+    golden = blessing.bless(drifting[0], "the first night", folder).golden
+    words = [judged(night).decision.word for night in drifting]
+    # Each night differs from the one before; the 28th is 1.3 times the blessed one.
+    assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
+    told = call("gate", "latest", "--out", tmp_path / "runs")
+    assert told.exit_code == 1
+    assert f"held against run {golden.run}" in told.output
+    # Against one other run nothing else counts, and the blessed one has a name.
+    told = call("gate", "latest", "--against", "blessed", "--out", tmp_path / "runs", "--json")
+    assert json.loads(told.stdout)["baseline"] == golden.run
+
+
+def test_a_damaged_golden_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goldens, "FOLDER", tmp_path)
+    (tmp_path / "cpu.json").write_text('{"schema": 1}')
+    [night] = nights(tmp_path / "runs", 1e-6)
+    with pytest.raises(StoreError, match=r"cpu\.json.*restore it with git"):
+        judged(night)
+
+
+def test_a_full_disk_leaves_the_golden_as_it_was(
+    tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = nights(tmp_path / "runs", 1e-6, 2e-6)
+    path = blessing.bless(first, "first", tmp_path / "goldens").path
+    before = path.read_bytes()
+
+    def full(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(b"half")
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StoreError, match="No space left on device; nothing was blessed"):
+        blessing.bless(second, "second", tmp_path / "goldens")
+    assert (path.read_bytes(), [p.name for p in path.parent.iterdir()]) == (before, ["cpu.json"])
+
+
+def test_pruning_spares_what_others_are_held_against(
+    tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "runs"
+    monkeypatch.setattr(goldens, "FOLDER", tmp_path / "goldens")
+    folders = nights(root, *([1e-6] * 6))
+    # The newest run's work was last seen on the second day.
+    for folder in (folders[1], folders[5]):
+        path = folder / "measurements.parquet"
+        table = pq.read_table(path).to_pylist()
+        rows = [{**row, "identity": "rare"} for row in table]
+        pq.write_table(type(pq.read_table(path)).from_pylist(rows, pq.read_schema(path)), path)
+    blessing.bless(folders[0], "first")
+    (folders[2] / "run.json").write_text("{")
+    write_run(root, bench(day=1))
+    asked = call("prune", "--keep", 1, "--out", root, "--json")
+    told = json.loads(asked.stdout)
+    assert [Path(p).name[:10] for p in told["goes"]] == ["2026-11-04", "2026-11-05"]
+    why = {Path(p).name[:10]: said for p, said in told["spared"].items()}
+    assert why["2026-11-01"] == "blessed"
+    assert why["2026-11-02"].startswith("baseline of 2026-11-06")
+    assert "2026-11-03" in why
+    assert len(list(root.iterdir())) == 7
+    call("prune", "--keep", 1, "--delete", "--out", root)
+    left = {p.name[:10] for p in root.iterdir()}
+    assert left == {f"2026-11-0{day}" for day in (1, 2, 3, 6)}
+    assert "nothing to delete" in call("prune", "--keep", 1, "--out", root).output

@@ -1,0 +1,171 @@
+"""The workflows' own commands, run here: shards, merge, verdict, page, and their exit codes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from nights import failing, measurement
+
+from reports import nightly as nightly_module
+from reports.cli import main
+from reports.schema import StoreError
+from reports.shards import Shard, find_shards, merged
+from reports.store import list_runs, read_run, write_run
+from stability.findings import Finding
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = ROOT / ".github" / "workflows"
+TINY = ["--case", "length_c", "--case", "stream_tokens", "--reference", "recorded"]
+
+
+def steps(name: str, job: str) -> list[str]:
+    """The `run:` lines of a job, in order."""
+    document = yaml.safe_load((WORKFLOWS / name).read_text())
+    return [step["run"] for step in document["jobs"][job]["steps"] if "run" in step]
+
+
+def shards(name: str, job: str) -> list[str]:
+    document = yaml.safe_load((WORKFLOWS / name).read_text())
+    return yaml.safe_load(document["jobs"][job]["with"]["shards"])
+
+
+def call(line: str, *more: str) -> Any:
+    program, *arguments = shlex.split(line)
+    assert program == ".venv/bin/megalodon-numerics"
+    return CliRunner().invoke(main, [*arguments, *more])
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A night whose cases cost nothing; `rows` is what they measure, by case."""
+    rows: dict[str, Any] = {
+        name: measurement(case=name, identity=name) for name in ("length_c", "stream_tokens")
+    }
+
+    def case(self: Any, case: Any, floors: Any) -> Iterator[Any]:
+        yield rows[case.name]
+
+    def probes(checkpoint: Any, model: Any, report: Any) -> Any:
+        suite = nightly_module._Suite("stability", planned=1, executed=1)
+        return [Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")], {}, suite
+
+    monkeypatch.setattr(nightly_module.Suite, "case", case)
+    monkeypatch.setattr(nightly_module, "run_stability", probes)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.chdir(tmp_path)
+    return rows
+
+
+def night(lost: str = "") -> dict[str, Any]:
+    """Run the commands of night.yml as the workflow would; return the results by command."""
+    (line,) = (run for run in steps("night.yml", "shard") if "megalodon-numerics" in run)
+    for shard in shards("nightly.yml", "cpu"):
+        if shard != lost:
+            result = call(line.replace("${{ matrix.shard }}", shard), *TINY)
+            assert result.exit_code == 0, result.output
+    judged = [run for run in steps("night.yml", "judge") if "megalodon-numerics" in run]
+    return {run.split()[1]: call(run) for run in judged}
+
+
+def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> None:
+    told = night()
+    assert {name: result.exit_code for name, result in told.items()} == dict.fromkeys(
+        ("merge", "gate", "report", "prune"), 0
+    )
+    [stored], unreadable = list_runs(tmp_path / "runs")
+    run = read_run(stored.folder)
+    assert (unreadable, stored.kind) == ([], "nightly")
+    assert [m.case for m in run.measurements] == ["length_c", "stream_tokens"]
+    assert all(m.deterministic for m in run.measurements)
+    suites = {s["name"]: (s["planned"], s["executed"]) for s in run.manifest["suites"]}
+    assert suites == {"parity": (2, 2), "stability": (1, 1)}
+    assert len(run.manifest["shards"]) == 3
+    assert "PASS" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "summary.md").read_text().startswith("## PASS")
+
+
+def test_a_broken_tolerance_is_the_exit_code_of_the_gate(tiny, tmp_path: Path) -> None:
+    tiny["stream_tokens"] = failing(case="stream_tokens")
+    told = night()
+    assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 1)
+    assert told["report"].exit_code == 0
+    assert "logits" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
+    told = night(lost="3/3")
+    assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 3)
+    assert "shard 3/3 is missing" in told["gate"].output
+    refused = CliRunner().invoke(main, ["merge", "shards", "--out", "again"])
+    assert refused.exit_code == 2
+    assert "missing 3/3" in refused.output
+    assert not (tmp_path / "again").exists()
+
+
+def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) -> None:
+    night()
+    folders = find_shards([tmp_path / "shards"])
+    first, second, third = map(read_run, folders)
+
+    def refusal(*runs: Any, **options: bool) -> str:
+        root = tmp_path / f"try{len(list(tmp_path.iterdir()))}"
+        with pytest.raises(StoreError) as caught:
+            merged([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
+        return str(caught.value)
+
+    def changed(run: Any, **manifest: Any) -> Any:
+        return replace(run, manifest={**run.manifest, **manifest})
+
+    assert "commit" in refusal(first, changed(second, commit="0" * 40), third)
+    other = {"device": {"kind": "cpu", "name": "another"}}
+    assert "name" in refusal(first, changed(second, **other), third)
+    assert "both hold shard 1/3" in refusal(first, changed(first, id="twice"), second, third)
+    overlap = replace(third, measurements=first.measurements)
+    assert "both hold length_c" in refusal(first, second, overlap)
+    assert "is a nightly" in refusal(first, changed(second, kind="nightly"), third)
+    gpu = {"device": {"kind": "cuda", "name": "another"}}
+    assert "kind cpu → cuda" in refusal(first, changed(second, **gpu), third, mixed=True)
+    # Negative control: other processors may be asked for, and are named.
+    folders = [
+        write_run(tmp_path / "mixed", r) for r in (first, changed(second, id="b", **other), third)
+    ]
+    assert "another" in merged(folders, mixed=True).manifest["device"]["name"]
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])
+def test_a_shard_is_k_of_n(text: str) -> None:
+    with pytest.raises(ValueError, match="expected K/N"):
+        Shard.parse(text)
+
+
+def test_shards_cover_a_plan_once() -> None:
+    plan = tuple("abcdefg")
+    parts = [Shard(k, 3).part_of(plan) for k in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == list(plan)
+    with pytest.raises(ValueError, match="at most 7 shards"):
+        Shard(1, 8).part_of(plan)
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda p: p.name)
+def test_every_command_of_a_workflow_exists(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    targets = set(re.findall(r"^([\w./$()-]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets |= {".venv/.base", ".venv/.dev"}
+    for job in document["jobs"].values():
+        for step in job.get("steps", ()):
+            words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "x", step.get("run", "")))
+            if words[:1] == ["make"]:
+                assert words[1] in targets
+            elif words[:1] == [".venv/bin/megalodon-numerics"]:
+                assert words[1] in main.commands
+            elif words:
+                assert words[0] in ("bash", ".venv/bin/python")
+        assert all((ROOT / job["uses"]).is_file() for _ in [0] if "uses" in job)
