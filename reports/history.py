@@ -25,7 +25,7 @@ from reports.store import (
     read_run,
 )
 
-WINDOW = 30
+WINDOW = 90
 """Runs a sparkline looks back over."""
 
 Key = tuple[str, str, str, str]

@@ -15,6 +15,8 @@ import jax
 
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
+from parity.compare import OnFailure
+from parity.deviation import Deviations
 from parity.faults import by_name as fault_by_name
 from parity.results import Kind, Measurement, Verdict
 from parity.seams import SEAMS
@@ -93,7 +95,7 @@ def nightly(options: Options, report: Report) -> Outcome:
     if fault:
         report(f"planted on purpose: {fault.name}")
     with fault.planted() if fault else nullcontext():
-        measurements, parity = run_parity(cases, reference, report)
+        measurements, parity = run_parity(cases, reference, report, tensors := Deviations())
         suites = [parity]
         # A few cases are asked for to answer a question about those cases.
         if not options.cases:
@@ -119,7 +121,7 @@ def nightly(options: Options, report: Report) -> Outcome:
         "replay": _replay(measurements, options),
         "fault": options.fault,
     }
-    run = Run(document, tuple(measurements), tuple(findings))
+    run = Run(document, tuple(measurements), tuple(findings), tensors=tuple(tensors))
     history = load_history(options.out, run)
     decision = decide(run, history.baseline)
     folder = write_run(options.out, run, render(run, decision, history))
@@ -146,11 +148,14 @@ def open_checkpoint(folder: Path | None) -> stability.Checkpoint:
 
 
 def run_parity(
-    cases: Sequence[Case], reference: Reference, report: Report
+    cases: Sequence[Case],
+    reference: Reference,
+    report: Report,
+    on_failure: OnFailure | None = None,
 ) -> tuple[list[Measurement], _Suite]:
     """Run the triangle; a case that breaks down leaves the suite incomplete, never green."""
     suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
-    triangle = Suite(reference, device=device_kind())
+    triangle = Suite(reference, device=device_kind(), on_failure=on_failure)
     floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
     measurements: list[Measurement] = []
     for case in cases:

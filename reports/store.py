@@ -17,7 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from parity.deviation import Deviation
 from parity.results import Kind, Measurement, Verdict
+from reports.tensors import read_tensors, write_tensors
 from reports.timings import Timing
 from stability.findings import Finding, Severity
 
@@ -65,6 +67,8 @@ class Run:
     measurements: tuple[Measurement, ...] = ()
     findings: tuple[Finding, ...] = ()
     timings: tuple[Timing, ...] = ()
+    tensors: tuple[Deviation, ...] = ()
+    """Of measurements that failed: where they differ and by how much."""
 
     @property
     def id(self) -> str:
@@ -175,6 +179,7 @@ def write_run(root: Path, run: Run, page: str | None = None) -> Path:
         )
         for name, rows in parts.items():
             pq.write_table(_table(name, rows), partial / name)
+        write_tensors(partial, run.tensors)
         if page is not None:
             (partial / PAGE).write_text(page, encoding="utf-8")
         partial.rename(final)
@@ -275,7 +280,10 @@ def read_run(folder: Path) -> Run:
                 f"{folder / name} holds a word this version does not know: {error}; "
                 "update megalodon-numerics"
             ) from error
-    return Run(manifest, **parts)
+    try:
+        return Run(manifest, **parts, tensors=read_tensors(folder))
+    except ValueError as error:
+        raise StoreError(str(error)) from error
 
 
 def list_runs(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:

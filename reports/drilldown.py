@@ -1,0 +1,84 @@
+"""A failing tensor as the page shows it: how far its elements are off, and the worst with bits.
+
+Pure functions from a run to plain data. Source: spec/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parity.deviation import HIGH, LOW, Deviation, Worst, bits
+from parity.metrics import ulp
+from reports.text import count, edge_name, label, number, record_id
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One bar of a histogram."""
+
+    name: str
+    count: int
+    odd: bool = False
+    """Not finite: no distance at all."""
+
+
+def drilldown(tensor: Deviation) -> dict[str, Any]:
+    """Return what the page says of one failing tensor."""
+    elements = sum(tensor.histogram)
+    equal, odd = tensor.histogram[0], tensor.histogram[-1]
+    shape = " × ".join(map(str, tensor.shape)) or "a single number"
+    sides = tensor.edge.split(":")
+    return {
+        "id": record_id(tensor.case, tensor.edge, tensor.quantity, "rel_l2"),
+        "name": label(tensor.quantity),
+        "case": label(tensor.case, 48),
+        "edge": edge_name(tensor.edge),
+        "sides": [edge_name(side) for side in (sides if len(sides) == 2 else ("left", "right"))],
+        "dtype": tensor.dtype,
+        "sentence": (
+            f"{shape} ({tensor.dtype}): {elements - equal:,} of {count(elements, 'element')} "
+            f"differ{'' if elements - equal != 1 else 's'}, {odd:,} not finite."
+        ),
+        "bins": _bins(tensor),
+        "worst": [_element(w, tensor.dtype) for w in tensor.worst],
+    }
+
+
+def _bins(tensor: Deviation) -> list[Bin]:
+    """Name the bars, without the empty ones at both ends."""
+    names = ["≤ ½", *(f"≤ {_power(k)}" for k in range(LOW + 1, HIGH + 1)), f"> {_power(HIGH)}"]
+    equal, *between, odd = tensor.histogram
+    filled = [i for i, n in enumerate(between) if n] or [0]
+    middle = [Bin(names[i], between[i]) for i in range(filled[0], filled[-1] + 1)]
+    ends = [Bin("not finite", odd, True)] if odd else []
+    return [Bin("equal", equal), *middle, *ends]
+
+
+def _power(exponent: int) -> str:
+    value = 2**exponent
+    if value < 1024:
+        return str(value)
+    return f"{value // 1024}Ki" if value < 2**20 else f"{value // 2**20}Mi"
+
+
+def _element(w: Worst, dtype: str) -> dict[str, Any]:
+    ours, theirs = bits(w.actual, dtype), bits(w.expected, dtype)
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    same = next((i for i, (a, e) in pairs if a != e), len(ours))
+    units = abs(w.actual - w.expected) / float(ulp(w.expected, dtype))
+    return {
+        "index": f"[{', '.join(map(str, w.index))}]",
+        "actual": _exact(w.actual, dtype),
+        "expected": _exact(w.expected, "float64"),
+        "actual_bits": (ours[:same], ours[same:]),
+        "expected_bits": (theirs[:same], theirs[same:]),
+        "apart": number(abs(w.actual - w.expected)),
+        "ulps": number(units),
+    }
+
+
+def _exact(value: float, dtype: str) -> str:
+    """Write a number with the digits that tell it from its neighbours in a dtype."""
+    digits = {"float64": 17, "float32": 9, "float16": 5, "bfloat16": 4}[dtype]
+    return f"{value:.{digits}g}".replace("nan", "NaN").replace("inf", "Inf")
