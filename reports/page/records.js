@@ -1,7 +1,7 @@
 // Every row of the run, unpacked when it is first wanted: filter, sort, pages, details, download.
 // All text arrives as text; only drill-downs are markup, which the page's own templates made.
 const explorer = (() => {
-  const PAGE = 50;
+  const PAGE = 25;
   const GAP = "\u2013"; // an en dash, as in the tables of the page
   const section = document.getElementById("records");
   const form = section.querySelector("form");
@@ -157,6 +157,8 @@ const explorer = (() => {
       const holder = el("div", {});
       holder.innerHTML = data.tensors[i];
       parts.push(holder);
+    } else if (of.verdict(i) === "fail" && of.metric(i) === "rel_l2") {
+      parts.push(el("p", { className: "muted" }, "Not described element by element: that is done for the tensors of a case that fail first."));
     }
     const command = data.replay[of.case(i)];
     if (command) parts.push(copyable("Measure it again", command));

@@ -70,7 +70,13 @@ def _memory_chart(lines: Sequence[svg.Line], text: str) -> Markup:
 
 
 def _night_chart(lines: Sequence[svg.Line], text: str) -> Markup:
-    return svg.chart(lines, "nights before this one", text, lambda y: f"{100 * 10.0**y:.3g} %")
+    return svg.chart(lines, "nights before this one", text, _share_tick)
+
+
+def _share_tick(level: float) -> str:
+    """Write a share of a tolerance, given as log10, in the room there is beside a chart."""
+    value = 10.0**level
+    return f"{100 * value:.3g} %" if value < 10 else f"{value:.0e}×"
 
 
 def _breakable(text: str) -> Markup:
