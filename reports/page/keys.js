@@ -13,8 +13,8 @@ const single = dialog.querySelector("input");
 // Moves to the section after or before the one that is being read.
 function step(direction) {
   const sections = [...document.querySelectorAll("main section")];
-  const now = sections.findLastIndex((section) => section.getBoundingClientRect().top < 40);
-  const next = sections[Math.min(sections.length - 1, Math.max(0, now + direction))];
+  const read = sections.findLastIndex((section) => section.getBoundingClientRect().top < 40);
+  const next = sections[Math.min(sections.length - 1, Math.max(0, Math.max(0, read) + direction))];
   next.scrollIntoView();
   history.replaceState(null, "", `#${next.id}`);
 }
@@ -26,7 +26,7 @@ const KEYS = {
     explorer.form.elements.q.focus();
   },
   f: async () => {
-    await explorer.change({ ...{ q: "", suite: "", sort: "" }, verdict: "fail" });
+    await explorer.change({ q: "", suite: "", sort: "", verdict: "fail" });
     explorer.show();
     document.getElementById("records").scrollIntoView();
     explorer.table.querySelector("tbody button")?.focus();

@@ -158,7 +158,7 @@ const explorer = (() => {
       holder.innerHTML = data.tensors[i];
       parts.push(holder);
     } else if (of.verdict(i) === "fail" && of.metric(i) === "rel_l2") {
-      parts.push(el("p", { className: "muted" }, "Not described element by element: that is done for the tensors of a case that fail first."));
+      parts.push(el("p", { className: "muted" }, "Not described element by element: that is done for the tensors that fail first."));
     }
     const command = data.replay[of.case(i)];
     if (command) parts.push(copyable("Measure it again", command));

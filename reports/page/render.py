@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from parity.results import Kind, Verdict
+from parity.results import Kind
 from reports import facts, heat, precision, probes, records, tables, trends
 from reports.changes import settle
 from reports.drilldown import drilldown
@@ -20,8 +20,10 @@ from reports.store import Run
 from reports.text import edge_name, label, metric_name, number
 from reports.verdicts import Decision, ExitCode
 
-DRILLED = 6
-"""Failing tensors whose drill-down is in the page itself; those of all others need the script."""
+DRILLED = 200
+"""Failing tensors described element by element, those where a difference starts in front."""
+SHOWN = 6
+"""Of these, the ones that are read without the script."""
 _HERE = Path(__file__).parent
 _BY_SHARE = "% of the poles remember less"
 _DEFAULTS = {
@@ -87,11 +89,13 @@ def _breakable(text: str) -> Markup:
 def _drilled(
     environment: Environment, run: Run, decision: Decision
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], str]]:
-    """Return what the page says of the tensors to look at first, and the markup of all."""
-    told = {tensor.key: drilldown(tensor) for tensor in run.tensors}
+    """Return what the page says of the tensors to look at first, and the markup of `DRILLED`."""
+    starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
+    rank = {key: i for i, key in enumerate(starts)}
+    found = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
+    told = {tensor.key: drilldown(tensor) for tensor in found}
     macro: Any = environment.get_template("drilldown.html.j2").module
-    first = [(m.case, m.edge, m.quantity) for m in decision.starts if m.verdict is Verdict.FAIL]
-    shown = [told[key] for key in first if key in told][:DRILLED]
+    shown = [told[key] for key in starts if key in told][:SHOWN]
     return shown, {key: str(macro.tensor(tensor)) for key, tensor in told.items()}
 
 
@@ -123,6 +127,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "changes": tables.change_rows(decision.changes),
         "tensors": shown,
         "tensors_more": len(drilldowns) - len(shown),
+        "tensors_omitted": len(run.tensors) - len(drilldowns),
         "record_suites": records.suites(run),
         "records": Markup(records.embedded(rows, run, history, drilldowns)),
         "logits": tables.matrix(data, Kind.LOGITS),

@@ -32,12 +32,14 @@ def test_axe_finds_nothing_with_everything_unfolded(visit, few, scheme, rules):
     """Only the rules about colour can tell the dark page from the light one."""
     page = visit(few, color_scheme=scheme)
     page.open_details()
+    assert page.first_failure().is_visible()
     assert violations(page.page, rules=rules) == []
 
 
 def test_targets_are_large_enough_and_scrolled_regions_take_the_focus(visit, few):
     page = visit(few, width=320)
     page.open_details()
+    assert page.first_failure().is_visible()
     assert violations(page.page, rules=("target-size", "scrollable-region-focusable")) == []
 
 
@@ -73,7 +75,8 @@ FOCUSED = """() => {
   return e.className || e.localName;
 }"""
 UNREACHED = """() => [...document.querySelectorAll("a, button, input, summary, .scroll, pre")]
-  .filter(e => e.checkVisibility() && !e.disabled && !e.dataset.reached).map(e => e.outerHTML.slice(0, 120))"""
+  .filter(e => e.checkVisibility() && !e.disabled && !e.dataset.reached)
+  .map(e => e.outerHTML.slice(0, 120))"""
 
 
 def test_the_keyboard_reaches_everything(visit, broken):

@@ -94,8 +94,13 @@ def manifest(**changes: object) -> dict[str, object]:
     return {**base, **changes}
 
 
-def run(*measurements: Measurement, findings: tuple[Finding, ...] = (), **changes: object) -> Run:
-    return Run(manifest(**changes), measurements, findings)
+def run(
+    *measurements: Measurement,
+    findings: tuple[Finding, ...] = (),
+    tensors: tuple[Deviation, ...] = (),
+    **changes: object,
+) -> Run:
+    return Run(manifest(**changes), measurements, findings, tensors=tensors)
 
 
 def earlier(*measurements: Measurement, day: int = 19, **changes: object) -> Run:
