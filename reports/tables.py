@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
@@ -72,8 +72,8 @@ def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
     """Return one row per settled measurement, with the share of tolerance used as `used` and a
     `rank` that orders the worst last: non-finite above every number, then by share.
     """
-    columns = list(Measurement.__dataclass_fields__)
-    data = pd.DataFrame([asdict(m) for m in rows], columns=columns)
+    names = [field.name for field in fields(Measurement)]
+    data = pd.DataFrame([[getattr(m, name) for name in names] for m in rows], columns=names)
     data["used"] = [m.fraction for m in rows]
     data["rank"] = [rank_of(m) for m in rows]
     data["row"] = range(len(rows))
