@@ -16,7 +16,7 @@ import numpy as np
 from parity.metrics import ulp
 from parity.results import Measurement
 
-LOW, HIGH = -1, 24
+LOW, HIGH = -1, 52
 """Exponents of 2 at the edges of the histogram: from half a unit in the last place up."""
 KEPT = 12
 """Failing tensors described per case and edge: after the first ones a bug has only spread."""

@@ -12,6 +12,9 @@ from parity.deviation import HIGH, LOW, Deviation, Worst, bits
 from parity.metrics import ulp
 from reports.text import count, edge_name, label, number, record_id
 
+BARS = 20
+"""Bars of a histogram at most, between the equal elements and those that are not finite."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bin:
@@ -46,20 +49,27 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
 
 
 def _bins(tensor: Deviation) -> list[Bin]:
-    """Name the bars, without the empty ones at both ends."""
-    names = ["≤ ½", *(f"≤ {_power(k)}" for k in range(LOW + 1, HIGH + 1)), f"> {_power(HIGH)}"]
+    """Name the bars: without the empty ones at both ends, and so many that they can be read."""
     equal, *between, odd = tensor.histogram
     filled = [i for i, n in enumerate(between) if n] or [0]
-    middle = [Bin(names[i], between[i]) for i in range(filled[0], filled[-1] + 1)]
+    first, last = filled[0], filled[-1]
+    wide = -(-(last - first + 1) // BARS)
+    middle = []
+    for i in range(first, last + 1, wide):
+        top = min(i + wide - 1, last)
+        name = f"> {_power(HIGH)}" if top + LOW > HIGH else f"≤ {_power(top + LOW)}"
+        middle.append(Bin(name, sum(between[i : top + 1])))
     ends = [Bin("not finite", odd, True)] if odd else []
     return [Bin("equal", equal), *middle, *ends]
 
 
 def _power(exponent: int) -> str:
-    value = 2**exponent
-    if value < 1024:
-        return str(value)
-    return f"{value // 1024}Ki" if value < 2**20 else f"{value // 2**20}Mi"
+    """Write a power of 2, from 1,024 on with its exponent."""
+    if exponent < 0:
+        return "½"
+    digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+    raised = "".join(digits[int(digit)] for digit in str(exponent))
+    return str(2**exponent) if exponent < 10 else f"2{raised}"
 
 
 def _element(w: Worst, dtype: str) -> dict[str, Any]:

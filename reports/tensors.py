@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,7 +50,7 @@ def read_tensors(folder: Path) -> tuple[Deviation, ...]:
         ) from error
 
 
-def _row(row: dict) -> Deviation:
+def _row(row: dict[str, Any]) -> Deviation:
     worst = tuple(Worst(tuple(w["index"]), w["actual"], w["expected"]) for w in row["worst"])
-    found = row | {"shape": tuple(row["shape"]), "histogram": tuple(row["histogram"])}
-    return Deviation(**found | {"worst": worst})
+    shape, histogram = tuple(row["shape"]), tuple(row["histogram"])
+    return Deviation(**{**row, "shape": shape, "histogram": histogram, "worst": worst})

@@ -292,9 +292,9 @@ def histogram(bins: Sequence[Bin], name: str) -> Markup:
         )
     filled = "; ".join(f"{b.name}: {b.count:,}" for b in bins if b.count)
     text = escape(f"Elements of {name} by distance: {filled}")
-    size = f"0 0 {max(wide * len(bins) + 24, 320)} 140"
+    width = wide * len(bins) + 24
     return Markup(
-        f'<svg class="histogram" viewBox="{size}" role="img" aria-label="{text}">'
+        f'<svg class="histogram" width="{width}" height="140" role="img" aria-label="{text}">'
         f"{''.join(parts)}</svg>"
     )
 

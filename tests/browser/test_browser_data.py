@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from parity.deviation import Deviation, Worst
+from parity.deviation import HIGH, LOW, Deviation, Worst
 from parity.results import Kind
 from reports.history import History
 from reports.store import Run
@@ -47,7 +47,9 @@ def named(name: str) -> Run:
     return run(
         *rows,
         findings=tuple(found),
-        tensors=(Deviation(name, name, name, "float32", (1,), (0,) * 28 + (1,), worst),),
+        tensors=(
+            Deviation(name, name, name, "float32", (1,), (0,) * (HIGH - LOW + 3) + (1,), worst),
+        ),
         versions={name: name},
         flags={name: name},
         commit=name,

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from nights import described, earlier, failing, finding, manifest, measurement, run
 
-from parity.deviation import Deviation, Worst
+from parity.deviation import HIGH, LOW, Deviation, Worst
 from parity.results import Verdict
 from reports import facts
 from reports.changes import key_of, settle
-from reports.drilldown import drilldown
+from reports.drilldown import BARS, drilldown
 from reports.history import History
 from reports.page.render import DRILLED, render
 from reports.records import COLUMNS, embedded, id_of
@@ -133,7 +133,7 @@ def test_a_case_says_what_held_and_what_was_not_compared_and_why():
 
 TENSOR = Deviation(
     *("baseline", "jax32:oracle", "logits", "float32", (2, 3)),
-    (1, 0, 2, *(0,) * 24, 2, 1),
+    (1, 0, 2, *(0,) * (HIGH - 1), 1, 1, 1),
     (Worst((1, 2), 1.0, 1.0000001192092896), Worst((0, 0), math.inf, -0.5)),
 )
 
@@ -143,15 +143,23 @@ def test_a_tensor_is_told_with_both_values_and_their_bits():
     assert told["sentence"] == "2 × 3 (float32): 5 of 6 elements differ, 1 not finite."
     names = {b.name: b.count for b in told["bins"]}
     assert names["equal"] == 1
-    assert names["≤ 1"] == names["> 16Mi"] == 2
+    # From 1 to beyond 2⁵² there are more powers than bars: each bar holds three of them.
+    assert names["≤ 4"] == names["> 2⁵²"] == 2
     assert names["not finite"] == 1
-    assert "≤ ½" not in names
+    assert len(told["bins"]) <= BARS + 2
+    assert sum(b.count for b in told["bins"]) == sum(TENSOR.histogram)
     near, odd = told["worst"]
     assert near["index"] == "[1, 2]"
     assert near["actual_bits"] == ("3f80000", "0")
     assert near["expected_bits"] == ("3f80000", "1")
     assert near["ulps"] == "1.0e+00"
     assert (odd["actual"], odd["apart"]) == ("Inf", "Inf")
+
+
+def test_bars_are_powers_of_two_where_there_is_room():
+    counts = (0, 3, 0, 5, *(0,) * (HIGH - LOW), 0)
+    bins = drilldown(replace(TENSOR, histogram=counts))["bins"]
+    assert [(b.name, b.count) for b in bins] == [("equal", 0), ("≤ ½", 3), ("≤ 1", 0), ("≤ 2", 5)]
 
 
 def test_failing_tensors_are_stored_and_read_back(tmp_path):
