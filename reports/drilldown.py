@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from parity.deviation import HIGH, LOW, Deviation, Worst, bits
 from parity.metrics import ulp
 from reports.text import count, edge_name, label, number, record_id
@@ -76,7 +78,7 @@ def _element(w: Worst, dtype: str) -> dict[str, Any]:
     ours, theirs = bits(w.actual, dtype), bits(w.expected, dtype)
     pairs = enumerate(zip(ours, theirs, strict=True))
     same = next((i for i, (a, e) in pairs if a != e), len(ours))
-    units = abs(w.actual - w.expected) / float(ulp(w.expected, dtype))
+    units = abs(w.actual - w.expected) / float(ulp(np.asarray(w.expected), dtype))
     return {
         "index": f"[{', '.join(map(str, w.index))}]",
         "actual": _exact(w.actual, dtype),

@@ -90,6 +90,15 @@ def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatM
     )
 
 
+def _stages(gates: Sequence[Measurement]) -> list[Measurement]:
+    """Return the worst gate of each stage in order of computation: a stage may have several."""
+    worst: dict[str, Measurement] = {}
+    for m in gates:
+        if m.quantity not in worst or rank_of(m) > rank_of(worst[m.quantity]):
+            worst[m.quantity] = m
+    return sorted(worst.values(), key=lambda m: m.stage)
+
+
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
     """Return per edge the heat map to look at first and those of the other cases.
 
@@ -104,7 +113,7 @@ def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]
     out = []
     for edge in edges_of(gates):
         groups = {
-            case: sorted(group["measurement"], key=lambda m: m.stage)
+            case: _stages(group["measurement"])
             for case, group in gates[gates["edge"] == edge].groupby("case", sort=False)
         }
 

@@ -224,7 +224,7 @@ def test_assistive_technology_is_told_names(visit, broken):
     page = visit(broken).page
     page.get_by_role("navigation", name="Sections").wait_for()
     page.get_by_role("heading", level=1, name="REGRESSED").wait_for()
-    page.get_by_role("table", name="Every tolerance in force").wait_for()
+    page.get_by_role("table", name="What was planned, what ran").wait_for()
     page.get_by_role("group", name="Suites run and not run").wait_for()
     page.get_by_role("region", name="REGRESSED").wait_for()
     unnamed = "[...document.querySelectorAll('svg:not([aria-hidden])')].filter(s => !s.ariaLabel)"

@@ -12,10 +12,11 @@ import pytest
 from nights import described, earlier, failing, finding, manifest, measurement, run
 
 from parity.deviation import HIGH, LOW, Deviation, Worst
-from parity.results import Verdict
+from parity.results import Kind, Verdict
 from reports import facts
 from reports.changes import key_of, settle
 from reports.drilldown import BARS, drilldown
+from reports.heat import heat_maps
 from reports.history import History
 from reports.page.render import DRILLED, render
 from reports.records import COLUMNS, embedded, id_of
@@ -104,6 +105,29 @@ def test_a_trend_shows_a_night_that_was_not_finite_as_a_gap():
     found = trends(frame([m]), nights(m, [math.inf, 0.5]))
     assert [math.isfinite(y) for _, y in found["lines"][0].points] == [False, True, False]
     assert trends(frame([m]), History()) is None
+
+
+def test_a_stage_with_several_gates_is_as_bad_as_its_worst():
+    """Negative control of what a map once did: the gate that came last stood for the stage."""
+    rows = [
+        measurement(quantity="layers.0.cema", kind=Kind.BLOCK, stage=1),
+        failing(value=4e-3, stage=2),
+        measurement(metric="top1_flips", value=0.0, tolerance=0.0, stage=2),
+    ]
+    [edge] = heat_maps(frame(rows), decide(run(*rows), None))
+    assert "1 of 2 stages" in edge["worst"].summary
+    [logits] = dict(edge["worst"].rows)["logits"]
+    assert (logits.state, logits.log10) == ("fail", pytest.approx(3.0))
+
+
+def test_a_stream_has_no_heat_map_where_there_are_cases_with_stages():
+    rows = [
+        failing(case="stream", stage=0),
+        measurement(case="plain", quantity="layers.0.cema", kind=Kind.BLOCK, stage=1),
+    ]
+    [edge] = heat_maps(frame(rows), decide(run(*rows), None))
+    assert edge["worst"].case == "plain"
+    assert edge["others"] == []
 
 
 def test_the_environment_is_set_against_the_baseline():
