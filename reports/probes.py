@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from reports.records import id_of_finding
 from reports.store import Run
 from reports.tables import ROWS
 from reports.text import label, metric_name, number, share
@@ -95,6 +96,7 @@ def survival(run: Run) -> dict | None:
 
 def _finding_row(f: Finding) -> dict[str, object]:
     return {
+        "id": id_of_finding(f),
         "severity": f.severity.value,
         "subject": label(f.subject),
         "metric": metric_name(f.metric),

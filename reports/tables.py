@@ -66,6 +66,8 @@ class Cell:
     quantity: str = ""
     case: str = ""
     metric: str = ""
+    id: str = ""
+    """Of its row, for a link."""
 
 
 def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
@@ -114,6 +116,7 @@ def cell(m: Measurement) -> Cell:
         quantity=label(m.quantity),
         case=label(m.case, 48),
         metric=metric_name(m.metric),
+        id=record_id(*key_of(m)),
     )
 
 

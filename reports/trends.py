@@ -19,7 +19,6 @@ from parity.results import Measurement
 from reports.changes import key_of
 from reports.history import History, worst_over
 from reports.page.svg import Line
-from reports.records import id_of
 from reports.tables import cell, edges_of, gates_of
 from reports.text import count, edge_name, share
 
@@ -88,7 +87,6 @@ def _moved(m: Measurement, history: History) -> dict[str, Any] | None:
     if 1 / STEADY <= factor <= STEADY:
         return None
     return {
-        "id": id_of(m),
         "edge": edge_name(m.edge),
         "cell": cell(m),
         "factor": factor,

@@ -93,7 +93,7 @@ def test_gates_that_left_their_median_are_named(now, moved):
     found = trends(frame([m]), nights(m, [0.5, 0.49, 0.51, None, 0.5] * 13))
     assert found["nights"] == 66
     assert len(found["moved"]) == moved
-    assert [r["id"] for r in found["moved"]] == [id_of(m)] * moved
+    assert [r["cell"].id for r in found["moved"]] == [id_of(m)] * moved
     points = found["lines"][0].points
     assert len(points) == 66
     assert points[-1] == (0, math.log10(now))
