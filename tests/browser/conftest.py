@@ -50,7 +50,7 @@ class Visit:
     def first_failure(self) -> Any:
         """Find the rows that fail and open the first, by keyboard; return what it opens to."""
         self.page.keyboard.press("f")
-        self.page.wait_for_function("document.activeElement.closest('#records tbody')")
+        self.page.wait_for_function("document.activeElement?.closest('#records tbody')")
         self.page.keyboard.press("Enter")
         return self.page.locator("#records .detail")
 

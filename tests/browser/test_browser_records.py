@@ -159,7 +159,7 @@ def test_single_keys_find_fail_step_and_can_be_switched_off(visit, broken):
     page.keyboard.press("k")
     page.wait_for_url("**#verdict")
     page.keyboard.press("/")
-    page.wait_for_function("document.activeElement.name === 'q'")
+    page.wait_for_function("document.activeElement?.name === 'q'")
     page.keyboard.type("f?")
     assert page.locator("#records").get_by_label("Find").input_value() == "f?"
     page.locator("h1").click()
