@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,11 @@ class Bounds(Protocol):
         ...
 
 
+OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None], None]
+"""Gets the measurement, both sides as compared, and where their rows were taken from, if not from
+everywhere."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One edge of the triangle for one case: names what is compared with what, and how tightly."""
@@ -59,6 +64,8 @@ class Comparison:
     device: str = "cpu"
     only_valid: bool = False
     """Compare activations at valid positions only: masked ones mean something else there."""
+    on_failure: OnFailure | None = None
+    """Told of each tensor that broke its tolerance, such as `parity.deviation.Deviations`."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` with `expected` by name; errors are relative to `expected`."""
@@ -130,6 +137,8 @@ class Comparison:
         if kind_of(name) is Kind.TOKENS:
             return [self.judged(name, "disagreement", disagreement(a, e) if a.size else 0.0)]
         rows = [self.gate(name, "rel_l2", error, bound)]
+        if self.on_failure is not None and rows[0].verdict is Verdict.FAIL:
+            self.on_failure(rows[0], a, e, self._positions(name))
         if math.isnan(error):
             return rows
         facts = tensor_metrics(a, e, self.dtype)
@@ -159,10 +168,16 @@ class Comparison:
         )
 
     def _select(self, name: str, array: np.ndarray) -> np.ndarray:
+        valid = self._valid(name)
+        return np.asarray(array) if valid is None else np.asarray(array)[valid]
+
+    def _positions(self, name: str) -> np.ndarray | None:
+        valid = self._valid(name)
+        return None if valid is None else np.argwhere(valid)
+
+    def _valid(self, name: str) -> np.ndarray | None:
         is_activation = name != "loss" and not name.startswith("grad/")
-        if self.only_valid and is_activation and self.case.valid is not None:
-            return np.asarray(array)[self.case.valid]
-        return np.asarray(array)
+        return self.case.valid if self.only_valid and is_activation else None
 
     def _ordered(self, names: set[str]) -> list[str]:
         order = {name: i for i, name in enumerate(self.case.order)}

@@ -15,6 +15,7 @@ import numpy as np
 
 from parity.calibrate import forced_floors, forward_truth
 from parity.cases import Case
+from parity.deviation import Worst, worst_elements
 from parity.metrics import relative_l2
 from parity.results import Kind, Measurement, Verdict
 from parity.subject import JaxSubject
@@ -61,15 +62,6 @@ class Stage:
     def parameters(self) -> tuple[str, ...]:
         """Parameters that act between the taps before it and this one."""
         return parameters_of(self.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Worst:
-    """The element that differs most."""
-
-    index: tuple[int, ...]
-    actual: float
-    expected: float
 
 
 @dataclass(frozen=True)
@@ -126,12 +118,5 @@ def account(case: Case, dtype: str = "float64") -> Account:
     if told.culprit is None:
         return told
     name = told.culprit.name
-    return Account(case, dtype, found, _worst(forced[name], exact[name]))
-
-
-def _worst(actual: np.ndarray, expected: np.ndarray) -> Worst:
-    difference = np.abs(np.asarray(actual, np.float64) - expected)
-    # Not a number is further off than any number.
-    flat = int(np.argmax(np.where(np.isnan(difference), np.inf, difference)))
-    index = tuple(int(i) for i in np.unravel_index(flat, expected.shape))
-    return Worst(index, float(actual[index]), float(expected[index]))
+    first, *_ = worst_elements(forced[name], exact[name], 1)
+    return Account(case, dtype, found, first)

@@ -16,7 +16,7 @@ import numpy as np
 from parity import lowprecision
 from parity.calibrate import truth
 from parity.cases import Case
-from parity.compare import Comparison
+from parity.compare import Comparison, OnFailure
 from parity.conversion import changed, round_trip
 from parity.localize import first_divergence
 from parity.recordings import RecordedReference, RecordingError
@@ -95,12 +95,15 @@ class Suite:
     wide: Subject = WIDE
     subject: Subject = NARROW
     device: str = "cpu"
+    on_failure: OnFailure | None = None
+    """Told of each tensor that broke its tolerance."""
 
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
         """Yield the measurements of one case, edge by edge."""
 
         def edge(name: str, **options: Any) -> Comparison:
             dtype = "float64" if name.startswith("jax64") else "float32"
+            options |= {"on_failure": self.on_failure}
             return Comparison(case, name, floors, dtype, self.device, **options)
 
         exact = truth(case)

@@ -47,6 +47,8 @@ class Change:
     tolerance: float
     stage: int = -1
     note: str = ""
+    row: bool = True
+    """Whether it is about one row of the run; a drift is about a group of gates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,16 @@ def drift_change(drift: Drift) -> Change:
     what = What.DRIFTED if drift.grew else What.BETTER
     limit = drift.before * drift.limit if drift.grew else math.nan
     return Change(
-        what, case, edge, f"all {kind} gates", metric, drift.before, drift.now, limit, note=note
+        what,
+        case,
+        edge,
+        f"all {kind} gates",
+        metric,
+        drift.before,
+        drift.now,
+        limit,
+        note=note,
+        row=False,
     )
 
 

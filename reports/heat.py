@@ -90,6 +90,15 @@ def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatM
     )
 
 
+def _stages(gates: Sequence[Measurement]) -> list[Measurement]:
+    """Return the worst gate of each stage in order of computation: a stage may have several."""
+    worst: dict[str, Measurement] = {}
+    for m in gates:
+        if m.quantity not in worst or rank_of(m) > rank_of(worst[m.quantity]):
+            worst[m.quantity] = m
+    return sorted(worst.values(), key=lambda m: m.stage)
+
+
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
     """Return per edge the heat map to look at first and those of the other cases.
 
@@ -98,10 +107,13 @@ def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}
     gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS])])
+    # A stream has no stages, and a map of its logits alone would show nothing.
+    layered = set(gates[gates["kind"] == Kind.BLOCK]["case"])
+    gates = gates[gates["case"].isin(layered)] if layered else gates
     out = []
     for edge in edges_of(gates):
         groups = {
-            case: sorted(group["measurement"], key=lambda m: m.stage)
+            case: _stages(group["measurement"])
             for case, group in gates[gates["edge"] == edge].groupby("case", sort=False)
         }
 

@@ -15,6 +15,8 @@ import jax
 
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
+from parity.compare import OnFailure
+from parity.deviation import Deviations
 from parity.faults import by_name as fault_by_name
 from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
@@ -110,7 +112,11 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     done = _Done(options.shard, plan, reference)
     with fault.planted() if fault else nullcontext():
         if mine:
-            done.add(*run_parity(mine, reference, report, lambda n: step(n, len(parts))))
+            done.add(
+                *run_parity(
+                    mine, reference, report, lambda n: step(n, len(parts)), on_failure=done.tensors
+                )
+            )
         for part in (part for part in parts if part in MEASURED):
             done.add(*MEASURED[part](reference, report))
     if PROBES_PART in parts:
@@ -164,6 +170,7 @@ class _Done:
     findings: list[Finding] = field(default_factory=list)
     suites: list[_Suite] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
+    tensors: Deviations = field(default_factory=Deviations)
 
     def add(self, rows: list[Measurement], suite: _Suite) -> None:
         self.measurements += rows
@@ -183,7 +190,12 @@ class _Done:
         if self.shard:
             document["id"] += f"-{self.shard.index}-of-{self.shard.count}"
             document |= {"shard": asdict(self.shard), "plan": list(self.plan)}
-        return Run(document, tuple(self.measurements), tuple(self.findings))
+        return Run(
+            document,
+            tuple(self.measurements),
+            tuple(self.findings),
+            tensors=tuple(self.tensors),
+        )
 
 
 def select_cases(options: Options) -> list[Case]:
@@ -210,13 +222,14 @@ def run_parity(
     reference: Reference,
     report: Report,
     step: Callable[[int], None] = lambda done: None,
+    on_failure: OnFailure | None = None,
 ) -> tuple[list[Measurement], _Suite]:
     """Run the triangle twice; a case that breaks down leaves the suite incomplete, never green.
 
     The second time costs a tenth of the first, which compiles, and tells what repeats.
     """
     suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
-    triangle = Suite(reference, device=device_kind())
+    triangle = Suite(reference, device=device_kind(), on_failure=on_failure)
     replay = Suite(reference, device=device_kind())
     floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
     measurements: list[Measurement] = []

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from reports.records import id_of_finding
 from reports.store import Run
 from reports.tables import ROWS
 from reports.text import label, metric_name, number, share
@@ -95,6 +96,7 @@ def survival(run: Run) -> dict | None:
 
 def _finding_row(f: Finding) -> dict[str, object]:
     return {
+        "id": id_of_finding(f),
         "severity": f.severity.value,
         "subject": label(f.subject),
         "metric": metric_name(f.metric),
@@ -105,8 +107,16 @@ def _finding_row(f: Finding) -> dict[str, object]:
     }
 
 
+def _asks(f: Finding) -> bool:
+    """Whether a finding wants to be read: a note that says nothing is only a number."""
+    return f.severity in (Severity.WARNING, Severity.ERROR) or (
+        f.severity is Severity.NOTE and bool(f.message)
+    )
+
+
 def audits(run: Run) -> list[dict]:
-    """Return one entry per probe other than survival: counts by severity, what is not OK, the rest.
+    """Return one entry per probe other than survival: counts by severity, what asks to be read, the
+    rest.
 
     The dtype and value audits come first, and are named even when they found nothing at all.
     """
@@ -116,8 +126,8 @@ def audits(run: Run) -> list[dict]:
     out = []
     for probe in probes:
         part = _worst_first([f for f in run.findings if f.probe == probe])
-        bad = [f for f in part if f.severity is not Severity.OK]
-        fine = [f for f in part if f.severity is Severity.OK]
+        bad = [f for f in part if _asks(f)]
+        fine = [f for f in part if not _asks(f)]
         out.append(
             {
                 "title": (_TITLES | _MORE_TITLES).get(probe, label(probe, 48)),

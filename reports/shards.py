@@ -102,7 +102,9 @@ def merged(folders: Sequence[Path], partial: bool = False, mixed: bool = False) 
     runs = [run for _, run in shards]
     rows = tuple(m for run in runs for m in run.measurements)
     findings = tuple(f for run in runs for f in run.findings)
-    return Run(_manifest(runs, missing) | derived(rows, first.manifest["fault"]), rows, findings)
+    tensors = tuple(t for run in runs for t in run.tensors)
+    manifest = _manifest(runs, missing) | derived(rows, first.manifest["fault"])
+    return Run(manifest, rows, findings, tensors=tensors)
 
 
 def _shard(folder: Path) -> tuple[Shard, Run]:

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from parity.deviation import Deviation
 from parity.results import Kind, Measurement, Verdict
 from reports.schema import (
     COLUMNS,
@@ -36,6 +37,7 @@ from reports.schema import (
     kind_of,
     migrated,
 )
+from reports.tensors import read_tensors, write_tensors
 from reports.timings import Timing
 from stability.findings import Finding, Severity
 
@@ -51,6 +53,8 @@ class Run:
     measurements: tuple[Measurement, ...] = ()
     findings: tuple[Finding, ...] = ()
     timings: tuple[Timing, ...] = ()
+    tensors: tuple[Deviation, ...] = ()
+    """Of measurements that failed: where they differ and by how much."""
 
     @property
     def id(self) -> str:
@@ -145,6 +149,7 @@ def write_run(root: Path, run: Run, page: str | None = None) -> Path:
         partial.mkdir()
         for name, rows in parts.items():
             pq.write_table(_table(name, rows), partial / name)
+        write_tensors(partial, run.tensors)
         return _renamed(partial, root, run, page)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -269,7 +274,10 @@ def read_run(folder: Path) -> Run:
                 f"{folder / name} holds a word this version does not know: {error}; "
                 "update megalodon-numerics"
             ) from error
-    return Run(manifest, **parts)
+    try:
+        return Run(manifest, **parts, tensors=read_tensors(folder))
+    except ValueError as error:
+        raise StoreError(str(error)) from error
 
 
 def list_runs(root: Path) -> tuple[list[Stored], list[tuple[Path, str]]]:

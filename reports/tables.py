@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
 from parity.results import Kind, Measurement, Verdict
-from reports.changes import Change, What, key_of, settle
+from reports.changes import Change, What, key_of
 from reports.history import History, worst_over
-from reports.store import Run
 from reports.text import (
     contrast,
     edge_name,
@@ -29,6 +28,7 @@ from reports.text import (
     metric_name,
     metric_value,
     number,
+    record_id,
     share,
 )
 
@@ -66,15 +66,16 @@ class Cell:
     quantity: str = ""
     case: str = ""
     metric: str = ""
+    id: str = ""
+    """Of its row, for a link."""
 
 
-def frame(run: Run) -> pd.DataFrame:
+def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
     """Return one row per settled measurement, with the share of tolerance used as `used` and a
     `rank` that orders the worst last: non-finite above every number, then by share.
     """
-    rows = [settle(m) for m in run.measurements]
-    columns = list(Measurement.__dataclass_fields__)
-    data = pd.DataFrame([asdict(m) for m in rows], columns=columns)
+    names = [field.name for field in fields(Measurement)]
+    data = pd.DataFrame([[getattr(m, name) for name in names] for m in rows], columns=names)
     data["used"] = [m.fraction for m in rows]
     data["rank"] = [rank_of(m) for m in rows]
     data["row"] = range(len(rows))
@@ -115,6 +116,7 @@ def cell(m: Measurement) -> Cell:
         quantity=label(m.quantity),
         case=label(m.case, 48),
         metric=metric_name(m.metric),
+        id=record_id(*key_of(m)),
     )
 
 
@@ -174,12 +176,17 @@ def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
         }
         for case in cases[:ROWS]
     ]
+    return {"rows": rows, "omitted": max(0, len(cases) - ROWS), **_summary(part)}
+
+
+def _summary(part: pd.DataFrame) -> dict[str, object]:
+    """Return what one sentence needs: edges, how many gates, how many fail, and the worst one."""
+    worst = _worst(part) if len(part) else None
     return {
-        "edges": [edge_name(e) for e in edges],
-        "rows": rows,
-        "omitted": max(0, len(cases) - ROWS),
+        "edges": [edge_name(e) for e in edges_of(part)],
         "gates": len(part),
         "failing": int((part["verdict"] != Verdict.PASS).sum()),
+        "worst": worst and {**asdict(cell(worst)), "edge": edge_name(worst.edge)},
     }
 
 
@@ -263,13 +270,7 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
         known = moment in words
         told = f"{words[moment]} after step {step.removeprefix('step')}" if known else name
         rows.append({"case": label(told, 60), "cells": cells})
-    return {
-        "edges": [edge_name(e) for e in edges],
-        "rows": rows,
-        "omitted": 0,
-        "gates": len(part),
-        "failing": int((part["verdict"] != Verdict.PASS).sum()),
-    }
+    return {"rows": rows, "omitted": 0, **_summary(part)}
 
 
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
@@ -300,6 +301,28 @@ def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
     return rows
 
 
+_STANDING = {
+    What.NEW: "fail",
+    What.PERSISTING: "fail",
+    What.WORSE: "fail",
+    What.DRIFTED: "fail",
+    What.FIXED: "pass",
+    What.GONE: "warning",
+    What.CHANGED: "warning",
+    What.BETTER: "pass",
+    What.NOT_COMPARABLE: "blocked",
+}
+
+
+def _id(c: Change) -> str:
+    """Return the id of the row a change is about; nothing for a row this run does not have."""
+    if c.what is What.GONE or not c.row:
+        return ""
+    return record_id(
+        c.case.removeprefix("probe ") if not c.edge else c.case, *(c.edge, c.quantity, c.metric)
+    )
+
+
 def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, object]]:
     """Return changes by kind, gravest kind first, at most `limit` of each kind shown."""
     groups = []
@@ -307,6 +330,8 @@ def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, ob
         part = [c for c in changes if c.what is what]
         rows = [
             {
+                "id": _id(c),
+                "state": _STANDING[c.what],
                 "case": label(c.case, 48),
                 "edge": edge_name(c.edge) if c.edge else "",
                 "quantity": label(c.quantity),

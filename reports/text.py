@@ -5,6 +5,7 @@ Source: spec/reports.md "The page".
 
 from __future__ import annotations
 
+import hashlib
 import math
 import unicodedata
 
@@ -151,3 +152,9 @@ def metric_name(metric: str) -> str:
 def count(number_of: int, noun: str, plural: str = "") -> str:
     """Write "1 failure", "1,204 failures"."""
     return f"{number_of:,} {noun if number_of == 1 else plural or noun + 's'}"
+
+
+def record_id(case: str, edge: str, quantity: str, metric: str) -> str:
+    """Return what names a row in a link: the same on every night, ten hexadecimal digits."""
+    key = "\x1f".join((case, edge, quantity, metric))
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:10]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from reports.drilldown import Bin
 from reports.heat import HeatCell, HeatMap
 from reports.text import count, share
 
@@ -270,6 +271,38 @@ def chart(
         f'<svg class="chart" viewBox="0 0 {max(720, 644 + room)} 260" role="img" '
         f'aria-label="{escape(text)}">{"".join(parts)}</svg>'
     )
+
+
+def histogram(bins: Sequence[Bin], name: str) -> Markup:
+    """Draw how many elements fall into each bin; every bar prints its count."""
+    wide, base, tall = 46, 118.0, 92.0
+    most = max(b.count for b in bins)
+    parts = []
+    for i, b in enumerate(bins):
+        x, height = 4 + wide * i, tall * b.count / most if most else 0.0
+        # A bin that is not empty is seen, however small its share.
+        height = max(height, 1.5) if b.count else 0.0
+        middle, top = f"{x + (wide - 6) / 2:.0f}", base - height
+        kind = "bin odd" if b.odd else "bin"
+        parts.append(
+            f'<rect class="{kind}" x="{x}" y="{top:.1f}" width="{wide - 6}" '
+            f'height="{height:.1f}"/>'
+            f'<text x="{middle}" y="{top - 5:.1f}">{_short(b.count)}</text>'
+            f'<text class="axis" x="{middle}" y="{base + 15:.0f}">{escape(b.name)}</text>'
+        )
+    filled = "; ".join(f"{b.name}: {b.count:,}" for b in bins if b.count)
+    text = escape(f"Elements of {name} by distance: {filled}")
+    width = wide * len(bins) + 24
+    return Markup(
+        f'<svg class="histogram" width="{width}" height="140" role="img" aria-label="{text}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _short(number_of: int) -> str:
+    if not number_of:
+        return ""
+    return str(number_of) if number_of < 10_000 else f"{number_of / 1000:,.0f}k"
 
 
 def loss_curve(train: Points, validation: Points) -> Markup:

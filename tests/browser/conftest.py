@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from parity.results import Verdict
 from reports.history import History
 from reports.page.render import render
 from reports.store import Run
 from reports.verdicts import decide
 from tests.browser.chromium import executable
-from tests.reports.nights import bench, earlier, realistic, regressed
+from tests.reports.nights import bench, described, earlier, noise, realistic, regressed
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu")
 
@@ -44,6 +47,13 @@ class Visit:
         """Unfold everything, as a reader could."""
         self.page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
 
+    def first_failure(self) -> Any:
+        """Find the rows that fail and open the first, by keyboard; return what it opens to."""
+        self.page.keyboard.press("f")
+        self.page.wait_for_function("document.activeElement?.closest('#records tbody')")
+        self.page.keyboard.press("Enter")
+        return self.page.locator("#records .detail")
+
     def overflow(self, width: int | None = None) -> int:
         """Return by how many pixels the page is wider than its window, made `width` wide."""
         if width:
@@ -52,6 +62,16 @@ class Visit:
             "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
             " - document.documentElement.clientWidth"
         )
+
+
+@dataclass(frozen=True)
+class Big:
+    """The largest page there should be, and what it cost to make."""
+
+    run: Run
+    address: str
+    size: int
+    seconds: float
 
 
 def written(folder: Path, name: str, text: str) -> str:
@@ -151,17 +171,39 @@ def healthy(folder: Path, night: Run) -> str:
 
 
 def bad_night(night: Run) -> str:
-    """The page that uses most sections: failures, a baseline, trends of a month, two benches."""
+    """The page that uses most sections: failures, a baseline, trends of 70 nights, two benches."""
     baseline = earlier(*night.measurements, day=19)
     keys = {(m.case, m.edge, m.quantity, m.metric): m.fraction for m in night.measurements}
-    series = {key: (value, None, *(value,) * 27) for key, value in keys.items()}
-    history = History(baseline, tuple(map(str, range(29))), series, (), (bench(17), bench(18)))
+    series = {key: (value, None, *(value,) * 67) for key, value in keys.items()}
+    names = tuple(f"night {i}" for i in range(69))
+    history = History(baseline, names, series, (), (bench(17), bench(18)))
     return page_of(regressed(night), history)
 
 
 @pytest.fixture(scope="session")
 def broken(folder: Path, night: Run) -> str:
     return written(folder, "broken", bad_night(night))
+
+
+@pytest.fixture(scope="session")
+def big(folder: Path, night: Run) -> Big:
+    """10,000 failing measurements over 97 cases, a baseline that held, and 90 nights of each."""
+    rows = [
+        replace(m, case=f"case {i % 97}", value=4e-6 * (1.5 + noise(i)), tolerance=4e-6)
+        for i, m in enumerate(night.measurements * 3)
+    ][:10_000]
+    failing = [m if m.metric != "rel_l2" else replace(m, verdict=Verdict.FAIL) for m in rows]
+    nights = tuple(f"night {i}" for i in range(89))
+    shares = np.random.default_rng(0).uniform(0.2, 0.8, (len(rows), len(nights))).tolist()
+    keys = ((m.case, m.edge, m.quantity, m.metric) for m in rows)
+    series = {key: tuple(found) for key, found in zip(keys, shares, strict=True)}
+    baseline = earlier(*(replace(m, value=1e-6) for m in rows))
+    run = Run(night.manifest, tuple(failing), night.findings, tensors=described(failing))
+    history = History(baseline, nights, series)
+    start = time.process_time()
+    text = page_of(run, history)
+    seconds = time.process_time() - start
+    return Big(run, written(folder, "big", text), len(text.encode()), seconds)
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
+from parity.deviation import HIGH, LOW, Deviation, Worst
 from parity.results import Kind
 from reports.history import History
 from reports.store import Run
@@ -43,9 +43,13 @@ def named(name: str) -> Run:
         for probe in ("survival", "dtypes", "values", name)
         for metric in ("frozen_fraction", name)
     ]
+    worst = (Worst((0,), math.nan, 1.0),)
     return run(
         *rows,
         findings=tuple(found),
+        tensors=(
+            Deviation(name, name, name, "float32", (1,), (0,) * (HIGH - LOW + 3) + (1,), worst),
+        ),
         versions={name: name},
         flags={name: name},
         commit=name,
@@ -65,6 +69,7 @@ def test_a_hostile_name_is_only_text(visit, folder, kind):
     address = written(folder, f"hostile-{kind}", page_of(named(name), History(earlier())))
     page = visit(address)
     page.open_details()
+    assert page.first_failure().inner_text()
     for field in page.page.locator("input[type=search]:visible").all():
         field.fill(name)
     assert page.page.locator("script").count() == 1
@@ -124,33 +129,25 @@ def test_non_finite_values_sort_as_the_worst(visit, folder):
     assert shown[2:] == ["7.0e-05", "9.0e-06"]
 
 
-def large(night: Run) -> tuple[Run, History]:
-    """10,000 failing measurements, a baseline that held, and 90 nights of each."""
-    rows = [
-        replace(m, case=f"case {i % 97}", value=9e-6 * (1 + i % 7), tolerance=4e-6)
-        for i, m in enumerate(night.measurements * 3)
-    ][:10_000]
-    nights = tuple(f"night {i}" for i in range(90))
-    shares = tuple(0.2 + (i % 9) / 10 for i in range(90))
-    series = {(m.case, m.edge, m.quantity, m.metric): shares for m in rows}
-    baseline = earlier(*(replace(m, value=1e-6) for m in rows))
-    return Run(night.manifest, tuple(rows), night.findings), History(baseline, nights, series)
+def test_ten_thousand_measurements_open_quickly(visit, big, record_property):
+    assert len(big.run.measurements) == 10_000
+    assert big.size < 5 * MEGABYTE
+    assert big.seconds < 10.0
+    # A busy machine may be late once; a page that is too heavy is late every time.
+    paints = [first_paint(visit(big.address).page) for _ in range(3)]
+    record_property("cost", {"bytes": big.size, "build s": big.seconds, "paint ms": paints})
+    print(f"{big.size:,} bytes, built in {big.seconds:.1f} s, first paint {min(paints):.0f} ms")
+    assert min(paints) < 1000.0
 
 
-def test_ten_thousand_measurements_open_quickly(visit, folder, night, record_property):
-    big, history = large(night)
-    assert len(big.measurements) == 10_000
-    text = page_of(big, history)
-    assert len(text.encode()) < 5 * MEGABYTE
-    page = visit(written(folder, "large", text))
-    paints = page.page.evaluate(
-        "performance.getEntriesByType('paint').map(p => [p.name, p.startTime])"
-    )
-    loaded = page.page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    times = {**dict(paints), "loaded": loaded}
-    # The goal is a first paint under 1 s; a busy machine makes that a number, not a gate.
-    record_property("milliseconds", times)
-    print(f"{len(text.encode()):,} bytes", {name: round(ms) for name, ms in times.items()})
-    assert "first-contentful-paint" in times
-    page.open_details()
-    assert page.overflow() <= 0
+def first_paint(page):
+    """Milliseconds from the navigation to the first paint with content."""
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+    return page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+
+
+def test_a_page_that_is_too_heavy_is_late(watched, folder):
+    """Negative control: half a second of script before any content."""
+    busy = "<script>for (const t = performance.now(); performance.now() < t + 500;);</script>"
+    heavy = f"<!doctype html><title>x</title>{busy}<p>late</p>"
+    assert first_paint(watched(written(folder, "heavy", heavy)).page) > 500.0

@@ -18,6 +18,9 @@ WIDTHS = (320, 768, 1280, 3840)
 PAPER = (718, 1047)
 """A4 less margins of one centimetre, in CSS pixels at 96 to the inch."""
 
+TABLES = "main section:not(#records) > .scroll table, details[open] table"
+"""Tables that are read without unfolding anything."""
+
 
 def test_nothing_leaves_the_page_and_nothing_is_logged(visit, broken):
     page = visit(broken)
@@ -79,10 +82,11 @@ def test_the_first_screen_holds_the_verdict(visit, request, kind):
 def test_verdict_and_tables_need_no_script(visit, broken):
     page = visit(broken, java_script_enabled=False).page
     assert page.locator("#word").inner_text() == "REGRESSED"
-    parts = page.locator(".sentence, .counts dd, main section > .scroll table")
+    parts = page.locator(f".sentence, .counts dd, {TABLES}")
     assert parts.count() > 15
     assert all(part.is_visible() for part in parts.all())
-    assert page.locator("input[type=search], th button, .replay button").count() == 0
+    assert page.locator("input[type=search]:visible, th button, .replay button").count() == 0
+    assert "Without JavaScript" in page.locator("#records").inner_text()
     page.locator("summary").first.click()
     assert page.locator("details .scroll").first.is_visible()
 
@@ -113,7 +117,7 @@ def on_paper(visit, address, **options):
 
 def test_print_shows_the_verdict_and_the_tables(visit, broken):
     page = on_paper(visit, broken)
-    for part in page.locator("#word, .sentence, .counts, main section > .scroll table").all():
+    for part in page.locator(f"#word, .sentence, .counts, {TABLES}").all():
         assert part.is_visible()
     for part in page.locator("nav, input[type=search], .replay button").all():
         assert not part.is_visible()

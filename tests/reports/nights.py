@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
+from parity.deviation import Deviation, Deviations
 from parity.results import Kind, Measurement, Verdict
 from reports.bench import Times, memory_timings, timings
 from reports.store import SCHEMA, Run
@@ -92,8 +96,13 @@ def manifest(**changes: object) -> dict[str, object]:
     return {**base, **changes}
 
 
-def run(*measurements: Measurement, findings: tuple[Finding, ...] = (), **changes: object) -> Run:
-    return Run(manifest(**changes), measurements, findings)
+def run(
+    *measurements: Measurement,
+    findings: tuple[Finding, ...] = (),
+    tensors: tuple[Deviation, ...] = (),
+    **changes: object,
+) -> Run:
+    return Run(manifest(**changes), measurements, findings, tensors=tensors)
 
 
 def earlier(*measurements: Measurement, day: int = 19, **changes: object) -> Run:
@@ -299,4 +308,16 @@ def regressed(night: Run, case: str = "slow_decay") -> Run:
             return m
         return replace(m, value=3.1e-4 * (1 + noise(m.quantity)), verdict=Verdict.FAIL)
 
-    return Run(night.manifest, tuple(broken(m) for m in night.measurements), night.findings)
+    rows = tuple(broken(m) for m in night.measurements)
+    return Run(night.manifest, rows, night.findings, tensors=described(rows))
+
+
+def described(rows: Iterable[Measurement]) -> tuple[Deviation, ...]:
+    """The failing tensors of a night, element by element: one element off, one not a number."""
+    seen, expected = Deviations(), np.linspace(-2.0, 2.0, 60).reshape(3, 4, 5)
+    actual = expected.astype(np.float32).astype(np.float64)
+    actual[1, 2, 3], actual[0, 0, 1] = 7.0, math.nan
+    for m in rows:
+        if m.verdict is Verdict.FAIL and m.metric == "rel_l2":
+            seen(m, actual, expected)
+    return tuple(seen)

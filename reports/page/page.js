@@ -1,6 +1,15 @@
 "use strict";
-// The page is complete without this: it adds copying, filtering and sorting.
-for (const block of document.querySelectorAll(".replay")) {
+// The page is complete without this: it adds copying, filtering, sorting, links into folds and keys.
+
+// A line that a screen reader is told of whenever it changes.
+function status() {
+  const line = document.createElement("span");
+  line.className = "told";
+  line.setAttribute("role", "status");
+  return line;
+}
+
+function copying(block) {
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = "Copy";
@@ -19,14 +28,6 @@ for (const block of document.querySelectorAll(".replay")) {
     }
   });
   block.append(button, told);
-}
-
-// A line that a screen reader is told of whenever it changes.
-function status() {
-  const line = document.createElement("span");
-  line.className = "told";
-  line.setAttribute("role", "status");
-  return line;
 }
 
 const valueOf = (row, column) => row.cells[column].textContent.trim();
@@ -83,6 +84,7 @@ function filterable(table) {
   table.closest(".scroll").before(label, told);
 }
 
+for (const block of document.querySelectorAll(".replay")) copying(block);
 for (const table of document.querySelectorAll("table[data-filter]")) {
   sortable(table);
   if (table.tBodies[0].rows.length > 12) filterable(table);

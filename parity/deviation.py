@@ -1,0 +1,149 @@
+"""How one tensor differs from another, element by element: what a person wants after a red gate.
+
+Source: spec/reports.md "The page", drill-down per tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parity.metrics import ulp
+from parity.results import Measurement
+
+LOW, HIGH = -1, 52
+"""Exponents of 2 at the edges of the histogram: from half a unit in the last place up."""
+KEPT = 12
+"""Failing tensors described per case and edge: after the first ones a bug has only spread."""
+SHOWN = 10
+"""Elements listed per tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """One of the elements that differ most."""
+
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The difference of two tensors, in units in the last place (ULP) of what was computed."""
+
+    case: str
+    edge: str
+    quantity: str
+    dtype: str
+    """Of the left side; a ULP is its, at the expected value."""
+    shape: tuple[int, ...]
+    """Of what was compared: positions that mean the same on both sides, times the rest."""
+    histogram: tuple[int, ...]
+    """Elements that are equal; then by ULPs apart up to 2^LOW, ..., up to 2^HIGH, and beyond; last
+    those where a side is not finite."""
+    worst: tuple[Worst, ...]
+    """At most SHOWN, the worst first; indices are into the whole tensor."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Case, edge and quantity: what names a tensor within a run."""
+        return (self.case, self.edge, self.quantity)
+
+
+def worst_elements(
+    actual: np.ndarray, expected: np.ndarray, limit: int, positions: np.ndarray | None = None
+) -> tuple[Worst, ...]:
+    """Return the at most `limit` elements that differ most, the worst first; equal ones are left
+    out.
+
+    Args:
+        actual: any shape.
+        expected: the same shape.
+        limit: how many.
+        positions: where the rows of both were taken from, (rows, axes): indices become those of
+            the array they were taken from.
+    """
+    apart = _apart(actual, expected).reshape(-1)
+    count = min(limit, apart.size)
+    # Stable, so that equal differences keep the order of the elements.
+    chosen = np.argsort(-apart, kind="stable")[:count]
+    out = []
+    for flat in chosen[apart[chosen] > 0]:
+        index = tuple(int(i) for i in np.unravel_index(flat, np.shape(expected)))
+        a, e = float(np.asarray(actual)[index]), float(np.asarray(expected)[index])
+        if positions is not None:
+            index = (*(int(i) for i in positions[index[0]]), *index[1:])
+        out.append(Worst(index, a, e))
+    return tuple(out)
+
+
+def histogram(actual: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[int, ...]:
+    """Count elements by how many ULPs of `dtype` they are apart, as `Deviation.histogram`."""
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    apart = _apart(a, e)
+    equal, odd = apart == 0, np.isinf(apart)
+    rest = ~(equal | odd)
+    distance = np.log2(apart[rest] / ulp(e[rest], dtype))
+    # The smallest exponent of 2 that is not below the distance.
+    level = np.clip(np.ceil(distance), LOW, HIGH + 1).astype(int) - LOW
+    between = np.bincount(level, minlength=HIGH - LOW + 2)
+    return (int(equal.sum()), *(int(n) for n in between), int(odd.sum()))
+
+
+def bits(value: float, dtype: str) -> str:
+    """Return the bits of a value rounded to `dtype` in hexadecimal, most significant first."""
+    with np.errstate(over="ignore"):
+        stored = np.asarray(value, np.float64).astype(np.dtype(dtype))
+    # numpy has no byte order for bfloat16, so the bytes are turned by hand.
+    little = stored.tobytes() if sys.byteorder == "little" else stored.tobytes()[::-1]
+    return little[::-1].hex()
+
+
+@dataclass
+class Deviations:
+    """Describes failing tensors as they are found, the first `KEPT` of each case and edge."""
+
+    found: list[Deviation] = field(default_factory=list)
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __call__(
+        self,
+        m: Measurement,
+        actual: np.ndarray,
+        expected: np.ndarray,
+        positions: np.ndarray | None = None,
+    ) -> None:
+        """Describe the tensor of a failing measurement; see `worst_elements` for `positions`."""
+        self.seen[m.case, m.edge] += 1
+        if self.seen[m.case, m.edge] > KEPT or m.dtype not in _DTYPES:
+            return
+        self.found.append(
+            Deviation(
+                m.case,
+                m.edge,
+                m.quantity,
+                m.dtype,
+                np.shape(expected),
+                histogram(actual, expected, m.dtype),
+                worst_elements(actual, expected, SHOWN, positions),
+            )
+        )
+
+    def __iter__(self) -> Iterator[Deviation]:
+        return iter(self.found)
+
+
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return |a - e|; infinite where a side is not finite: unknown is never equal."""
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    known = np.isfinite(a) & np.isfinite(e)
+    return np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))

@@ -1,0 +1,65 @@
+"""The demonstration: two real runs, sixty nights and more, and a page that tells what happened."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from demonstration import BAD, FAULT, demonstrate
+
+from parity.faults import by_name
+from reports import nightly as nightly_module
+from reports.history import load_history
+from reports.schema import PAGE
+from reports.store import read_run
+from reports.stored import judged
+from reports.verdicts import Word
+
+NIGHTS = 64
+
+
+@pytest.fixture(scope="module")
+def last_two(tmp_path_factory):
+    def skipped(checkpoint, model, report):
+        return [], {}, nightly_module._Suite("stability", planned=1, executed=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The probes have tests of their own; here they would only cost time.
+        patch.setattr(nightly_module, "run_stability", skipped)
+        return demonstrate(tmp_path_factory.mktemp("demonstration"), ("slow_decay",), NIGHTS)
+
+
+def test_the_night_before_held_and_repeated_exactly(last_two):
+    decision = judged(last_two[0]).decision
+    assert decision.word is Word.PASS
+    assert "Nothing changed" in decision.sentence
+
+
+def test_the_last_night_is_red_where_the_bug_is(last_two):
+    decision = judged(last_two[1]).decision
+    assert decision.word is Word.REGRESSED
+    assert decision.starts[0].quantity == by_name(FAULT).stage
+    text = (last_two[1] / PAGE).read_text()
+    assert f"planted fault: {FAULT}" in text
+    assert f"Trend, {NIGHTS} runs" in text
+
+
+def test_its_trend_shows_the_nights_on_which_the_bug_was_there_before(last_two):
+    folder = last_two[1]
+    run = read_run(folder)
+    history = load_history(folder.parent, run)
+    m = judged(folder).decision.starts[0]
+    series = history.series[m.case, m.edge, m.quantity, m.metric]
+    assert len(series) == NIGHTS - 1
+    outside = [len(series) - i for i, share in enumerate(series) if share > 1]
+    assert outside == sorted(BAD, reverse=True)
+
+
+def test_its_failing_tensors_are_described_with_the_bits_that_differ(last_two):
+    run = read_run(last_two[1])
+    first = run.tensors[0]
+    assert first.quantity == by_name(FAULT).stage
+    assert sum(first.histogram[1:]) > 0.9 * sum(first.histogram)
+    assert all(w.actual != w.expected for w in first.worst)
+    text = (last_two[1] / PAGE).read_text()
+    assert re.search(r'<details id="t-[0-9a-f]{10}">\s*<summary>Element by element', text)

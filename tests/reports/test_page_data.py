@@ -1,0 +1,221 @@
+"""What the page's sections and its embedded rows are made of, before any markup."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from nights import described, earlier, failing, finding, manifest, measurement, run
+
+from parity.deviation import HIGH, LOW, Deviation, Worst
+from parity.results import Kind, Verdict
+from reports import facts
+from reports.changes import key_of, settle
+from reports.drilldown import BARS, drilldown
+from reports.heat import heat_maps
+from reports.history import History
+from reports.page.render import DRILLED, render
+from reports.records import COLUMNS, embedded, id_of
+from reports.store import StoreError, read_run, write_run
+from reports.tables import frame
+from reports.tensors import TENSORS
+from reports.trends import trends
+from reports.verdicts import decide
+from stability.findings import Severity
+
+
+def unpacked(night, history=None, drilldowns=None):
+    rows = [settle(m) for m in night.measurements]
+    text = embedded(rows, night, history or History(), drilldowns or {})
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def column(document, name):
+    found = document["columns"][name]
+    return found if isinstance(found, list) else [found["names"][i] for i in found["at"]]
+
+
+def test_rows_are_embedded_exactly_and_the_worst_come_first():
+    night = run(
+        measurement(value=1 / 3e6),
+        failing(quantity="a", value=math.nan),
+        failing(quantity="b", value=5e-5),
+        measurement(metric="cosine", value=1.0, tolerance=math.nan, verdict=Verdict.INFO),
+        findings=(finding(severity=Severity.ERROR, subject="w"), finding(subject="fine")),
+    )
+    found = unpacked(night)
+    assert tuple(found["columns"]) == COLUMNS
+    assert column(found, "quantity") == ["a", "b", "w", "logits", "fine", "logits"]
+    assert column(found, "value")[:2] == ["nan", 5e-5]
+    assert 1 / 3e6 in column(found, "value")
+    assert column(found, "suite").count("stability") == 2
+    # What only informs is no row to link to.
+    assert [bool(i) for i in column(found, "id")] == [True] * 5 + [False]
+
+
+def test_an_id_is_the_same_every_night_and_of_one_row_only():
+    m = measurement()
+    assert id_of(m) == id_of(replace(m, value=2.0, verdict=Verdict.FAIL, identity="other"))
+    others = [replace(m, **{name: "x"}) for name in ("case", "edge", "quantity", "metric")]
+    assert len({id_of(n) for n in (m, *others)}) == 5
+    # Parts are kept apart: moving a letter across them is another row.
+    assert id_of(replace(m, case="ab", edge="c")) != id_of(replace(m, case="a", edge="bc"))
+
+
+def test_a_trend_is_in_hundredths_of_a_decade_with_gaps():
+    m = measurement()
+    shares = (0.1, None, 1.0, math.inf, 0.0)
+    history = History(runs=tuple("abcde"), series={key_of(m): shares})
+    found = unpacked(run(m), history)
+    assert found["nights"] == list("abcde")
+    assert found["trends"] == {"0": [-100, None, 0, "x", -900]}
+
+
+def test_a_replay_quotes_what_it_is_given():
+    name = "a case; rm -rf /"
+    night = run(measurement(case=name), cases=[{"name": name}], fault="f g")
+    command = unpacked(night)["replay"][name]
+    assert command.endswith("nightly --case 'a case; rm -rf /' --fault 'f g'")
+
+
+def nights(m, shares):
+    names = tuple(f"n{i}" for i in range(len(shares)))
+    return History(runs=names, series={key_of(m): tuple(shares)})
+
+
+@pytest.mark.parametrize(("now", "moved"), [(0.5, 0), (0.52, 0), (0.75, 1), (0.25, 1)])
+def test_gates_that_left_their_median_are_named(now, moved):
+    m = measurement(value=now * 4e-6)
+    found = trends(frame([m]), nights(m, [0.5, 0.49, 0.51, None, 0.5] * 13))
+    assert found["nights"] == 66
+    assert len(found["moved"]) == moved
+    assert [r["cell"].id for r in found["moved"]] == [id_of(m)] * moved
+    points = found["lines"][0].points
+    assert len(points) == 66
+    assert points[-1] == (0, math.log10(now))
+    assert math.isnan(points[3][1])
+
+
+def test_a_trend_shows_a_night_that_was_not_finite_as_a_gap():
+    m = failing(value=math.nan)
+    found = trends(frame([m]), nights(m, [math.inf, 0.5]))
+    assert [math.isfinite(y) for _, y in found["lines"][0].points] == [False, True, False]
+    assert trends(frame([m]), History()) is None
+
+
+def test_a_stage_with_several_gates_is_as_bad_as_its_worst():
+    """Negative control of what a map once did: the gate that came last stood for the stage."""
+    rows = [
+        measurement(quantity="layers.0.cema", kind=Kind.BLOCK, stage=1),
+        failing(value=4e-3, stage=2),
+        measurement(metric="top1_flips", value=0.0, tolerance=0.0, stage=2),
+    ]
+    [edge] = heat_maps(frame(rows), decide(run(*rows), None))
+    assert "1 of 2 stages" in edge["worst"].summary
+    [logits] = dict(edge["worst"].rows)["logits"]
+    assert (logits.state, logits.log10) == ("fail", pytest.approx(3.0))
+
+
+def test_a_stream_has_no_heat_map_where_there_are_cases_with_stages():
+    rows = [
+        failing(case="stream", stage=0),
+        measurement(case="plain", quantity="layers.0.cema", kind=Kind.BLOCK, stage=1),
+    ]
+    [edge] = heat_maps(frame(rows), decide(run(*rows), None))
+    assert edge["worst"].case == "plain"
+    assert edge["others"] == []
+
+
+def test_the_environment_is_set_against_the_baseline():
+    now = manifest(versions={"jax": "2", "new": "1"}, threads=4)
+    then = manifest(versions={"jax": "1", "old": "1"}, threads=4)
+    found = facts.environment(now, then)
+    assert ("jax", "1", "2") in found["changed"]
+    assert ("new", "absent", "1") in found["changed"]
+    assert ("old", "1", "absent") in found["changed"]
+    assert ("threads", "4", "4") in found["same"]
+    assert facts.environment(now, now)["changed"] == []
+    assert facts.environment(now, None)["changed"] == []
+
+
+def test_a_case_says_what_held_and_what_was_not_compared_and_why():
+    rows = [
+        measurement(case="a"),
+        failing(case="a"),
+        measurement(case="b", verdict=Verdict.NOT_COMPARABLE, note="no recording"),
+    ]
+    listed = [{"name": n, "title": "t", "why": "t"} for n in "abc"]
+    a, b, c = facts.cases(manifest(cases=listed), rows)
+    assert (a["state"], a["held"]) == ("fail", "1 / 2")
+    assert b["reasons"] == ["JAX float32 vs oracle: no recording"]
+    assert (c["state"], c["held"]) == ("warning", "not run")
+
+
+TENSOR = Deviation(
+    *("baseline", "jax32:oracle", "logits", "float32", (2, 3)),
+    (1, 0, 2, *(0,) * (HIGH - 1), 1, 1, 1),
+    (Worst((1, 2), 1.0, 1.0000001192092896), Worst((0, 0), math.inf, -0.5)),
+)
+
+
+def test_a_tensor_is_told_with_both_values_and_their_bits():
+    told = drilldown(TENSOR)
+    assert told["sentence"] == "2 × 3 (float32): 5 of 6 elements differ, 1 not finite."
+    names = {b.name: b.count for b in told["bins"]}
+    assert names["equal"] == 1
+    # From 1 to beyond 2⁵² there are more powers than bars: each bar holds three of them.
+    assert names["≤ 4"] == names["> 2⁵²"] == 2
+    assert names["not finite"] == 1
+    assert len(told["bins"]) <= BARS + 2
+    assert sum(b.count for b in told["bins"]) == sum(TENSOR.histogram)
+    near, odd = told["worst"]
+    assert near["index"] == "[1, 2]"
+    assert near["actual_bits"] == ("3f80000", "0")
+    assert near["expected_bits"] == ("3f80000", "1")
+    assert near["ulps"] == "1.0e+00"
+    assert (odd["actual"], odd["apart"]) == ("Inf", "Inf")
+
+
+def test_bars_are_powers_of_two_where_there_is_room():
+    counts = (0, 3, 0, 5, *(0,) * (HIGH - LOW), 0)
+    bins = drilldown(replace(TENSOR, histogram=counts))["bins"]
+    assert [(b.name, b.count) for b in bins] == [("equal", 0), ("≤ ½", 3), ("≤ 1", 0), ("≤ 2", 5)]
+
+
+def test_failing_tensors_are_stored_and_read_back(tmp_path):
+    night = run(failing(), tensors=(TENSOR,))
+    folder = write_run(tmp_path, night)
+    assert (folder / TENSORS).is_file()
+    assert read_run(folder).tensors == (TENSOR,)
+    (folder / TENSORS).write_bytes(b"PAR1 cut short")
+    with pytest.raises(StoreError, match="readable tensors"):
+        read_run(folder)
+    (folder / TENSORS).unlink()
+    assert read_run(folder).tensors == ()
+
+
+def test_a_night_without_failures_stores_no_tensors(tmp_path):
+    assert not (write_run(tmp_path, run(measurement())) / TENSORS).exists()
+
+
+def test_the_page_of_a_bad_night_with_a_history_is_the_same_twice():
+    rows = [failing(case=f"c{i}", quantity=f"layers.0.q{i}", stage=i) for i in range(9)]
+    history = nights(rows[0], [0.5, 0.6])
+    pages = [
+        render(night, decide(night, earlier(measurement())), history)
+        for night in (run(*rows, tensors=described(rows)) for _ in range(2))
+    ]
+    assert pages[0] == pages[1]
+    assert pages[0].count('class="tensor"') == 6
+
+
+def test_only_so_many_tensors_travel_with_the_page():
+    rows = [failing(case=f"c{i}") for i in range(DRILLED + 5)]
+    night = run(*rows, tensors=described(rows))
+    text = render(night, decide(night, None), History())
+    assert f"{DRILLED - 6} more failing tensors" in text
+    assert "5 more only in <code>tensors.parquet</code>" in text
