@@ -179,7 +179,7 @@ def test_an_unknown_case_is_refused(tmp_path):
 
 
 def test_an_interrupted_night_writes_nothing(tmp_path, monkeypatch):
-    def interrupted(*args):
+    def interrupted(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(nightly_module, "run_parity", interrupted)
