@@ -79,6 +79,8 @@ class Variant:
     """Factor on the learning rate of norm weights."""
     centred: bool = False
     """Whether weights that start at 1 are stored less 1."""
+    gemm: str = "default"
+    """The GEMM backend of the blocks (`stability.gemm_drill`)."""
 
 
 VARIANTS = (
@@ -196,7 +198,9 @@ def _start(
 ) -> tuple[MegalodonForCausalLM, frozenset[str]]:
     """Return the model as stored, and the names of the norm weights that start at 1."""
     accum = "bfloat16" if variant.narrow else "float32"
-    config = replace(config, compute_dtype=variant.compute, accum_dtype=accum)
+    config = replace(
+        config, compute_dtype=variant.compute, accum_dtype=accum, gemm_backend=variant.gemm
+    )
     model = MegalodonForCausalLM(config, key=jax.random.key(plan.seed))
     leaves = named_leaves(model)
     norms = [n for n in leaves if role_of(n) is Role.NORM]

@@ -1,0 +1,102 @@
+"""Training drill of the GEMM backends: the byte-level model, from the same weights and batches.
+
+`python -m stability.gemm_drill docs/formats.md` trains it once per backend and rewrites the table
+between the markers of the document and the two charts beside it. Source: spec/stability.md
+"Formats".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from megalodon_jax.gemm import BACKENDS
+from parity.tolerances import TRAINED_LOSS
+from stability.chart import line_chart
+from stability.drill import Outcome, Plan, Variant, run
+from stability.train import BYTE_LM_CONFIG
+
+BEGIN, END = "<!-- gemm drill: begin -->", "<!-- gemm drill: end -->"
+VARIANTS = (
+    Variant("float32", "products in float32", "control", "float32", narrow=False),
+    Variant("bfloat16", "products in bfloat16", "amp", narrow=False),
+    *(
+        Variant(name, f"products of the blocks on {name}", "gemm", "float32", False, gemm=name)
+        for name in BACKENDS
+    ),
+)
+
+
+def drill(plan: Plan, report: Callable[[str], None] = lambda line: None) -> list[Outcome]:
+    """Train every variant, float32 first."""
+    return run(plan, VARIANTS, BYTE_LM_CONFIG, report)
+
+
+def excess(outcome: Outcome, control: Outcome) -> float:
+    """Return by how much a held-out loss is above the control's, relative to it."""
+    return outcome.held_out / control.held_out - 1.0
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as a Markdown table; the first one is the control."""
+    control = outcomes[0]
+    rows = [
+        "| products | held-out loss | above float32 | allowed | training loss, last ten points |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for each in outcomes:
+        allowed = TRAINED_LOSS.get(each.variant.gemm.partition("-")[0])
+        last = [loss for _, loss in each.loss[-10:]]
+        rows.append(
+            f"| {each.variant.name} | {each.held_out:.4f} | {excess(each, control):+.2%} "
+            f"| {'' if allowed is None else f'{allowed:.0%}'} | {sum(last) / len(last):.4f} |"
+        )
+    return "\n".join(rows)
+
+
+def charts(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """Return SVGs by file name: the losses, and how far each is from float32's on its batch."""
+    control = dict(outcomes[0].loss)
+    curves = {o.variant.name: [(float(x), y) for x, y in o.loss] for o in outcomes}
+    apart = {
+        o.variant.name: [(float(x), 100 * abs(y / control[x] - 1)) for x, y in o.loss]
+        for o in outcomes[1:]
+    }
+    return {
+        "formats-loss.svg": line_chart("Training loss, nats per byte", "steps", curves),
+        "formats-distance.svg": line_chart(
+            "Distance of the training loss from float32's, %", "steps", apart
+        ),
+    }
+
+
+def write(doc: Path, outcomes: Sequence[Outcome]) -> None:
+    """Rewrite the table between the markers of a document, and the charts beside it.
+
+    Raises:
+        ValueError: the document lacks the markers.
+    """
+    text = doc.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{doc} needs the markers {BEGIN} and {END}, once each.")
+    head, rest = text.split(BEGIN)
+    doc.write_text(f"{head}{BEGIN}\n{table(outcomes)}\n{END}{rest.split(END)[1]}")
+    for name, chart in charts(outcomes).items():
+        (doc.parent / name).write_text(chart)
+
+
+@click.command()
+@click.argument("doc", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--steps", default=Plan.steps, show_default=True, help="Optimiser steps.")
+def main(doc: Path, steps: int) -> None:
+    """Train on every backend; rewrite the table and the charts of DOC."""
+    outcomes = drill(replace(Plan(), steps=steps), click.echo)
+    write(doc, outcomes)
+    click.echo(table(outcomes))
+
+
+if __name__ == "__main__":
+    main()
