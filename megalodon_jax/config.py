@@ -15,7 +15,13 @@ from megalodon_jax.policy import Policy, as_policy
 
 InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
 GemmBackend = Literal[
-    "default", "mxfp8", "nvfp4", "nvfp4-nearest", "nvfp4-unrotated", "nvfp4-nearest-unrotated"
+    "default",
+    "mxfp8",
+    "mxfp8-nvfp4",
+    "nvfp4",
+    "nvfp4-nearest",
+    "nvfp4-unrotated",
+    "nvfp4-nearest-unrotated",
 ]
 
 _DTYPES = ("float32", "bfloat16", "float64")

@@ -9,6 +9,7 @@ stay as they are, and a checkpoint knows nothing of backends.
     nvfp4                     NVFP4 in all three; output gradients are rounded stochastically, and
                               both operands of the weight gradient are rotated by a random Hadamard
                               transform of 16 tokens before
+    mxfp8-nvfp4               MXFP8 forward, the gradients as in nvfp4
     nvfp4-nearest             ... without the stochastic rounding
     nvfp4-unrotated           ... without the rotation
     nvfp4-nearest-unrotated   ... without either
@@ -34,6 +35,7 @@ from jaxtyping import Array, Float
 
 from megalodon_jax.quantize import E2M1, E4M3, MX, NV_BLOCK, Scaled, key_from, mx, nvfp4
 
+Format = Literal["mxfp8", "nvfp4"]
 Direction = Literal["forward", "input_grad", "weight_grad"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 Path = Literal["scaled matmul", "fp8 dot", "emulated"]
@@ -44,7 +46,8 @@ Operands = tuple[MX, MX] | tuple[Scaled, Scaled]
 class Backend:
     """How the three products of a linear map are taken."""
 
-    format: Literal["mxfp8", "nvfp4"]
+    forward: Format
+    gradients: Format
     stochastic: bool = False
     """Whether output gradients are rounded stochastically."""
     rotated: bool = False
@@ -52,11 +55,12 @@ class Backend:
 
 
 BACKENDS = {
-    "mxfp8": Backend("mxfp8"),
-    "nvfp4": Backend("nvfp4", stochastic=True, rotated=True),
-    "nvfp4-nearest": Backend("nvfp4", rotated=True),
-    "nvfp4-unrotated": Backend("nvfp4", stochastic=True),
-    "nvfp4-nearest-unrotated": Backend("nvfp4"),
+    "mxfp8": Backend("mxfp8", "mxfp8"),
+    "mxfp8-nvfp4": Backend("mxfp8", "nvfp4", stochastic=True, rotated=True),
+    "nvfp4": Backend("nvfp4", "nvfp4", stochastic=True, rotated=True),
+    "nvfp4-nearest": Backend("nvfp4", "nvfp4", rotated=True),
+    "nvfp4-unrotated": Backend("nvfp4", "nvfp4", stochastic=True),
+    "nvfp4-nearest-unrotated": Backend("nvfp4", "nvfp4"),
 }
 """By the names `MegalodonConfig.gemm_backend` takes, "default" apart."""
 
@@ -79,7 +83,7 @@ def gemm(
     if backend not in BACKENDS:
         raise ValueError(f"gemm: backend={backend!r} must be one of {tuple(BACKENDS)}.")
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    y = _gemm(rows, weight.astype(jnp.float32), BACKENDS[backend])
+    y: Any = _gemm(rows, weight.astype(jnp.float32), BACKENDS[backend])
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -100,13 +104,13 @@ def operands(
         dy: gradient of the output, float32; not read going forward.
     """
     if dy is None:
-        return _quantised(backend, x), _quantised(backend, weight)
+        return _quantised(backend.forward, x), _quantised(backend.forward, weight)
     key = jax.random.fold_in(key_from(dy), DIRECTIONS.index(direction))
-    key = key if backend.stochastic else None
+    key, fmt = key if backend.stochastic else None, backend.gradients
     if direction == "input_grad":
-        return _quantised(backend, dy, key), _quantised(backend, weight.T)
+        return _quantised(fmt, dy, key), _quantised(fmt, weight.T)
     left, right = (rotated(a.T) if backend.rotated else a.T for a in (dy, x))
-    return _quantised(backend, left, key), _quantised(backend, right)
+    return _quantised(fmt, left, key), _quantised(fmt, right)
 
 
 def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
@@ -128,7 +132,7 @@ def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
     return y * a.outer * b.outer
 
 
-def path_of(format: str) -> Path:
+def path_of(format: Format) -> Path:
     """Return how products of a format are taken on the default device.
 
     "scaled matmul" is `jax.nn.scaled_matmul`, one instruction on Blackwell; "fp8 dot" multiplies
@@ -175,7 +179,7 @@ def _rotation() -> np.ndarray:
     while len(hadamard) < NV_BLOCK:
         hadamard = np.kron(np.array([[1, 1], [1, -1]], np.float32), hadamard)
     # Signs are drawn once for all layers and steps: what matters is that no token is special.
-    signs = np.random.default_rng(NV_BLOCK).choice(np.float32([-1, 1]), NV_BLOCK)
+    signs = np.random.default_rng(NV_BLOCK).choice(np.array([-1, 1], np.float32), NV_BLOCK)
     return signs[:, None] * hadamard / np.sqrt(np.float32(NV_BLOCK))
 
 
@@ -183,13 +187,13 @@ ROTATION = _rotation()
 """(16, 16) float32: random signs, then a Hadamard matrix, over 4; its entries are exact."""
 
 
-def _quantised(backend: Backend, x: jax.Array, key: jax.Array | None = None) -> Any:
-    return mx(x) if backend.format == "mxfp8" else nvfp4(x, key)
+def _quantised(format: Format, x: jax.Array, key: jax.Array | None = None) -> Any:
+    return mx(x) if format == "mxfp8" else nvfp4(x, key)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _gemm(x: jax.Array, weight: jax.Array, backend: Backend) -> jax.Array:
-    return product(operands("forward", backend, x, weight), path_of(backend.format))
+    return product(operands("forward", backend, x, weight), path_of(backend.forward))
 
 
 def _forward(x: jax.Array, weight: jax.Array, backend: Backend) -> tuple[jax.Array, Any]:
@@ -197,8 +201,8 @@ def _forward(x: jax.Array, weight: jax.Array, backend: Backend) -> tuple[jax.Arr
 
 
 def _backward(backend: Backend, kept: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
-    path = path_of(backend.format)
-    return tuple(product(operands(d, backend, *kept, dy), path) for d in DIRECTIONS[1:])
+    (x, weight), path = kept, path_of(backend.gradients)
+    return tuple(product(operands(d, backend, x, weight, dy), path) for d in DIRECTIONS[1:])
 
 
 _gemm.defvjp(_forward, _backward)

@@ -12,15 +12,15 @@ NVFP4" (NVIDIA 2025), appendix C; DeepSeek-V3, section 3.3; spec/stability.md "F
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
-Mode = Literal["ceil", "floor", "even"]
-MODES: tuple[Mode, ...] = ("ceil", "floor", "even")
+MODES = ("ceil", "floor", "even")
+"""How the scale of an MX block is rounded."""
 E4M3, E2M1 = jnp.float8_e4m3fn, jnp.float4_e2m1fn
 MX_BLOCK, NV_BLOCK, TILE = 32, 16, 128
 LARGEST = float(np.finfo(np.float32).max)
@@ -71,9 +71,7 @@ def blocks(x: Float[Array, "... k"], size: int) -> Float[Array, "... n size"]:
     return x.reshape(*x.shape[:-1], -1, size)
 
 
-def mx(
-    x: Float[Array, "... k"], mode: Mode = "ceil", dtype: Any = E4M3, size: int = MX_BLOCK
-) -> MX:
+def mx(x: Float[Array, "... k"], mode: str = "ceil", dtype: Any = E4M3, size: int = MX_BLOCK) -> MX:
     """Quantise float32 to an MX format: MXFP8 by default, MXFP4 with `E2M1`.
 
     The scale is 2^(E - e) for the format's largest exponent e and the largest magnitude's E, as it
@@ -126,8 +124,8 @@ def nvfp4(x: Float[Array, "... k"], key: jax.Array | None = None) -> Scaled:
     g, g_exponent = _split(encode)
     largest = jnp.max(bits, axis=-1)
     finite = largest < _INFINITY
-    scale = g / _divisor(_info(E2M1).max, amax)
-    scale = _shifted(jnp.where(finite, _float(largest), 0.0), g_exponent) * scale
+    scale = _shifted(jnp.where(finite, _float(largest), 0.0), g_exponent)
+    scale = scale * _divided(g, int(_info(E2M1).max))
     scale = nearest(_saturated(scale, E4M3), E4M3)
     factor, exponent = _split(1.0 / (scale * (1.0 / g)))
     exponent = exponent + g_exponent
@@ -164,7 +162,7 @@ def deepseek(
         grouped = padded.reshape(*x.shape[:-2], -1, rows, amax.shape[-1]).max(-2)
         amax = jnp.repeat(grouped, rows, axis=-2)[..., :count, :]
     largest = jnp.maximum(_float(jnp.minimum(amax, _INFINITY - 1)), SMALLEST_AMAX)
-    scale = largest / _divisor(_info(dtype).max, amax)
+    scale = _divided(largest, int(_info(dtype).max))
     if power_of_two:
         factor, exponent = _split(scale)
         scale = _power(exponent + (factor > 1).astype(jnp.int32))
@@ -247,13 +245,20 @@ def _magnitude(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.int32) & np.int32(0x7FFFFFFF)
 
 
-def _divisor(value: float, magnitude: jax.Array) -> jax.Array:
-    """Return a constant that the compiler does not recognise, given bits that are never negative.
+def _divided(x: jax.Array, divisor: int) -> jax.Array:
+    """Return x / divisor in float32, rounded once, for positive normal x and results.
 
-    XLA turns division by a constant into multiplication by its reciprocal, across an optimisation
-    barrier too. That rounds differently in a third of all cases.
+    XLA turns division by what it knows to be constant into multiplication by the reciprocal, which
+    rounds differently in a third of all cases; so integers are divided.
     """
-    return jnp.where(magnitude >= 0, np.float32(value), np.float32(1.0))
+    twos = (divisor & -divisor).bit_length() - 1
+    odd = divisor >> twos
+    bits, low = _magnitude(x), odd.bit_length() - 1
+    significand = bits & ((1 << _FRACTION) - 1) | (1 << _FRACTION)
+    place = jnp.where(significand >= (odd << _FRACTION) >> low, low, low + 1)
+    # An odd divisor leaves no ties.
+    quotient = jax.lax.div((significand << place) + odd // 2, np.int32(odd))
+    return quotient.astype(jnp.float32) * _power((bits >> _FRACTION) - 150 - place - twos)
 
 
 def _float(bits: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from parity.results import Kind, Measurement, Verdict
+from parity.tolerances import PRODUCTS
 from reports.tables import STATES, edges_of, gates_of, rank_of
 from reports.text import edge_name, label, number, share
 from reports.verdicts import Decision
@@ -97,7 +98,10 @@ def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}
-    gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS])])
+    # Products on their own are nowhere in the network.
+    gates = gates_of(
+        data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS]) & (data["edge"] != PRODUCTS)]
+    )
     out = []
     for edge in edges_of(gates):
         groups = {

@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 
+from megalodon_jax.gemm import BACKENDS
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.faults import by_name as fault_by_name
+from parity.products import measure as measure_products
 from parity.results import Kind, Measurement, Verdict
 from parity.seams import SEAMS
 from parity.seams import measure as measure_seams
@@ -99,6 +101,8 @@ def nightly(options: Options, report: Report) -> Outcome:
         if not options.cases:
             rows, suite = run_seams(reference, report)
             measurements, suites = measurements + rows, [*suites, suite]
+            rows, suite = run_products(report)
+            measurements, suites = measurements + rows, [*suites, suite]
     findings, shown, probes = run_stability(checkpoint, model, report)
     suites.append(probes)
     document = {
@@ -181,6 +185,21 @@ def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], 
     suite.seconds = time.perf_counter() - clock
     open_ = sum(row.verdict is Verdict.PASS for row in rows)
     report(f"  seams: {open_} of {len(SEAMS)} are what they were ({suite.seconds:.1f} s)")
+    return rows, suite
+
+
+def run_products(report: Report) -> tuple[list[Measurement], _Suite]:
+    """Compare every GEMM backend with float64 on the operands it multiplied."""
+    suite, clock = _Suite("products", planned=len(BACKENDS)), time.perf_counter()
+    rows: list[Measurement] = []
+    try:
+        rows += measure_products(device_kind())
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        suite.reason = f"{type(error).__name__}: {error}"[:400]
+    suite.executed = len({row.case for row in rows})
+    suite.seconds = time.perf_counter() - clock
+    held = sum(row.verdict is Verdict.PASS for row in rows)
+    report(f"  products: {held} gates of GEMM backends hold ({suite.seconds:.1f} s)")
     return rows, suite
 
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import heat, precision, probes, speed, tables
+from reports import heat, precision, probes, speed, tables, what_if
 from reports.history import History
 from reports.page import svg
 from reports.store import Run
@@ -194,6 +194,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "remedies": precision.remedies(run),
         "poles": precision.poles(run, drilled),
         "drill": precision.drill(run),
+        "formats": what_if.section(run),
         "checkpoint": _checkpoint(manifest),
         "reference": _reference(manifest),
         "machine": _machine(manifest),
