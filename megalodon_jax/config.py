@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from megalodon_jax.policy import Policy, as_policy
+from megalodon_jax.policy import Policy, Rules, as_policy
 
 InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
 GemmBackend = Literal[
@@ -98,7 +98,7 @@ class MegalodonConfig:
     compute_dtype: DTypeLike = jnp.float32
     accum_dtype: DTypeLike = jnp.float32
     softmax_dtype: DTypeLike = jnp.float32
-    gemm_backend: GemmBackend | Policy = "default"
+    gemm_backend: GemmBackend | Rules = "default"
     """How the matrices of the blocks are multiplied (`megalodon_jax.gemm`): one name for all, or
     rules (pattern, name), the first match deciding and "default" where there is none. Rules may
     name the head, `lm_head`, too, which a single name leaves out."""
@@ -201,6 +201,13 @@ class MegalodonConfig:
         return self.chunk_size if self.max_cache_len is None else self.max_cache_len
 
     @property
+    def gemm_policy(self) -> Policy:
+        """The rules that `gemm_backend` stands for; they are about whole names of linear maps."""
+        chosen: Any = self.gemm_backend
+        # One name is for the blocks: the head is the matrix that costs most and bears least.
+        return (("model.*", chosen),) if isinstance(chosen, str) else chosen
+
+    @property
     def tied(self) -> bool:
         """Whether the head is the embedding (spec/model.md "State dict")."""
         return self.output_size in (-1, self.vocab_size)
@@ -234,7 +241,7 @@ class MegalodonConfig:
         """Return the fields as JSON values; dtypes by name."""
         fields = dataclasses.asdict(self)
         if not isinstance(self.gemm_backend, str):
-            fields["gemm_backend"] = [list(rule) for rule in self.gemm_backend]
+            fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]
         return fields | {name: jnp.dtype(fields[name]).name for name in _DTYPE_FIELDS}
 
     @classmethod

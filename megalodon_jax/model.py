@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -243,12 +244,10 @@ def _routed(
     model: MegalodonModel, head: Linear | None, config: MegalodonConfig
 ) -> tuple[MegalodonModel, Linear | None, str]:
     """Return model and head with every linear map on its backend, and the backend of the head."""
-    chosen, parts = config.gemm_backend, {"model": model, "lm_head": head}
-    # One name is for the blocks: the head is the matrix that costs most and bears least.
-    rules = (("model.*", chosen),) if isinstance(chosen, str) else chosen
+    parts: Any = {"model": model, "lm_head": head}
     # A tied head is no linear map, but is multiplied with like one.
     names = dict.fromkeys((*linear_maps(parts), "lm_head"))
-    backends = resolve(rules, names, "default", "MegalodonConfig: gemm_backend")
+    backends = resolve(config.gemm_policy, names, "default", "MegalodonConfig: gemm_backend")
     parts = with_backends(parts, backends)
     return parts["model"], parts["lm_head"], backends["lm_head"]
 

@@ -9,18 +9,20 @@ the values mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 Policy: TypeAlias = tuple[tuple[str, str], ...]
+Rules: TypeAlias = Mapping[str, str] | Sequence[Sequence[str]]
+"""What a policy can be written as: a mapping, whose order counts, or pairs, as JSON keeps them."""
 
 
 def as_policy(rules: Any, allowed: Collection[str], owner: str) -> Policy:
-    """Return rules as a policy: a mapping in its order, or any sequence of pairs.
+    """Return `Rules` as a policy.
 
     Args:
-        rules: what a user wrote, or JSON kept.
+        rules: what a user wrote, whatever it is.
         allowed: the values a rule may give.
         owner: whose rules they are, for errors.
 

@@ -81,7 +81,8 @@ def test_mx_is_the_truth(fmt: Format, mode: str) -> None:
     for x in (random(RANDOM // len(MODES) // (1 if fmt is E4M3 else 8), 32), special(32)):
         truth = block_formats.mx(x, mode, fmt)
         assert_equal(compiled["mx"](jnp.asarray(x), mode=mode, dtype=fmt.dtype), truth)
-    assert_equal(quantize.mx(jnp.asarray(x), mode, fmt.dtype), truth)
+    if (fmt, mode) == (E4M3, "ceil"):
+        assert_equal(quantize.mx(jnp.asarray(x)), truth)  # not compiled as a whole
 
 
 def test_nvfp4_is_the_truth() -> None:
