@@ -22,7 +22,7 @@ from parity.tolerances import PRODUCTS, NoiseFloors
 
 SHAPES = {"tokens": 75, "in": 100, "out": 52}
 """None a multiple of a block."""
-QUANTITIES = ("product", "grad/input", "grad/weight")
+QUANTITIES: tuple[str, ...] = ("product", "grad/input", "grad/weight")
 
 
 def measure(device: str = "cpu") -> Iterator[Measurement]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import click
 import numpy as np
 
+from megalodon_jax.config import GemmBackend
 from megalodon_jax.convert import load_from_pretrained, read_config
 from megalodon_jax.gemm import BACKENDS
 from parity.cases import BYTE_LM
@@ -28,7 +30,7 @@ VARIANTS = (
     Variant("bfloat16", "products in bfloat16", "amp", narrow=False),
     *(
         Variant(name, f"products of the blocks on {name}", "gemm", "float32", False, gemm=name)
-        for name in BACKENDS
+        for name in get_args(GemmBackend)[1:]
     ),
 )
 
@@ -65,7 +67,7 @@ def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for each, other in zip(outcomes, others, strict=True):
-        backend = BACKENDS.get(each.variant.gemm)
+        backend = BACKENDS.get(str(each.variant.gemm))
         allowed = "" if backend is None else f"{TRAINED_LOSS[backend.gradients]:.0%}"
         rows.append(
             f"| {each.variant.name} | {each.held_out:.4f} | {excess(each, control):+.2%} "
