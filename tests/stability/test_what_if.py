@@ -9,21 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.gemm import BACKENDS, DIRECTIONS
 from megalodon_jax.layers.linear import linear_maps
 from megalodon_jax.policy import resolve
-from megalodon_jax.weights import named_leaves
+from megalodon_jax.weights import build_model, named_leaves
 from parity.metrics import relative_l2
 from parity.results import Kind
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, rule
 from stability import gemm_drill, what_if
 from stability.findings import Severity
 from stability.what_if import FORMATS, LADDER, Products, advice, captured, costs, findings, rules
-from tests.helpers import TINY
+from tests.helpers import TINY, arrays
 
 ROUNDING = rule("jax32:reference32", Kind.GRADIENT).absolute
 DOC = Path(__file__).parents[2] / "docs" / "formats.md"
@@ -90,12 +90,18 @@ def test_rules_give_every_matrix_the_widest_of_its_three_products() -> None:
     assert len(policy) < len(names)
 
 
+@jax.jit
+@jax.grad
+def gradients_of(model, ids):
+    return model.compute_loss(ids, ids)
+
+
 def test_the_operands_of_a_step_are_those_its_gradients_are_made_of(monkeypatch) -> None:
-    model = MegalodonForCausalLM(BYTES, key=jax.random.key(0))
-    ids = jax.random.randint(jax.random.key(1), (2, 9), 1, 200)
+    model = build_model(BYTES, arrays(BYTES))
+    ids = np.random.default_rng(0).integers(1, 200, (2, 9)).astype(np.int32)
     held = captured(model, ids)
     assert list(held) == [n for n in linear_maps(model) if n != "lm_head"]
-    gradients = named_leaves(jax.jit(jax.grad(lambda m: m.compute_loss(ids, ids)))(model))
+    gradients = named_leaves(gradients_of(model, jnp.asarray(ids)))
     for name, products in held.items():
         left, right = products.operands("weight_grad")
         assert relative_l2(left @ right.T, gradients[f"{name}.weight"]) <= ROUNDING, name
