@@ -87,9 +87,9 @@ FORMAT_BOUNDS = {
     ),
     "bfloat16": FormatBound(0.004, 0.001, "normal numbers and the byte model: 0.0025 and none"),
 }
-"""By format (`stability.what_if`): the largest on healthy tensors of 128 and more numbers along the
-contraction, and a quarter to a half more. Underflow is bounded too because outliers hide it: what
-they push to 0 is little of the product's norm."""
+"""By format (`stability.what_if`): the largest seen on healthy tensors with 128 and more numbers
+along the contraction, and about a third more error and up to twice the underflow. Underflow is
+bounded too because outliers hide it: what they push to 0 is little of the product's norm."""
 FIGURES = {
     "mxfp8 floor clips": ("clipped", 0.167, 0.004),
     "mxfp8 even clips": ("clipped", 0.119, 0.004),
