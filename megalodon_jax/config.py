@@ -11,8 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from megalodon_jax.policy import Policy, Rules, as_policy
+
 InitMode = Literal["he", "xavier", "bert", "gaussian", "none"]
-GemmBackend = Literal["default"]
+GemmBackend = Literal[
+    "default",
+    "mxfp8",
+    "mxfp8-nvfp4",
+    "nvfp4",
+    "nvfp4-nearest",
+    "nvfp4-unrotated",
+    "nvfp4-nearest-unrotated",
+]
 
 _DTYPES = ("float32", "bfloat16", "float64")
 _DTYPE_FIELDS = ("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype")
@@ -88,7 +98,10 @@ class MegalodonConfig:
     compute_dtype: DTypeLike = jnp.float32
     accum_dtype: DTypeLike = jnp.float32
     softmax_dtype: DTypeLike = jnp.float32
-    gemm_backend: GemmBackend = "default"
+    gemm_backend: GemmBackend | Rules = "default"
+    """How the matrices of the blocks are multiplied (`megalodon_jax.gemm`): one name for all, or
+    rules (pattern, name), the first match deciding and "default" where there is none. Rules may
+    name the head, `lm_head`, too, which a single name leaves out."""
 
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
@@ -103,6 +116,11 @@ class MegalodonConfig:
             _require(self, name, number or (optional and value is None), "a number")
         for name in _RATES:
             _require(self, name, 0.0 <= getattr(self, name) <= 1.0, "in [0, 1]")
+        if self.gemm_backend not in get_args(GemmBackend):
+            rules = as_policy(
+                self.gemm_backend, get_args(GemmBackend), "MegalodonConfig: gemm_backend"
+            )
+            object.__setattr__(self, "gemm_backend", rules or "default")
         self._check_divisibility()
         self._check_ranges()
         self._check_dtypes()
@@ -142,10 +160,8 @@ class MegalodonConfig:
             0 <= self.pad_token_id < self.vocab_size,
             f"a token below vocab_size={self.vocab_size}",
         )
-        for name, kinds in (("init_mode", InitMode), ("gemm_backend", GemmBackend)):
-            _require(
-                self, name, getattr(self, name) in get_args(kinds), f"one of {get_args(kinds)}"
-            )
+        kinds = get_args(InitMode)
+        _require(self, "init_mode", self.init_mode in kinds, f"one of {kinds}")
 
     def _check_dtypes(self) -> None:
         accum, compute = jnp.dtype(self.accum_dtype), jnp.dtype(self.compute_dtype)
@@ -154,6 +170,12 @@ class MegalodonConfig:
             "accum_dtype",
             accum.itemsize >= compute.itemsize,
             f"no narrower than compute_dtype={compute.name}",
+        )
+        _require(
+            self,
+            "gemm_backend",
+            self.gemm_backend == "default" or accum.itemsize <= 4,
+            f"'default' with accum_dtype={accum.name}: low-precision products are float32 sums",
         )
 
     @property
@@ -177,6 +199,13 @@ class MegalodonConfig:
         if self.cache_unbounded:
             return None
         return self.chunk_size if self.max_cache_len is None else self.max_cache_len
+
+    @property
+    def gemm_policy(self) -> Policy:
+        """The rules that `gemm_backend` stands for; they are about whole names of linear maps."""
+        chosen: Any = self.gemm_backend
+        # One name is for the blocks: the head is the matrix that costs most and bears least.
+        return (("model.*", chosen),) if isinstance(chosen, str) else chosen
 
     @property
     def tied(self) -> bool:
@@ -211,6 +240,8 @@ class MegalodonConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; dtypes by name."""
         fields = dataclasses.asdict(self)
+        if not isinstance(self.gemm_backend, str):
+            fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]
         return fields | {name: jnp.dtype(fields[name]).name for name in _DTYPE_FIELDS}
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,9 +15,16 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.ffn import NormalizedFFN
-from megalodon_jax.layers.linear import Linear, init_weight, matmul
+from megalodon_jax.layers.linear import (
+    Linear,
+    init_weight,
+    linear_maps,
+    matmul,
+    with_backends,
+)
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
+from megalodon_jax.policy import resolve
 from megalodon_jax.types import LayerCache, ModelCache, check_cache, grown_cache
 
 _PADDED_CACHE = (
@@ -137,11 +145,17 @@ class MegalodonModel(eqx.Module):
 
 
 class MegalodonForCausalLM(eqx.Module):
-    """A Megalodon with a language-model head; the head is the embedding unless sized otherwise."""
+    """A Megalodon with a language-model head; the head is the embedding unless sized otherwise.
+
+    Raises:
+        ValueError: a rule of `config.gemm_backend` is about no matrix of this model.
+    """
 
     model: MegalodonModel
     lm_head: Linear | None
     config: MegalodonConfig = eqx.field(static=True)
+    head_backend: str = eqx.field(static=True)
+    """The GEMM backend of the head, tied or not."""
 
     def __init__(self, config: MegalodonConfig, *, key: jax.Array):
         model_key, head_key = jax.random.split(key)
@@ -153,6 +167,7 @@ class MegalodonForCausalLM(eqx.Module):
             self.lm_head = Linear(
                 config.model_dim, size, config, use_bias=False, init_dim=size, key=head_key
             )
+        self.model, self.lm_head, self.head_backend = _routed(self.model, self.lm_head, config)
 
     @property
     def tied(self) -> bool:
@@ -175,7 +190,8 @@ class MegalodonForCausalLM(eqx.Module):
         hidden, cache = self.model(
             input_ids, attention_mask, cache, return_cache, deterministic, key
         )
-        return checkpoint_name(matmul(hidden, self.head, self.config), "logits"), cache
+        logits = matmul(hidden, self.head, self.config, self.head_backend)
+        return checkpoint_name(logits, "logits"), cache
 
     @property
     def head(self) -> Float[Array, "V D"]:
@@ -216,12 +232,24 @@ class MegalodonForCausalLM(eqx.Module):
         return chunked_next_token_loss(
             hidden,
             self.head,
-            lambda x, head: matmul(x, head, config),
+            lambda x, head: matmul(x, head, config, self.head_backend),
             labels,
             attention_mask,
             chunk=loss_chunk,
             **rules,
         )
+
+
+def _routed(
+    model: MegalodonModel, head: Linear | None, config: MegalodonConfig
+) -> tuple[MegalodonModel, Linear | None, str]:
+    """Return model and head with every linear map on its backend, and the backend of the head."""
+    parts: Any = {"model": model, "lm_head": head}
+    # A tied head is no linear map, but is multiplied with like one.
+    names = dict.fromkeys((*linear_maps(parts), "lm_head"))
+    backends = resolve(config.gemm_policy, names, "default", "MegalodonConfig: gemm_backend")
+    parts = with_backends(parts, backends)
+    return parts["model"], parts["lm_head"], backends["lm_head"]
 
 
 @eqx.filter_jit

@@ -195,6 +195,8 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
     file = checkpoint_file(path)
     if not isinstance(config, MegalodonConfig):
         config = read_config(file.parent / "config.json" if config is None else config)
+    # What is compared is the weights: how a run multiplied them does not enter.
+    config = dataclasses.replace(config, gemm_backend="default")
     lazy = file.name.endswith(".safetensors") or file.name.endswith(".safetensors.index.json")
     tensors = _headers(file) if lazy else {n: Held(a) for n, a in read_tensors(file).items()}
     tensors = {name: t for name, t in tensors.items() if not name.endswith(_BUFFER)}

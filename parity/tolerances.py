@@ -30,6 +30,8 @@ SEAM_BOUNDS = {
 """The least and the most that each deliberate difference may be (`parity.seams` says of what).
 
 Measured: 0.062, 0.095, 0, 0 and 0.007."""
+TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
+"""How far above float32's a held-out loss may be after a drill on each format, relative to it."""
 NOISE_FILE = Path(__file__).parent / "data" / "noise.json"
 FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
 
@@ -53,6 +55,53 @@ class Rule:
         return f"{self.metric} <= " + (f"max({', '.join(parts)})" if len(parts) > 1 else parts[0])
 
 
+@dataclass(frozen=True, slots=True)
+class FormatBound:
+    """What a product may lose in a low-precision format before a wider one is advised."""
+
+    error: float
+    """Relative L2 of the product."""
+    underflow: float
+    """Share of an operand's elements that become 0."""
+    reason: str
+
+
+FORMAT_BOUNDS = {
+    "nvfp4": FormatBound(
+        0.20,
+        0.50,
+        "normal numbers: 0.134 and 7 %; the byte model, trained and at initialisation: at most "
+        "0.155 and 40 % (gradients behind a gate, many of them near 0)",
+    ),
+    "mxfp4": FormatBound(
+        0.30, 0.75, "normal numbers: 0.162 and 11 %; the byte model: at most 0.233 and 67 %"
+    ),
+    "mxfp8": FormatBound(
+        0.053, 0.02, "normal numbers: 0.038 and none; the byte model: at most 0.041 and 1 %"
+    ),
+    "mxfp8 floor": FormatBound(
+        0.083, 0.02, "normal numbers: 0.042 and none; the byte model: at most 0.064 and 1 %"
+    ),
+    "deepseek": FormatBound(
+        0.050, 0.02, "normal numbers: 0.037 and none; the byte model: at most 0.039 and 1 %"
+    ),
+    "bfloat16": FormatBound(0.004, 0.001, "normal numbers and the byte model: 0.0025 and none"),
+}
+"""By format (`stability.what_if`): the largest seen on healthy tensors with 128 and more numbers
+along the contraction, and about a third more error and up to twice the underflow. Underflow is
+bounded too because outliers hide it: what they push to 0 is little of the product's norm."""
+FIGURES = {
+    "mxfp8 floor clips": ("clipped", 0.167, 0.004),
+    "mxfp8 even clips": ("clipped", 0.119, 0.004),
+    "mxfp8 ceil clips": ("clipped", 0.0, 0.0),
+    "mxfp8 floor": ("mse", 8.6e-4, 1e-5),
+    "mxfp8 even": ("mse", 7.6e-4, 1e-5),
+    "mxfp8 ceil": ("mse", 7.06e-4, 1e-5),
+    "nvfp4 loses": ("underflow", 0.068, 0.001),
+    "nvfp4": ("mse", 0.009, 1e-4),
+}
+"""What formats do to normal numbers, known from elsewhere: metric, figure, and what sampling 2^21
+of them and the figure's own digits leave open. Clipped is a share of blocks."""
 EXACT_ENOUGH = 2e-7
 """Relative L2 below which an error is the rounding of the result, and beating it means nothing."""
 NOISE_WINDOW = 14
@@ -70,6 +119,8 @@ DRIFT_WORST = 2.0
 """... and the worst gate of the group: one small tensor varies more than a mean does."""
 DRIFT_SHARE = 0.01
 """Share of its tolerance below which a gate's value moves freely: a hundredfold is still left."""
+PRODUCTS = "products32:float64"
+"""The edge of `parity.products`."""
 EDGES = (
     "jax64:oracle",
     "reference32:oracle",
@@ -161,6 +212,13 @@ TABLE = (
         "same weights; 0.65 to 0.71 of its error measured",
         metric="error_over_autocast",
         absolute=1.0,
+    ),
+    Rule(
+        PRODUCTS,
+        (Kind.BLOCK, Kind.GRADIENT),
+        "a low-precision backend multiplies numbers of few bits and adds in float32: at most 6e-8 "
+        "measured against float64 on the same operands",
+        absolute=2e-7,
     ),
     *(
         Rule(

@@ -12,14 +12,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import equinox as eqx
 import jax
 
-from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import GemmBackend, MegalodonConfig
+from megalodon_jax.gemm import Format, path_of
 from megalodon_jax.model import MegalodonForCausalLM
 from parity.reference import LiveReference, why_unavailable
 from parity.reference import identity as installed
@@ -48,6 +49,9 @@ GOALS = {
     ("train_step", "peak_ratio"): 2.0,
 }
 """What JAX should reach on two cores, in multiples of megalodon-hf; 2 in memory is half of it."""
+
+FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
+"""Backends that a training step is timed on, against the default one."""
 
 VERSION = 1
 """Raised when what is timed, or how, changes: earlier runs then leave the trend."""
@@ -79,12 +83,14 @@ def bench(repeats: int, memory: bool, report: Report) -> Run:
     peaks = {side: _peak(side, memory, report) for side in ("jax", "reference")}
     with jax.default_matmul_precision("highest"):
         times, missing = measure(CONFIG, LENGTH, repeats, report)
+        backends = measure_backends(CONFIG, LENGTH, repeats, report)
     shared = {
         "dtype": str(CONFIG.compute_dtype),
         "device": machine["device"]["kind"],
         "identity": identity(CONFIG, LENGTH, machine),
     }
     rows = [row for work, part in times.items() for row in timings(work, part, missing, shared)]
+    rows += [row for name, pair in backends.items() for row in backend_timings(name, *pair, shared)]
     absent = {"kind": "absent", "commit": None, "versions": {}, "detail": missing}
     document = {
         **machine,
@@ -132,6 +138,46 @@ def measure(
         said = f", {_median(reference) / _median(mine):.2f} x the reference's speed"
         report(f"  {name}: {_median(mine):.3f} s{said if other else ''}")
     return times, missing
+
+
+def measure_backends(
+    config: MegalodonConfig, length: int, repeats: int, report: Report
+) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Return seconds of a training step on the default backend and on each format, in turn."""
+
+    def step(backend: GemmBackend) -> Work:
+        work = jax_workloads(*inputs(replace(config, gemm_backend=backend), length))["train_step"]
+        work(1)
+        return work
+
+    times, default = {}, step("default")
+    for name in FORMATS:
+        work = step(name)
+        mine, other = zip(*((seconds(default), seconds(work)) for _ in range(repeats)), strict=True)
+        times[name] = mine, other
+        ratio = _median(other) / _median(mine)
+        report(f"  train_step on {name} ({path_of(name)}): {ratio:.2f} x the default's time")
+    return times
+
+
+def backend_timings(
+    backend: str,
+    default: tuple[float, ...],
+    rounds: tuple[float, ...],
+    shared: Mapping[str, str],
+) -> tuple[Timing, ...]:
+    """Return the rows of a GEMM backend: its seconds, and the default's speed over its own."""
+    work, paired = f"train_step on {backend}", zip(default, rounds, strict=True)
+    return (
+        _row(work, "jax_seconds", _median(rounds), shared, rounds),
+        _row(
+            work,
+            "default_ratio",
+            _median(default) / _median(rounds),
+            shared,
+            tuple(d / r for d, r in paired),
+        ),
+    )
 
 
 def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) -> tuple[Timing, ...]:

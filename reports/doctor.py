@@ -11,11 +11,12 @@ import shutil
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
 
+from megalodon_jax.gemm import Format, path_of
 from parity.recordings import FOLDER, RecordingError, read_provenance
 from parity.reference import identity, why_unavailable
 from reports import goldens
@@ -72,6 +73,7 @@ def _numerics() -> list[Line]:
     fast = [f for f in flags.split() if "fast_math" in f and not f.endswith("=false")]
     return [
         Line("matmul precision", f"{precision}; comparisons ask for highest"),
+        Line("low-precision products", ", ".join(f"{f}: {path_of(f)}" for f in get_args(Format))),
         Line(
             "x64",
             "on" if x64 else "off",

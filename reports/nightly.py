@@ -13,11 +13,13 @@ from typing import Any
 
 import jax
 
+from megalodon_jax.gemm import BACKENDS
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.compare import OnFailure
 from parity.deviation import Deviations
 from parity.faults import by_name as fault_by_name
+from parity.products import measure as measure_products
 from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
 from parity.seams import measure as measure_seams
@@ -28,7 +30,7 @@ from reports.document import case_entry, derived
 from reports.environment import describe, device_kind, environment
 from reports.page.render import render
 from reports.schema import RunKind, kind_of
-from reports.shards import PROBES_PART, SEAMS_PART, Shard
+from reports.shards import PROBES_PART, PRODUCTS_PART, SEAMS_PART, Shard
 from reports.store import Run, write_run
 from reports.stored import judge
 from reports.verdicts import Decision
@@ -267,8 +269,24 @@ def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], 
     return rows, suite
 
 
+def run_products(_: Reference, report: Report) -> tuple[list[Measurement], _Suite]:
+    """Compare every GEMM backend with float64 on the operands it multiplied."""
+    suite, clock = _Suite("products", planned=len(BACKENDS)), time.perf_counter()
+    rows: list[Measurement] = []
+    try:
+        rows = replayed(*(list(measure_products(device_kind())) for _ in range(2)))
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        suite.reason = f"{type(error).__name__}: {error}"[:400]
+    suite.executed = len({row.case for row in rows})
+    suite.seconds = time.perf_counter() - clock
+    held = sum(row.verdict is Verdict.PASS for row in rows)
+    report(f"  products: {held} gates of GEMM backends hold ({suite.seconds:.1f} s)")
+    return rows, suite
+
+
 MEASURED: dict[str, Callable[[Reference, Report], tuple[list[Measurement], _Suite]]] = {
-    SEAMS_PART: run_seams
+    SEAMS_PART: run_seams,
+    PRODUCTS_PART: run_products,
 }
 """Suites beside the cases that measure something, by their part of a plan (`reports.shards`)."""
 

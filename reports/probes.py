@@ -17,7 +17,11 @@ from stability.findings import Finding, Severity
 
 _GRAVITY = {severity: i for i, severity in enumerate(Severity)}
 _TITLES = {"dtypes": "Dtypes", "values": "Values"}
-_MORE_TITLES = {"poles": "EMA poles", "dtype_golden": "Dtype audits against the committed ones"}
+_MORE_TITLES = {
+    "poles": "EMA poles",
+    "dtype_golden": "Dtype audits against the committed ones",
+    "what_if": "Low-precision products",
+}
 
 
 def _worst_first(findings: Sequence[Finding]) -> list[Finding]:

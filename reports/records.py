@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parity.results import Kind, Measurement, Verdict
+from parity.tolerances import PRODUCTS
 from reports.changes import key_of
 from reports.history import History
 from reports.store import Run
@@ -41,6 +42,8 @@ _FINDING_RANK = {"fail": 5e5, "warning": 1.0, "pass": -0.5, "info": -0.75}
 
 def suite_of(m: Measurement) -> str:
     """Return the suite a measurement came from."""
+    if m.edge == PRODUCTS:
+        return "products"
     return "seams" if m.kind is Kind.SEAM else "parity"
 
 

@@ -32,8 +32,10 @@ def _bytes(value: float) -> str:
 _PARTS = {
     "ratio": ("", "jax_seconds", "reference_seconds", _seconds),
     "peak_ratio": (", peak memory", "jax_peak_bytes", "reference_peak_bytes", _bytes),
+    "default_ratio": (", over the default backend's speed", "jax_seconds", "", _seconds),
 }
-"""By the metric of a line: what its name ends in, its two sides, and how they are written."""
+"""By the metric of a line: what its name ends in, its two sides (megalodon-hf may have none), and
+how they are written."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
@@ -75,7 +77,7 @@ def _line(
     return {
         "work": label(ratio.work.replace("_", " "), 60) + suffix,
         "jax": shown(ours, write),
-        "reference": shown(theirs, write),
+        "reference": shown(theirs, write) if theirs else "–",
         "ratio": shown(ratio.metric, _factor),
         "spread": _spread(ratio),
         "goal": "–" if math.isnan(ratio.goal) else f"{ratio.goal:g}",

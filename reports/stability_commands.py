@@ -37,19 +37,30 @@ from reports.console import OK, REGRESSED, examples, progress, quiet_option
     type=click.Path(path_type=Path, dir_okay=False),
     help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
 )
+@click.option(
+    "--what-if",
+    is_flag=True,
+    help="Instead: what low-precision products would cost, by matrix, and rules that follow.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
 @quiet_option
 @click.pass_context
-def stability(ctx, path, optimiser, lr, storage, text, as_json, quiet) -> None:
+def stability(ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet) -> None:
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
     PATH is a folder, a safetensors file or a torch file. Exit code 0: nothing, or warnings, which
     say what would freeze; 1: an error, such as weights that are not finite; 2: bad input.
     """
     os.environ.setdefault("EQX_ON_ERROR", "off")
+    report = progress(quiet)
+    if what_if:
+        from reports import what_if as module
+
+        costs = module.examine(path, text, report)
+        click.echo(json.dumps(module.as_document(costs)) if as_json else module.as_text(costs))
+        return
     from reports import diagnosis as module
 
-    report = progress(quiet)
     found = module.diagnose(path, optimiser, lr, storage, text, report)
     click.echo(json.dumps(module.as_document(found)) if as_json else found.text())
     ctx.exit(REGRESSED if module.broken(found) else OK)

@@ -19,6 +19,8 @@ _SIDES = {
     "oracle": "oracle",
     "recorded32": "recording",
     "live32": "live reference",
+    "products32": "JAX low-precision products",
+    "float64": "float64 on their operands",
 }
 _QUESTIONS = {
     "jax64:oracle": "Same mathematics?",
@@ -27,6 +29,7 @@ _QUESTIONS = {
     "jax32:reference32": "Can a checkpoint move?",
     "recorded32:live32": "Are the recordings still true?",
     "jaxbf16:oracle": "Is bfloat16 in JAX as accurate as autocast?",
+    "products32:float64": "Are only the operands narrow?",
 }
 _METRICS = {
     "rel_l2": "relative L2",

@@ -13,7 +13,8 @@ class Timing:
     Metrics: `jax_seconds`, `reference_seconds` and `floor_seconds` are medians of their `rounds`;
     `ratio` is the reference's median over that of JAX, its `rounds` the ratio round by round;
     `floor_ratio` is JAX over its floor; `compile_seconds` is what the first call took beyond the
-    median. Of memory: `jax_peak_bytes`, `reference_peak_bytes`, and `peak_ratio`, the reference
+    median; `default_ratio` is the seconds on the default GEMM backend over those on another. Of
+    memory: `jax_peak_bytes`, `reference_peak_bytes`, and `peak_ratio`, the reference
     over JAX.
     """
 

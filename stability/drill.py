@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import GemmBackend, MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.policy import Policy
 from megalodon_jax.weights import SENSITIVE, Role, named_leaves, replace_leaves, role_of
 from stability.formats import BF16
 from stability.pole_findings import QUANTILES
@@ -79,6 +80,8 @@ class Variant:
     """Factor on the learning rate of norm weights."""
     centred: bool = False
     """Whether weights that start at 1 are stored less 1."""
+    gemm: GemmBackend | Policy = "default"
+    """The GEMM backend of the blocks, or of matrices by rule (`stability.gemm_drill`)."""
 
 
 VARIANTS = (
@@ -196,7 +199,9 @@ def _start(
 ) -> tuple[MegalodonForCausalLM, frozenset[str]]:
     """Return the model as stored, and the names of the norm weights that start at 1."""
     accum = "bfloat16" if variant.narrow else "float32"
-    config = replace(config, compute_dtype=variant.compute, accum_dtype=accum)
+    config = replace(
+        config, compute_dtype=variant.compute, accum_dtype=accum, gemm_backend=variant.gemm
+    )
     model = MegalodonForCausalLM(config, key=jax.random.key(plan.seed))
     leaves = named_leaves(model)
     norms = [n for n in leaves if role_of(n) is Role.NORM]

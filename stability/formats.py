@@ -30,13 +30,33 @@ class Format:
         return int(ml_dtypes.finfo(self.dtype).minexp)
 
     @property
+    def max_exponent(self) -> int:
+        """Exponent of the largest finite number."""
+        return int(np.frexp(self.max)[1]) - 1
+
+    @property
     def max(self) -> float:
         """The largest finite number."""
         return float(ml_dtypes.finfo(self.dtype).max)
 
     @property
+    def min_normal(self) -> float:
+        """The smallest positive number of full precision."""
+        return 2.0**self.min_exponent
+
+    @property
+    def min_subnormal(self) -> float:
+        """The smallest positive number; without mantissa bits the smallest normal one."""
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one number."""
+        return int(ml_dtypes.finfo(self.dtype).bits)
+
+    @property
     def bytes(self) -> int:
-        """Bytes of one stored number."""
+        """Bytes of one stored number, outside of packed arrays."""
         return self.dtype.itemsize
 
     def clamp(self, x: np.ndarray) -> np.ndarray:
@@ -86,6 +106,10 @@ FP16 = Format("float16", np.dtype(np.float16))
 E4M3 = Format("float8_e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn))
 E5M2 = Format("float8_e5m2", np.dtype(ml_dtypes.float8_e5m2))
 FORMATS = (BF16, FP16, E4M3, E5M2)
+"""Formats a parameter can be stored in."""
+E2M1 = Format("float4_e2m1fn", np.dtype(ml_dtypes.float4_e2m1fn))
+E8M0 = Format("float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu))
+"""Powers of two without a sign or a zero: a scale of blocks (`stability.block_formats`)."""
 
 
 def format_of(dtype: Any) -> Format | None:

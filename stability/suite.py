@@ -15,7 +15,7 @@ from megalodon_jax.convert import load_from_pretrained
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.reference import why_unavailable
-from stability import pole_findings
+from stability import pole_findings, what_if
 from stability.audit import audit_parameters
 from stability.diagnose import kind_of
 from stability.drill_report import read as read_drill
@@ -76,7 +76,7 @@ class Probed:
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
-    """Plain data for the page, by section: "poles", "remedies", "drill"."""
+    """Plain data for the page, by section: "poles", "remedies", "what if", "drill"."""
     executed: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -172,6 +172,11 @@ def _left_out(name: str, rows: int, why: str) -> Finding:
     return Finding("dtype_golden", Severity.NOTE, name, "not_compared", rows, nan, source, message)
 
 
+def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    found = list(what_if.costs(what_if.captured(model, checkpoint.batches()[0, :2])))
+    return what_if.findings(found), what_if.rows(found)
+
+
 def _drill(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
     return [], read_drill()
 
@@ -181,6 +186,7 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] 
     "poles": _poles,
     "remedies": _remedies,
     "dtypes against golden": _dtype_golden,
+    "what if": _what_if,
     "drill": _drill,
 }
 """Every probe of a night, in order; remedies are tried on what the first one found."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,16 +13,30 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.gemm import check_widths, gemm
+
+Tree = TypeVar("Tree")
 
 
 def matmul(
-    x: Float[Array, "... in"], weight: Float[Array, "out in"], config: MegalodonConfig
+    x: Float[Array, "... in"],
+    weight: Float[Array, "out in"],
+    config: MegalodonConfig,
+    backend: str = "default",
 ) -> Float[Array, "... out"]:
-    """Return `x @ weight.T` in `accum_dtype`, operands rounded to `compute_dtype`.
+    """Return `x @ weight.T` in `accum_dtype`.
 
-    Rounding only what the multiplier reads, and nothing that is added afterwards, is what keeps
-    bfloat16 compute below the error of an autocast that stores every activation in bfloat16.
+    By default the operands are rounded to `compute_dtype`. Rounding only what the multiplier reads,
+    and nothing that is added afterwards, is what keeps bfloat16 compute below the error of an
+    autocast that stores every activation in bfloat16. Any other backend quantises the operands as
+    they are, and those of both gradients (`megalodon_jax.gemm`).
+
+    Raises:
+        ValueError: an operand is in 8 bits or fewer already.
     """
+    check_widths(x, weight)
+    if backend != "default":
+        return gemm(x, weight, backend).astype(config.accum_dtype)
     return jax.lax.dot_general(
         x.astype(config.compute_dtype),
         weight.astype(config.compute_dtype),
@@ -33,6 +51,8 @@ class Linear(eqx.Module):
     weight: Float[Array, "out in"]
     bias: Float[Array, " out"] | None
     config: MegalodonConfig = eqx.field(static=True)
+    backend: str = eqx.field(static=True)
+    """How its product is taken; `MegalodonForCausalLM` resolves rules, which need whole names."""
 
     def __init__(
         self,
@@ -48,11 +68,41 @@ class Linear(eqx.Module):
         self.weight = init_weight(shape, config, key=key, dim=init_dim)
         self.bias = jnp.zeros(out_features, config.param_dtype) if use_bias else None
         self.config = config
+        chosen = config.gemm_backend
+        self.backend = chosen if isinstance(chosen, str) else "default"
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
         """Map (..., in) to (..., out) in `config.accum_dtype`."""
-        y = matmul(x, self.weight, self.config)
+        y = matmul(x, self.weight, self.config, self.backend)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+
+def linear_maps(tree: Any) -> dict[str, Linear]:
+    """Return the linear maps of a pytree by dotted path, such as `model.layers.0.attn.wz`."""
+    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_linear)[0]
+    return {_dotted(path): node for path, node in nodes if _is_linear(node)}
+
+
+def with_backends(tree: Tree, backends: Mapping[str, str]) -> Tree:
+    """Return `tree` with the linear maps of these dotted paths on these backends."""
+
+    def moved(path: Any, node: Any) -> Any:
+        if not _is_linear(node) or _dotted(path) not in backends:
+            return node
+        # A static field is out of `eqx.tree_at`'s reach: a copy is made, and it is not yet shared.
+        node = copy.copy(node)
+        object.__setattr__(node, "backend", backends[_dotted(path)])
+        return node
+
+    return jax.tree_util.tree_map_with_path(moved, tree, is_leaf=_is_linear)
+
+
+def _is_linear(node: Any) -> bool:
+    return isinstance(node, Linear)
+
+
+def _dotted(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def init_weight(

@@ -25,8 +25,8 @@ _fault = of(Family.RUNTIME)
 
 def _products(bits: int) -> Plant:
     def plant(matmul):
-        def faulty(x, weight, config):
-            return matmul(rounded(x, bits), rounded(weight, bits), config)
+        def faulty(x, weight, *rest):
+            return matmul(rounded(x, bits), rounded(weight, bits), *rest)
 
         return faulty
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import facts, heat, precision, probes, records, tables, trends
+from reports import facts, heat, precision, probes, records, tables, trends, what_if
 from reports.changes import settle
 from reports.drilldown import drilldown
 from reports.history import History
@@ -148,6 +148,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "remedies": precision.remedies(run),
         "poles": precision.poles(run, drilled),
         "drill": precision.drill(run),
+        "formats": what_if.section(run),
         "speed": facts.bench(history.benches),
         "checkpoint": facts.checkpoint(manifest),
         "reference": facts.reference(manifest),

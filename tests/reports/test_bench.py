@@ -133,6 +133,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "CONFIG", TINY)
     monkeypatch.setattr(module, "LENGTH", 8)
     monkeypatch.setattr(module, "DECODE_STEPS", 2)
+    # Compiling them takes longer than all else; that they take turns is another test.
+    monkeypatch.setattr(module, "FORMATS", ())
     # Set here so that what the command sets is taken back.
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "1")
     # optax mixes integers with floats.
@@ -173,6 +175,21 @@ def test_the_command_stores_a_run_that_the_next_page_shows(tmp_path: Path) -> No
     assert folder.name in page.replace("<wbr>", "")
     assert "not run" in page
     assert "JAX alone" in page
+
+
+def test_backends_take_turns_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def workloads(model, ids):
+        return {"train_step": lambda count: calls.append(model)}
+
+    monkeypatch.setattr(module, "inputs", lambda config, length: (config.gemm_backend, None))
+    monkeypatch.setattr(module, "jax_workloads", workloads)
+    times = module.measure_backends(TINY, 8, 2, quiet)
+    assert set(times) == {"mxfp8", "nvfp4"}
+    rounds = [["default", name] * 2 for name in times]
+    # Each compiles before it is timed.
+    assert calls == ["default", "mxfp8", *rounds[0], "nvfp4", *rounds[1]]
 
 
 def test_the_two_sides_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from nights import measurement
 
+from megalodon_jax.gemm import BACKENDS
 from parity.cases import BYTE_LM
 from parity.faults import FAULTS
 from parity.recordings import RecordedReference, RecordingError
 from parity.results import Verdict
 from parity.seams import SEAMS, _judged
-from parity.tolerances import SEAM_BOUNDS
+from parity.tolerances import PRODUCTS, SEAM_BOUNDS
 from reports import nightly as nightly_module
 from reports.cli import main
 from reports.document import seams
@@ -69,6 +71,23 @@ def test_a_planted_fault_turns_the_night_red_and_is_named(tmp_path, no_probes, n
     assert int(outcome.decision.exit_code) == 1
     assert stage in outcome.decision.sentence
     assert stage in outcome.page.read_text()
+
+
+def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
+    rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
+    monkeypatch.setattr(nightly_module, "measure_products", lambda device: iter(rows))
+    found, suite = nightly_module.run_products(quiet)
+    assert found == rows
+    assert suite.entry()["status"] == "ran"
+
+    def broken(device):
+        yield rows[0]
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(nightly_module, "measure_products", broken)
+    _, suite = nightly_module.run_products(quiet)
+    assert suite.entry()["status"] == "failed"
+    assert suite.reason == "RuntimeError: no such instruction"
 
 
 def test_a_seam_that_cannot_be_measured_is_not_what_it_was():

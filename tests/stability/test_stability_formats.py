@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stability.formats import BF16, E4M3, E5M2, FP16, Format
+from stability.formats import BF16, E2M1, E4M3, E5M2, E8M0, FP16, Format
 
-FORMATS = pytest.mark.parametrize("fmt", [BF16, FP16, E4M3, E5M2], ids=lambda f: f.name)
+FORMATS = pytest.mark.parametrize("fmt", [BF16, FP16, E4M3, E5M2, E2M1], ids=lambda f: f.name)
 
 
 def positive(fmt: Format) -> np.ndarray:
@@ -25,6 +25,32 @@ def test_the_numbers_of_bfloat16() -> None:
     assert BF16.spacing(np.array(np.nextafter(1.0, 0))) == 2.0**-8
     smallest = ml_dtypes.finfo(ml_dtypes.bfloat16).smallest_normal
     assert float(smallest) == 2.0**BF16.min_exponent
+
+
+def test_e2m1_is_these_numbers() -> None:
+    assert positive(E2M1).tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    assert E2M1.bits == 4
+
+
+def test_e8m0_is_every_power_of_two_there_is_a_byte_for() -> None:
+    values = np.arange(256).astype(np.uint8).view(E8M0.dtype).astype(np.float64)
+    assert np.array_equal(values[:255], np.ldexp(1.0, np.arange(-127, 128)))
+    assert np.isnan(values[255])
+    assert (E8M0.min_exponent, E8M0.max_exponent, E8M0.mantissa_bits) == (-127, 127, 0)
+    assert E8M0.min_normal == E8M0.min_subnormal == values[0]
+
+
+@FORMATS
+def test_limits_follow_from_the_bits(fmt: Format) -> None:
+    values = positive(fmt)
+    assert values[1] == fmt.min_subnormal
+    assert values[-1] == fmt.max
+    assert np.frexp(values[-1])[1] - 1 == fmt.max_exponent
+    assert fmt.min_normal in values
+    gaps = np.diff(values)
+    # Below it numbers are as far apart as just above, from twice as large on farther.
+    assert set(gaps[values[1:] <= 2 * fmt.min_normal]) == {fmt.min_subnormal}
+    assert np.all(gaps[values[:-1] >= 2 * fmt.min_normal] > fmt.min_subnormal)
 
 
 @FORMATS

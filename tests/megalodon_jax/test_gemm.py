@@ -1,0 +1,234 @@
+"""Low-precision products: the right operands, along the right axis, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from megalodon_jax import MegalodonConfig
+from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
+from megalodon_jax.convert import load_from_pretrained
+from megalodon_jax.gemm import BACKENDS, ROTATION, gemm, operands, path_of, product
+from megalodon_jax.layers.linear import linear_maps, matmul
+from megalodon_jax.weights import abstract_model, build_model, named_leaves
+from parity.metrics import relative_l2
+from parity.results import Kind
+from parity.tolerances import PRODUCTS, rule
+from stability import block_formats
+from tests.helpers import arrays, tiny
+
+ROUNDING = rule(PRODUCTS, Kind.BLOCK).absolute
+TOKENS, IN, OUT = 37, 50, 20
+rng = np.random.default_rng(0)
+X, WEIGHT, DY = (
+    rng.standard_normal(shape).astype(np.float32)
+    for shape in ((TOKENS, IN), (OUT, IN), (TOKENS, OUT))
+)
+QUANTISERS = {"mxfp8": block_formats.mx, "nvfp4": block_formats.nvfp4}
+
+
+def both_ways(backend: str, x=X, weight=WEIGHT, dy=DY) -> list[np.ndarray]:
+    """Product and both gradients."""
+
+    @jax.jit
+    def run(x, weight, dy):
+        y, pull = jax.vjp(lambda x, weight: gemm(x, weight, backend), x, weight)
+        return y, *pull(dy)
+
+    return [np.asarray(a) for a in run(x, weight, dy)]
+
+
+def truth(backend: str, along: int = -1) -> list[np.ndarray]:
+    """The same from the NumPy truth; operands quantised `along` an axis, the contraction is -1."""
+    recipe = BACKENDS[backend]
+
+    def times(a: np.ndarray, b: np.ndarray, fmt: str) -> np.ndarray:
+        taken = []
+        for x in (a, b):
+            x = np.moveaxis(x, along, -1)
+            wide = QUANTISERS[fmt](x).flat(x.shape[-1])
+            taken.append(np.moveaxis(wide, -1, along))
+        return taken[0] @ taken[1].T
+
+    def spread(a: np.ndarray) -> np.ndarray:
+        if not recipe.rotated:
+            return a
+        parts = block_formats.blocks(a, 16) @ ROTATION.astype(np.float64)
+        return parts.reshape(len(a), -1).astype(np.float32)
+
+    return [
+        times(X, WEIGHT, recipe.forward),
+        times(DY, WEIGHT.T, recipe.gradients),
+        times(spread(DY.T), spread(X.T), recipe.gradients),
+    ]
+
+
+@pytest.mark.parametrize("backend", ["mxfp8", "nvfp4-nearest", "nvfp4-nearest-unrotated"])
+def test_products_are_those_of_the_truth_s_operands(backend: str) -> None:
+    exact, wrong = truth(backend), truth(backend, along=0)
+    if backend == "mxfp8":
+        # e4m3 rounds alike under any power of two, unless a number is very small.
+        wrong = [X @ WEIGHT.T, DY @ WEIGHT, DY.T @ X]
+    for found, right, other in zip(both_ways(backend), exact, wrong, strict=True):
+        assert relative_l2(found, right) <= ROUNDING
+        assert relative_l2(found, other) > 1000 * ROUNDING, "along the other axis"
+
+
+def test_stochastic_gradients_are_right_on_average_and_repeat() -> None:
+    def gradients(dy: jax.Array) -> tuple[jax.Array, ...]:
+        return jax.vjp(lambda x, weight: gemm(x, weight, "nvfp4-unrotated"), X, WEIGHT)[1](dy)
+
+    # Scaling by powers of two changes nothing but the bits that the key is made from.
+    run = jax.jit(jax.vmap(lambda scale: jax.tree.map(lambda g: g / scale, gradients(DY * scale))))
+    scales = np.ldexp(np.float32(1), np.arange(-16, 16)).astype(np.float32)
+    drawn = jax.tree.map(np.asarray, run(scales))
+    nearest = truth("nvfp4-nearest-unrotated")[1:]
+    again = jax.tree.map(np.asarray, run(scales))
+    for found, same, exact, rounded in zip(
+        drawn, again, (DY @ WEIGHT, DY.T @ X), nearest, strict=True
+    ):
+        assert np.array_equal(found, same)
+        assert not np.array_equal(found[0], found[1])
+        # What is left is the other operand's rounding, and what the mean of 32 has not averaged.
+        each = np.mean([relative_l2(np.asarray(one, np.float64), exact) for one in found])
+        mean = relative_l2(np.mean(np.asarray(found, np.float64), 0), exact)
+        assert mean < min(each, relative_l2(rounded, exact))
+
+
+def test_a_rotation_is_orthogonal_and_its_entries_are_exact() -> None:
+    assert np.array_equal(ROTATION @ ROTATION.T, np.eye(16, dtype=np.float32))
+    assert set(np.abs(ROTATION).ravel()) == {0.25}
+
+
+def test_zeros_after_the_contraction_change_nothing() -> None:
+    def pad(a: np.ndarray) -> np.ndarray:
+        return np.pad(a, ((0, 0), (0, 14)))
+
+    for short, whole in zip(
+        both_ways("mxfp8"), both_ways("mxfp8", pad(X), pad(WEIGHT)), strict=True
+    ):
+        assert np.array_equal(short, whole[:, : short.shape[1]])
+
+
+def test_other_paths_take_the_same_product() -> None:
+    assert path_of("mxfp8") == path_of("nvfp4") == "emulated"
+
+    def take(x, weight, name: str, paths: tuple[str, ...]):
+        pair = operands("forward", BACKENDS[name], x, weight)
+        return [product(pair, path) for path in paths]
+
+    run = jax.jit(take, static_argnums=(2, 3))
+    by_block, whole = run(X, WEIGHT, "mxfp8", ("fp8 dot", "emulated"))
+    assert relative_l2(np.asarray(by_block), np.asarray(whole)) <= ROUNDING
+    for name in ("mxfp8", "nvfp4"):
+        traced = run.trace(X, WEIGHT, name, ("scaled matmul",))
+        # This machine can lower to a GPU, if not run on it.
+        assert "block_scaled" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("capability", "mxfp8", "nvfp4"),
+    [
+        ("8.0", "emulated", "emulated"),
+        ("9.0", "fp8 dot", "emulated"),
+        ("10.0", "scaled matmul", "scaled matmul"),
+        ("12.0", "emulated", "emulated"),
+        ("gfx942", "emulated", "emulated"),
+    ],
+)
+def test_the_path_follows_the_device(monkeypatch, capability, mxfp8, nvfp4) -> None:
+    device = type("Device", (), {"platform": "gpu", "compute_capability": capability})()
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert (path_of("mxfp8"), path_of("nvfp4")) == (mxfp8, nvfp4)
+
+
+RULES = {"*.layers.0.*": "mxfp8", "*.fc1": "nvfp4", "lm_head": "mxfp8"}
+
+
+def test_rules_choose_by_module_and_a_name_leaves_the_head_out() -> None:
+    model = abstract_model(tiny(gemm_backend=RULES))
+    chosen = {name: linear.backend for name, linear in linear_maps(model).items()}
+    assert chosen["model.layers.0.attn.wz"] == chosen["model.layers.0.ffn.fc1"] == "mxfp8"
+    assert chosen["model.layers.1.ffn.fc1"] == "nvfp4"
+    assert chosen["model.layers.1.attn.wz"] == "default"
+    assert model.head_backend == "mxfp8"
+    for size in (-1, 11):
+        model = abstract_model(tiny(gemm_backend="nvfp4", output_size=size))
+        chosen = {name: linear.backend for name, linear in linear_maps(model).items()}
+        assert {model.head_backend, chosen.pop("lm_head", "default")} == {"default"}
+        assert set(chosen.values()) == {"nvfp4"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "products"),
+    [("default", 0), ("mxfp8", 7), ({"lm_head": "mxfp8"}, 1), ({"*.fc?": "nvfp4"}, 2)],
+)
+def test_a_program_has_as_many_low_precision_products_as_were_asked_for(backend, products) -> None:
+    model = abstract_model(tiny(num_layers=1, gemm_backend=backend))
+    ids = jax.ShapeDtypeStruct((1, 3), jnp.int32)
+    program = eqx.filter_make_jaxpr(lambda model, ids: model(ids)[0])(model, ids)[0]
+    assert str(program).count("name=_gemm") == products
+
+
+def test_gradients_of_weights_keep_float32_beside_bfloat16() -> None:
+    config = tiny(compute_dtype=jnp.bfloat16)
+    run = jax.jit(jax.grad(lambda w: matmul(jnp.asarray(X), w, config, "mxfp8").sum()))
+    moved = run(jnp.asarray(WEIGHT))
+    assert moved.dtype == jnp.float32
+    assert np.any(moved != moved.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def test_checkpoints_know_nothing_of_backends(tmp_path) -> None:
+    model = build_model(tiny(), arrays(tiny()))
+    save_checkpoint(tmp_path / "plain", model, step=3)
+    moved = load_from_pretrained(tmp_path / "plain", config=tiny(gemm_backend=RULES))
+    save_checkpoint(tmp_path / "narrow", moved, step=3)
+    back = load_checkpoint(tmp_path / "narrow").model
+    assert back.config == moved.config
+    assert back.head_backend == "mxfp8"
+    assert jax.tree.structure(back) == jax.tree.structure(moved)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "narrow")]
+    assert files[0] == files[1]
+    for name, leaf in named_leaves(model).items():
+        assert np.array_equal(leaf, named_leaves(back)[name]), name
+
+
+def test_the_configuration_keeps_rules_through_json() -> None:
+    config = tiny(gemm_backend=RULES)
+    assert config.gemm_backend == tuple(RULES.items())
+    assert hash(config) == hash(tiny(gemm_backend=list(RULES.items())))
+    assert MegalodonConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert tiny(gemm_backend=()).gemm_backend == "default"
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("fp4", r"gemm_backend='fp4' must be one of \('default', 'mxfp8', "),
+        ({"*": "fp4"}, r"the rule '\*' gives 'fp4'"),
+        ({"*.wx": "mxfp8"}, r"'\*\.wx' matches no module; there are model\.layers\.\*\.attn\.wz"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_refused_in_words(backend: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        abstract_model(tiny(gemm_backend=backend))
+
+
+def test_what_does_not_go_together_says_what_to_write() -> None:
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match="'default' with accum_dtype=float64"),
+    ):
+        tiny(gemm_backend="mxfp8").with_dtype("float64")
+    narrow = jnp.ones((2, IN), jnp.float8_e4m3fn)
+    for config in (tiny(), replace(tiny(), gemm_backend="mxfp8")):
+        with pytest.raises(ValueError, match=r"float8_e4m3fn.*write x\.astype\(jnp\.float32\)"):
+            matmul(narrow, jnp.asarray(WEIGHT), config)
+    with pytest.raises(ValueError, match="backend='fp4' must be one of"):
+        gemm(jnp.asarray(X), jnp.asarray(WEIGHT), "fp4")
