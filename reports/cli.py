@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from reports.run_commands import COMMANDS
+from reports.subject_commands import SUBJECTS, examined, subject
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -322,7 +323,14 @@ def record(cases: tuple[str, ...], quiet: bool) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--subject", type=click.Choice(SUBJECTS), help="Examine this architecture instead.")
+@click.option("--size", default="small", show_default=True, help="... freshly drawn, without PATH.")
+@click.option("--batch-size", type=int, default=2, show_default=True, help="... on so many rows.")
+@click.option(
+    "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
+)
+@click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
 @click.option(
     "--optimiser",
     type=click.Choice(["adamw", "sgd", "lion", "muon"]),
@@ -346,12 +354,19 @@ def record(cases: tuple[str, ...], quiet: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.pass_context
-def stability(ctx, path, optimiser, lr, storage, text, as_json, quiet) -> None:
+def stability(ctx, path, optimiser, lr, storage, text, as_json, quiet, subject, **asked) -> None:
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
-    PATH is a folder, a safetensors file or a torch file. Exit code 0: nothing, or warnings, which
-    say what would freeze; 1: an error, such as weights that are not finite; 2: bad input.
+    PATH is a folder, a safetensors file or a torch file. With --subject a model of another
+    architecture runs forward and generates, and all of its probes look at it.
+
+    Exit code 0: nothing, or warnings, which say what would freeze; 1: an error, such as weights
+    that are not finite; 2: bad input.
     """
+    if subject is not None:
+        ctx.exit(examined(*asked.values(), path, as_json, quiet))
+    if path is None:
+        raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
     os.environ.setdefault("EQX_ON_ERROR", "off")
     from reports import diagnosis as module
 
@@ -388,7 +403,7 @@ def drill(steps, seed, out, as_json, quiet) -> None:
     click.echo(said)
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, subject):
     main.add_command(command)
 
 

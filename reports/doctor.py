@@ -20,6 +20,7 @@ from parity.reference import identity, why_unavailable
 from reports.device import device_kind
 from reports.environment import PACKAGES, cpu_model
 from reports.store import StoreError, check_writable
+from stability.recommendation import NEVER, recommend
 
 OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
 
@@ -54,7 +55,10 @@ def _devices() -> list[Line]:
     kind, threads = device_kind(), len(os.sched_getaffinity(0))
     names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
     device = f"{kind}: {cpu_model() if kind == 'cpu' else names}, {len(jax.devices())}"
-    return [Line("device", device), Line("threads", str(threads))]
+    advice = recommend(names)
+    training = f"{advice.precision}: {advice.reason}; {NEVER}"
+    lines = [Line("device", device), Line("threads", str(threads))]
+    return [*lines, Line("precision to train in", training)]
 
 
 def _numerics() -> list[Line]:

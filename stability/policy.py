@@ -1,4 +1,4 @@
-"""Which parameter is stored in which dtype: patterns over names, the first that fits decides.
+"""Which parameter is stored in which dtype: the rules of `megalodon_jax.policy`, of dtypes.
 
 Generic: it knows no architecture. Source: the stability guide for MLA models, "Precision
 Configuration" (critical parameters stay wide while the rest is float8).
@@ -6,17 +6,20 @@ Configuration" (critical parameters stay wide while the rest is float8).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from megalodon_jax.policy import Policy as Rules
+from megalodon_jax.policy import as_policy
 from megalodon_jax.weights import named_leaves, replace_leaves
 
 Tree = TypeVar("Tree")
+DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,15 @@ class Policy:
     """Dtypes by pattern of a parameter's name.
 
     Raises:
-        ValueError: a dtype is unknown, or a pattern is no regular expression.
+        ValueError: a rule is no pair of strings, or names another dtype than `DTYPES`.
     """
 
     name: str
-    rules: tuple[tuple[str, str], ...]
-    """(regular expression searched for in the dotted name, name of the dtype), first fit first."""
+    rules: Rules
+    """(shell pattern over the dotted name, dtype), the first that matches decides."""
 
     def __post_init__(self) -> None:
-        for pattern, dtype in self.rules:
-            try:
-                re.compile(pattern)
-                jnp.dtype(dtype)
-            except (re.error, TypeError) as error:
-                raise ValueError(f"policy {self.name}: rule {pattern!r}: {error}.") from error
+        as_policy(self.rules, DTYPES, f"policy {self.name}")
 
     def dtype(self, name: str) -> np.dtype:
         """Return the dtype a parameter is stored in.
@@ -46,9 +44,9 @@ class Policy:
             ValueError: no rule fits; what nobody decided must not be narrowed by accident.
         """
         for pattern, dtype in self.rules:
-            if re.search(pattern, name):
+            if fnmatchcase(name, pattern):
                 return jnp.dtype(dtype)
-        raise ValueError(f"policy {self.name}: no rule for parameter {name!r}; end with '.*'.")
+        raise ValueError(f"policy {self.name}: no rule for parameter {name!r}; end with '*'.")
 
     def apply(self, tree: Tree) -> Tree:
         """Return the tree with every floating-point leaf in its dtype, clamped to its range."""

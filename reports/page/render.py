@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import heat, precision, probes, speed, tables
+from reports import architectures, heat, precision, probes, speed, tables
 from reports.history import History
 from reports.page import svg
 from reports.store import Run
@@ -53,6 +53,7 @@ def _environment() -> Environment:
         heat_map=svg.heat_map,
         loss_curve=svg.loss_curve,
         drill_chart=lambda lines, text: svg.chart(lines, "optimiser step", text),
+        batch_chart=lambda lines, text: svg.chart(lines, "batch", text),
         memory_chart=_memory_chart,
         change_chart=lambda lines, text: svg.chart(lines, _BY_SHARE, text),
     )
@@ -194,6 +195,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "remedies": precision.remedies(run),
         "poles": precision.poles(run, drilled),
         "drill": precision.drill(run),
+        "architectures": architectures.architectures(run),
         "checkpoint": _checkpoint(manifest),
         "reference": _reference(manifest),
         "machine": _machine(manifest),

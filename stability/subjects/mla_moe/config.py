@@ -80,6 +80,8 @@ class MLAMoEConfig:
     rope_scaling: Yarn | None = None
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
+    activation_limit: float | None = None
+    """Hidden states are clipped to this magnitude after each block; None leaves them alone."""
 
     def __post_init__(self) -> None:
         for expected, holds in self._rules():
@@ -119,6 +121,10 @@ class MLAMoEConfig:
                 f"min_moe_layer={self.min_moe_layer} must be between 0 and num_hidden_layers="
                 f"{self.num_hidden_layers}",
                 0 <= self.min_moe_layer <= self.num_hidden_layers,
+            ),
+            (
+                f"activation_limit={self.activation_limit} must be None or positive",
+                self.activation_limit is None or self.activation_limit > 0,
             ),
             (
                 f"scoring_func={self.scoring_func!r} must be 'sigmoid' or 'softmax'",
@@ -164,6 +170,8 @@ class MLAMoEConfig:
         """Return the fields as a DeepSeek-V3 `config.json` has them."""
         held = asdict(self)
         held["first_k_dense_replace"] = held.pop("min_moe_layer")
+        if self.activation_limit is None:
+            held.pop("activation_limit")
         if self.rope_scaling is not None:
             held["rope_scaling"] = {"type": "yarn", **held["rope_scaling"]}
             reach = self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings

@@ -129,9 +129,10 @@ class Block(eqx.Module):
     self_attn: Attention
     post_attention_layernorm: RMSNorm
     mlp: MLP | MoE
+    limit: float | None = eqx.field(static=True)
 
     def __init__(self, config: MLAMoEConfig, layer: int, draw: Draw):
-        D, eps = config.hidden_size, config.rms_norm_eps
+        D, eps, self.limit = config.hidden_size, config.rms_norm_eps, config.activation_limit
         self.input_layernorm, self.self_attn = RMSNorm(D, eps), Attention(config, draw)
         self.post_attention_layernorm = RMSNorm(D, eps)
         dense = config.intermediate_size
@@ -160,6 +161,8 @@ class Block(eqx.Module):
         else:
             said = self.mlp(normed)
         x = x + checkpoint_name(said, f"{scope}mlp")
+        if self.limit is not None:
+            x = jnp.clip(x, -self.limit, self.limit)
         return BlockOutput(checkpoint_name(x, f"{scope}block"), routing, kept)
 
 

@@ -16,18 +16,18 @@ from stability.subjects.mla_moe.model import MLAMoEForCausalLM
 from stability.subjects.mla_moe.observe import said
 
 _ALWAYS_WIDE = (
-    (r"norm\.weight$", "float32"),
-    (r"\.gate\.(weight|e_score_correction_bias)$", "float32"),
-    (r"(embed_tokens|lm_head)\.weight$", "bfloat16"),
+    ("*norm.weight", "float32"),
+    ("*.gate.weight", "float32"),
+    ("*.e_score_correction_bias", "float32"),
+    ("*embed_tokens.weight", "bfloat16"),
+    ("lm_head.weight", "bfloat16"),
 )
-FLOAT32 = Policy("float32", ((r".*", "float32"),))
-BFLOAT16 = Policy("bfloat16", (*_ALWAYS_WIDE, (r".*", "bfloat16")))
+BFLOAT16 = Policy("bfloat16", (*_ALWAYS_WIDE, ("*", "bfloat16")))
 FP8 = Policy(
-    "float8, MLA kept wide",
-    (*_ALWAYS_WIDE, (r"\.self_attn\.", "bfloat16"), (r".*", "float8_e4m3fn")),
+    "float8, MLA kept wide", (*_ALWAYS_WIDE, ("*.self_attn.*", "bfloat16"), ("*", "float8_e4m3fn"))
 )
 """The guide's recommendation."""
-FP8_MLA = Policy("float8, MLA too", (*_ALWAYS_WIDE, (r".*", "float8_e4m3fn")))
+FP8_MLA = Policy("float8, MLA too", (*_ALWAYS_WIDE, ("*", "float8_e4m3fn")))
 """The guide's `--fp8_mla_params`: only where one is sure."""
 MOST_LOST = 0.05
 """Relative root mean square error of a stored leaf. e4m3 has 3 bits of mantissa: 2.6 % at best, on

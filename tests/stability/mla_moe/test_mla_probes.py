@@ -44,5 +44,5 @@ def test_a_policy_clamps_and_refuses_what_it_does_not_know():
     assert stored["experts"].astype(jnp.float32).tolist() == [448.0, -448.0]
     with pytest.raises(ValueError, match="no rule for parameter 'a'"):
         Policy("some", (("b", "float32"),)).dtype("a")
-    with pytest.raises(ValueError, match="policy odd: rule"):
-        Policy("odd", (("(", "float32"),))
+    with pytest.raises(ValueError, match="policy odd: the rule 'b' gives 'float16', expected one"):
+        Policy("odd", (("b", "float16"),))

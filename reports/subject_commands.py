@@ -1,0 +1,111 @@
+"""Commands about architectures besides Megalodon: `subject`, and `stability --subject`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+OK, REGRESSED = 0, 1
+SUBJECTS = ("mla-moe",)
+
+
+def examined(
+    size: str, batch: int, block: int, fp8: bool, path: Path | None, as_json: bool, quiet: bool
+) -> int:
+    """Run `stability --subject`: print what was found, and return the exit code."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from reports.diagnosis import plain
+    from stability.subjects.mla_moe.examine import examine
+
+    found = examine(size, batch, block, fp8, path, _progress(quiet))
+    if as_json:
+        rows = [plain(asdict(f)) for f in found.findings]
+        click.echo(json.dumps({"what": found.what, "findings": rows, "seconds": found.seconds}))
+    else:
+        click.echo(found.text())
+    return REGRESSED if found.broken else OK
+
+
+@click.group()
+def subject() -> None:
+    """A second architecture, MLA with sparse experts, held to the same instruments."""
+
+
+@subject.command()
+@click.option(
+    "--reference",
+    type=click.Choice(["auto", "live", "recorded"]),
+    default="auto",
+    show_default=True,
+    help="Compare with Transformers' DeepSeek-V3 itself or with its recordings.",
+)
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
+    """Compare five configurations with Transformers, print the table, renew the page's copy."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from stability.subjects.mla_moe import results
+
+    content, holds = results.compared(reference, _progress(quiet))
+    path = results.write("parity", content)
+    click.echo(f"{results.parity_markdown(content)}\n\n{path}")
+    ctx.exit(OK if holds else REGRESSED)
+
+
+@subject.command()
+@click.pass_context
+def defects(ctx: click.Context) -> None:
+    """Plant every defect and print which are caught; renew the page's copy."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from stability.subjects.mla_moe import defects as module
+    from stability.subjects.mla_moe import results
+
+    rows = module.rows()
+    results.write("defects", results.defect_rows(rows))
+    click.echo(module.markdown(rows))
+    ctx.exit(OK if all(row.caught for row in rows) else REGRESSED)
+
+
+@subject.command()
+@click.option("--quiet", is_flag=True, help="No progress.")
+def train(quiet: bool) -> None:
+    """Break a short training run, with and without the guard; renew the page's curves."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from stability.subjects.mla_moe import results, training
+
+    plan = training.Plan()
+    content = training.document(plan, training.run(plan, _progress(quiet)))
+    path = results.write("training", content)
+    click.echo(f"{results.training_markdown(content)}\n\n{path}")
+
+
+@subject.command()
+@click.option("--quiet", is_flag=True, help="No progress.")
+def record(quiet: bool) -> None:
+    """Run Transformers' DeepSeek-V3 on the five configurations and rewrite its recordings."""
+    from stability.subjects.mla_moe import parity as module
+
+    say = _progress(quiet)
+    for case in module.CASES:
+        path = module.record(case)
+        say(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
+    click.echo(module.FOLDER)
+
+
+def _progress(quiet: bool) -> Callable[[str], Any]:
+    clock = time.perf_counter()
+
+    def report(line: str) -> None:
+        if not quiet:
+            click.echo(f"[{time.perf_counter() - clock:6.1f} s] {line}", err=True)
+
+    return report
