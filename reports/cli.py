@@ -364,7 +364,7 @@ def stability(ctx, path, optimiser, lr, storage, text, as_json, quiet, subject, 
     that are not finite; 2: bad input.
     """
     if subject is not None:
-        ctx.exit(examined(*asked.values(), path, as_json, quiet))
+        ctx.exit(examined(path, as_json, quiet, **asked))
     if path is None:
         raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
     os.environ.setdefault("EQX_ON_ERROR", "off")

@@ -19,14 +19,21 @@ SUBJECTS = ("mla-moe",)
 
 
 def examined(
-    size: str, batch: int, block: int, fp8: bool, path: Path | None, as_json: bool, quiet: bool
+    path: Path | None,
+    as_json: bool,
+    quiet: bool,
+    *,
+    size: str,
+    batch_size: int,
+    block_size: int,
+    fp8_params: bool,
 ) -> int:
     """Run `stability --subject`: print what was found, and return the exit code."""
     os.environ.setdefault("EQX_ON_ERROR", "off")
     from reports.diagnosis import plain
     from stability.subjects.mla_moe.examine import examine
 
-    found = examine(size, batch, block, fp8, path, _progress(quiet))
+    found = examine(size, batch_size, block_size, fp8_params, path, _progress(quiet))
     if as_json:
         rows = [plain(asdict(f)) for f in found.findings]
         click.echo(json.dumps({"what": found.what, "findings": rows, "seconds": found.seconds}))
@@ -70,8 +77,9 @@ def defects(ctx: click.Context) -> None:
     from stability.subjects.mla_moe import results
 
     rows = module.rows()
-    results.write("defects", results.defect_rows(rows))
-    click.echo(module.markdown(rows))
+    content = results.defect_rows(rows)
+    path = results.write("defects", content)
+    click.echo(f"{results.defect_markdown(content)}\n\n{path}")
     ctx.exit(OK if all(row.caught for row in rows) else REGRESSED)
 
 

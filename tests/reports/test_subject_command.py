@@ -5,33 +5,39 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
 
 from reports.cli import main
 from stability.subjects.mla_moe import examine
-from stability.subjects.mla_moe.parity import TINY
+from stability.subjects.mla_moe.defects import healthy
 
 
 def run(*args: str):
     return CliRunner().invoke(main, ["stability", *args])
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """A model of one sparse layer in the place of the small size."""
-    config = replace(TINY, vocab_size=256, num_hidden_layers=1, min_moe_layer=0)
-    known = examine.by_size
-    monkeypatch.setattr(examine, "by_size", lambda n: config if n == "small" else known(n))
+def findings(taps: dict) -> list:
+    return examine.forward_findings(replace(healthy(), taps={**healthy().taps, **taps}))
 
 
-def test_the_one_line_of_the_guide_runs_everything():
-    said = run("--subject", "mla-moe", "--size", "small", "--batch-size", "2", "--json", "--quiet")
-    assert said.exit_code == 0, said.output
-    document = json.loads(said.stdout)
-    probes = {f["probe"] for f in document["findings"]}
-    assert probes == {"forward", "generation", "router", "latent attention", "fixed bugs"}
-    assert not [f for f in document["findings"] if f["severity"] == "error"]
+@pytest.mark.parametrize(("value", "code"), [(0.0, 0), (float("nan"), 1)])
+def test_what_is_not_finite_is_an_error_and_exit_code_1(monkeypatch, value, code):
+    asked = []
+
+    def examined(*args):
+        asked.extend(args)
+        return examine.Examination("mla-moe small", findings({"embed": jnp.full(2, value)}), 0.0)
+
+    monkeypatch.setattr(examine, "examine", examined)
+    line = "--subject mla-moe --size small --batch-size 2 --block-size 128 --fp8-params false"
+    said = run(*line.split(), "--quiet")
+    assert said.exit_code == code, said.output
+    assert ("ERROR embed" in said.output) == bool(code)
+    assert asked[:5] == ["small", 2, 128, False, None]
+    document = json.loads(run(*line.split(), "--json", "--quiet").stdout)
+    assert [f["severity"] for f in document["findings"]] == ["error" if code else "ok", "ok"]
 
 
 @pytest.mark.parametrize(

@@ -71,20 +71,6 @@ def rows(defects: Iterable[Defect] | None = None) -> list[Row]:
     return [defect.row() for defect in (DEFECTS if defects is None else defects)]
 
 
-def markdown(found: Iterable[Row]) -> str:
-    """Return the table as docs/mla-moe.md has it."""
-    lines = [
-        "| metric | planted | healthy | with it | threshold | caught |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for r in found:
-        numbers = (r.healthy.value, r.planted.value, r.planted.threshold)
-        said = " | ".join(f"{x:.3g}" for x in numbers)
-        caught = r.planted.severity.value if r.caught else "NO"
-        lines.append(f"| {r.defect.metric} | {r.defect.what} | {said} | {caught} |")
-    return "\n".join(lines)
-
-
 def _gravity(f: Finding) -> int:
     return list(Severity).index(f.severity)
 

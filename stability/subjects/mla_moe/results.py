@@ -73,6 +73,19 @@ def defect_rows(rows: Iterable[Row]) -> Document:
     return {"defects": entries, "versions": _versions()}
 
 
+def defect_markdown(content: Mapping[str, Any]) -> str:
+    """Return the table of planted defects as docs/mla-moe.md has it."""
+    lines = [
+        "| metric | planted | healthy | with it | threshold | caught |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for d in content["defects"]:
+        numbers = " | ".join(f"{d[name]:.3g}" for name in ("healthy", "planted", "threshold"))
+        caught = d["severity"] if d["caught"] else "NO"
+        lines.append(f"| {d['metric']} | {d['what']} | {numbers} | {caught} |")
+    return "\n".join(lines)
+
+
 def parity_markdown(content: Mapping[str, Any]) -> str:
     """Return the parity table as docs/mla-moe.md has it: relative L2 of the logits."""
     lines = [

@@ -175,7 +175,10 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
 
     def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
         like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
-        held, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
+        try:
+            held, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
+        except RuntimeError as error:  # what Equinox makes of a leaf it cannot read
+            raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
         return SimpleNamespace(model=held, opt_state=state)
 
     return CheckpointFolder(folder, save, load)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stability.policy import Policy
-from stability.subjects.mla_moe import defects
+from stability.subjects.mla_moe import defects, results
 from stability.subjects.mla_moe.attention_probe import clip_factors
 from stability.subjects.mla_moe.policy import FP8, FP8_MLA
 
@@ -22,7 +22,8 @@ def test_a_planted_defect_is_caught_and_a_healthy_model_is_not(defect):
 def test_an_uncaught_defect_is_said_in_the_table():
     clip = next(d for d in defects.DEFECTS if d.metric == "clip_error")
     silent = defects.Defect("clip_error", "nothing", clip.healthy, clip.healthy)
-    assert "| NO |" in defects.markdown(defects.rows([silent]))
+    said = results.defect_rows(defects.rows([silent]))
+    assert "| NO |" in results.defect_markdown(said)
 
 
 def test_qk_clip_leaves_heads_below_tau_alone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from stability.guard import GuardConfig, guard
 from stability.recommendation import NEVER, recommend
 from stability.subjects.mla_moe import results, training
+from stability.subjects.mla_moe.checkpoint import build
 from stability.subjects.mla_moe.model import MLAMoEForCausalLM
 from stability.subjects.mla_moe.parity import TINY, by_name
 from tests.helpers import same_leaves
@@ -48,11 +50,11 @@ def test_an_emergency_is_tighter_slower_and_clips():
 
 
 def test_extreme_activations_are_clipped():
-    model = by_name("dense").model()
-    block = model.model.layers[0]
+    case = by_name("dense")
+    config = replace(case.config, activation_limit=100.0)
+    block, limited = (build(c, case.weights).model.layers[0] for c in (case.config, config))
     x = jnp.full((1, 2, TINY.hidden_size), 1e6, jnp.float32)
     positions = jnp.zeros((1, 2), jnp.int32)
-    limited = replace(block, limit=100.0)
     assert float(jnp.max(jnp.abs(limited(x, positions).hidden))) == 100.0
     assert float(jnp.max(jnp.abs(block(x, positions).hidden))) > 1e5
 
@@ -69,13 +71,20 @@ def test_a_checkpoint_of_a_run_comes_back(tmp_path):
     assert same_leaves(again, model)
     assert same_leaves(held, state)
     (store.path(3) / "leaves.eqx").write_bytes(b"cut off")
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises(ValueError, match=r"leaves\.eqx cannot be read"):
         store.load(3, state)
 
 
 def test_a_plan_that_injects_after_its_end_is_refused():
     with pytest.raises(ValueError, match="injected_at=9 must lie between 0 and steps=5"):
         training.Plan(steps=5, injected_at=9)
+
+
+@pytest.mark.parametrize("name", ["parity", "defect", "training"])
+def test_the_document_shows_what_was_stored(name):
+    text = (Path(__file__).parents[3] / "docs" / "mla-moe.md").read_text()
+    content = results.read({"defect": "defects"}.get(name, name))
+    assert getattr(results, f"{name}_markdown")(content) in text, f"run subject {name} and copy it"
 
 
 def test_a_missing_result_names_its_command(tmp_path):
