@@ -46,8 +46,8 @@ def test_what_is_not_finite_is_an_error_and_exit_code_1(monkeypatch, value, code
         (("--size", "huge"), "unknown size 'huge'"),
         (("--batch-size", "0"), "batch size 0"),
         (("--block-size", "3"), "block size 3"),
+        (("parity/data/byte_lm", "--size", "xl"), "checkpoint of None"),
         (("nowhere",), "config.json not found"),
-        (("parity/data/byte_lm",), "checkpoint of None"),
     ],
 )
 def test_bad_input_is_told_in_words_with_exit_code_2(args, words):

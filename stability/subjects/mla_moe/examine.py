@@ -15,6 +15,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from stability.findings import Finding, Severity
 from stability.subjects.mla_moe.attention_probe import TAU, attention_findings, clip_findings
@@ -164,4 +165,6 @@ def _fresh(config: MLAMoEConfig) -> MLAMoEForCausalLM:
 
 def _text(batch: int, length: int, vocabulary: int) -> jax.Array:
     text = read_text()[1]
-    return windows(text, length * (jnp.arange(batch) % (len(text) // length)), length) % vocabulary
+    if length > len(text):
+        raise ValueError(f"block size {length}: the held-out text has {len(text)} bytes.")
+    return windows(text, length * (np.arange(batch) % (len(text) // length)), length) % vocabulary

@@ -150,9 +150,10 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
         outcome.router_z.append((number, float(report.auxiliary[ROUTER[0]])))
         return model, state
 
+    start: Any = transform.init(eqx.filter(model, eqx.is_array))
     with tempfile.TemporaryDirectory() as folder:
         done = guarded_run(
-            *(step, model, transform.init(eqx.filter(model, eqx.is_array)), data),
+            *(step, model, start, data),
             steps=plan.steps,
             folder=Path(folder),
             guard_config=watch,
@@ -206,7 +207,7 @@ def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
 
 def _step(transform: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
     @eqx.filter_jit
-    def step(model: MLAMoEForCausalLM, state: GuardState, batch: Any) -> Any:
+    def step(model: MLAMoEForCausalLM, state: Any, batch: Any) -> Any:
         ids, factor, coefficient, _ = batch
 
         def total(model: MLAMoEForCausalLM) -> tuple[jax.Array, Any]:
