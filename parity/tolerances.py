@@ -255,8 +255,9 @@ MLA_MOE_LOGITS = 1e-5
 """Largest relative L2 of float32 logits of MLA + MoE against Transformers that was asked for; what
 holds them is the bound from the noise floor. At most 8.5e-7 measured, with a tied head."""
 ABSORBED = {"float32": 1e-5, "bfloat16": 0.05}
-"""Largest relative L2 between logits of absorbed and expanded MLA, by the dtype of activations: the
-same mathematics in another order, hence a multiple of the rounding."""
+"""Largest relative L2 between a layer of absorbed and of expanded MLA, by dtype of activations: the
+same mathematics in another order, hence a multiple of the rounding. Measured: 1.2e-7 on the model
+defects are planted in, 0.004 on the small size; values in the wrong order are off by 1."""
 
 
 def rule(edge: str, kind: Kind, metric: str = "rel_l2") -> Rule | None:

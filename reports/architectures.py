@@ -38,7 +38,8 @@ def architectures(run: Run) -> dict[str, Any] | None:
         "gates": (_held(run.measurements), _both(cases)),
         "probes": (
             f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors",
-            f"{sum(d['caught'] for d in planted)} of {len(planted)} planted defects caught",
+            f"{_findings(found['defects'])}; {sum(d['caught'] for d in planted)} of {len(planted)} "
+            "planted defects caught",
         ),
         "cases": [_case(c) for c in cases],
         "defects": [_defect(d) for d in planted],
@@ -62,6 +63,14 @@ def _edge(
     ]
     second = [c["logits"][port] for c in cases]
     return {"edge": said, "megalodon": _most(first), "mla_moe": _most(second)}
+
+
+def _findings(content: Mapping[str, Any]) -> str:
+    counted = content.get("examined", {}).get("findings", {})
+    flagged = sum(counted.get(s.value, 0) for s in (Severity.WARNING, Severity.ERROR))
+    return (
+        f"{sum(counted.values())} findings on a fresh model, {flagged} of them warnings or errors"
+    )
 
 
 def _most(values: list[float]) -> str:

@@ -71,13 +71,14 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 @subject.command()
 @click.pass_context
 def defects(ctx: click.Context) -> None:
-    """Plant every defect and print which are caught; renew the page's copy."""
+    """Plant every defect, print which are caught, examine a fresh model; renew the page's copy."""
     os.environ.setdefault("EQX_ON_ERROR", "off")
     from stability.subjects.mla_moe import defects as module
     from stability.subjects.mla_moe import results
+    from stability.subjects.mla_moe.examine import examine
 
     rows = module.rows()
-    content = results.defect_rows(rows)
+    content = results.defect_rows(rows, examine("small", 2, 128, False))
     path = results.write("defects", content)
     click.echo(f"{results.defect_markdown(content)}\n\n{path}")
     ctx.exit(OK if all(row.caught for row in rows) else REGRESSED)

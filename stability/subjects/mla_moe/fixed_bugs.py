@@ -110,7 +110,9 @@ def reference_scatter(refusal: str, version: str) -> Finding:
     return Finding(
         *(PROBE, Severity.NOTE, f"transformers {version} DeepseekV3MoE", "4_scatter_dtype"),
         *(float(alive), 0.0, GUIDE.format(4)),
-        f"its MoE refuses float64, the fourth bug alive: {refusal}" if alive else "it runs",
+        f"Transformers' MoE refuses float64, the fourth bug alive: {refusal}"
+        if alive
+        else "it runs",
         "compare in float64 with its casts to float32 lifted" if alive else "",
     )
 

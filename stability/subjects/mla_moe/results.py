@@ -17,6 +17,7 @@ from typing import Any
 
 from stability.subjects.mla_moe import parity
 from stability.subjects.mla_moe.defects import Row
+from stability.subjects.mla_moe.examine import Examination
 from stability.subjects.mla_moe.fixed_bugs import reference_scatter
 
 FOLDER = parity.FOLDER.parent
@@ -55,9 +56,9 @@ def compared(which: str, say: Callable[[str], None]) -> tuple[Document, bool]:
     return {"cases": entries, "versions": _versions()}, not broken
 
 
-def defect_rows(rows: Iterable[Row]) -> Document:
-    """Return the table of planted defects as JSON has it."""
-    entries = [
+def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Document:
+    """Return the table of planted defects as JSON has it, and what a healthy model is told."""
+    entries: list[Document] = [
         {
             "metric": r.defect.metric,
             "probe": r.planted.probe,
@@ -70,7 +71,12 @@ def defect_rows(rows: Iterable[Row]) -> Document:
         }
         for r in rows
     ]
-    return {"defects": entries, "versions": _versions()}
+    content: Document = {"defects": entries, "versions": _versions()}
+    if examined is not None:
+        severities = [f.severity.value for f in examined.findings]
+        counted = {s: severities.count(s) for s in dict.fromkeys(severities)}
+        content["examined"] = {"what": examined.what, "findings": counted}
+    return content
 
 
 def defect_markdown(content: Mapping[str, Any]) -> str:
