@@ -56,7 +56,7 @@ def test_gradients_too_live_and_in_float64():
 
 
 def test_a_wrong_port_is_found():
-    """A router that weighs with the selection bias is the classic mistake of this architecture."""
+    """A router that is off by a thousandth is named, and what comes before it is not."""
     model = FULL.model()
     at = lambda m: m.model.layers[1].mlp.gate  # noqa: E731
     biased = eqx.tree_at(at, model, replace(at(model), weight=at(model).weight * np.float32(1.001)))
@@ -109,3 +109,14 @@ def test_another_transformers_cannot_answer_live(monkeypatch):
 
 def test_recordings_stay_small():
     assert sum(p.stat().st_size for p in parity.FOLDER.glob("*")) < 400 * 1024
+
+
+def test_the_one_meant_difference_is_there_and_only_where_a_score_and_its_bias_are_negative():
+    """A closed group's experts count as 0 in Transformers, which is above a negative score."""
+    bias, name = f"model.layers.1.mlp.gate.{parity.BUFFER}", "layers.1.router_logits"
+    for lowered, differs in ((0.0, False), (-3.0, True)):
+        weights = {n: w + np.float32(lowered * (n == bias)) for n, w in FULL.weights.items()}
+        said = deepseek.run(FULL.config.to_hf(), weights, FULL.ids, gradients=False)
+        ours, _ = parity.chosen(said[name], weights[bias], FULL.config)
+        theirs = np.sort(said["layers.1.chosen"], -1)
+        assert (np.sort(ours, -1) != theirs).any() == differs
