@@ -76,6 +76,8 @@ class Report:
     measurements: tuple[Measurement, ...]
     stages: tuple[Stage, ...]
     """Free and forced error of each stage against the original, in the order of the port."""
+    values: Arrays
+    """What the port computed in float32."""
 
     @property
     def holds(self) -> bool:
@@ -89,9 +91,18 @@ class Report:
 
 
 def check(
-    function: Callable[..., Any], model: Any, inputs: tuple[Any, ...], original: Mapping[str, Any]
+    function: Callable[..., Any],
+    model: Any,
+    inputs: tuple[Any, ...],
+    original: Mapping[str, Any],
+    original64: Mapping[str, Any] | None = None,
+    *,
+    forced: bool = True,
 ) -> Report:
     """Compare a port with what its original computed.
+
+    A derivative is a mark as well: a function that differentiates names its results
+    `grad/<parameter>`, and they are held to the rules for gradients.
 
     Args:
         function: the port, `function(model, *inputs)`, its intermediates marked by
@@ -99,6 +110,9 @@ def check(
         model: float32 parameters, any pytree; matrices as (outputs, inputs).
         inputs: arrays; floating ones float32.
         original: float32 arrays by the names of the port's marks, and `OUTPUT`.
+        original64: what the original computes in float64, if it can; some of the same names.
+        forced: whether every stage also runs on the original's values, which says where a
+            difference starts and costs eleven more runs.
 
     Raises:
         ValueError: a parameter is not float32.
@@ -115,13 +129,17 @@ def check(
     work = Work("port", digest, order)
 
     def edge(name: str, actual: Mapping[str, Any], expected: Mapping[str, Any]):
-        dtype = "float32"
+        dtype = "float64" if name.startswith("port64") else "float32"
         return Comparison(work, name, known, dtype).run(actual, expected)
 
     theirs = {name: np.asarray(a) for name, a in original.items()}
     rows = edge("port32:port64", ours, exact) + edge("original32:port64", theirs, exact)
     rows += edge("port32:original32", ours, theirs)
-    return Report(tuple(rows), _stages(side, exact, ours, theirs))
+    if original64 is not None:
+        wide = {name: np.asarray(a) for name, a in original64.items()}
+        rows += edge("port64:original64", {n: exact[n] for n in exact if n in wide}, wide)
+    stages = _stages(side, exact, ours, theirs) if forced else ()
+    return Report(tuple(rows), stages, ours)
 
 
 def _stages(side: _Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Stage, ...]:
@@ -163,26 +181,34 @@ class _Side:
         """Return marks and output; with `rng`, everything moved by what rounding does to it."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (self._cast(tree, dtype, rng) for tree in (self.model, self.inputs))
-            offsets = {}
+            offsets = self._still(dtype)
             if rng is not None and exact is not None:
                 offsets = {n: jnp.asarray(jitter.moved(a, rng) - a) for n, a in exact.items()}
             held = {n: jnp.asarray(a, dtype) for n, a in (forced or {}).items() if n != OUTPUT}
             found = _compiled(self.function, model, inputs, offsets, held)
             return {name: np.asarray(found[name]) for name in self.order}
 
-    @cached_property
+    @property
     def order(self) -> tuple[str, ...]:
         """Names of the marks as they are computed; a compiled function returns them by alphabet."""
-        found: list[str] = []
+        return tuple(self._shapes)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
 
         def note(model: Any, inputs: Any) -> Any:
             marked = _marked(self.function, model, inputs, {}, {})
-            found.extend(marked)
+            found.update({name: value.shape for name, value in marked.items()})
             return marked
 
         arrays = (self._cast(tree, "float32", None) for tree in (self.model, self.inputs))
         eqx.filter_eval_shape(note, *arrays)
-        return tuple(found)
+        return found
+
+    def _still(self, dtype: str) -> dict[str, jax.Array]:
+        """Return offsets of 0: a run that moves nothing is the same program as one that does."""
+        return {name: jnp.zeros(shape, dtype) for name, shape in self._shapes.items()}
 
     def _cast(self, tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:
         def cast(x: Any) -> Any:

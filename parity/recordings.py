@@ -31,6 +31,8 @@ FOLDER = Path(__file__).parent / "data" / "recordings"
 BFLOAT16 = ".bfloat16"
 """What follows a case's name in the name of its recording in bfloat16."""
 SEAMS = "seams"
+RENEW = "make record"
+"""The command that makes recordings of megalodon-hf."""
 
 
 class RecordingError(ValueError):
@@ -75,26 +77,39 @@ class RecordedReference:
         return self._read(SEAMS, seams.work_hash())
 
     def _read(self, name: str, work: str) -> dict[str, np.ndarray]:
-        path = self.folder / f"{name}.safetensors"
-        provenance = read_provenance(path)
-        if provenance["case_hash"] != work:
-            raise RecordingError(
-                f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
-                f"now {work}): not comparable. Run `make record` with the live reference."
-            )
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return read(self.folder / f"{name}.safetensors", work)
 
 
-def read_provenance(path: Path) -> dict[str, Any]:
-    """Return what a recording says of itself.
+def read(path: Path, work: str, renew: str = RENEW) -> dict[str, np.ndarray]:
+    """Return the arrays of a recording, which must answer for exactly this work.
+
+    Args:
+        path: its file.
+        work: hash of what is asked.
+        renew: the command that makes it, for an error.
+
+    Raises:
+        RecordingError: it is missing, corrupt, or of other work.
+    """
+    provenance = read_provenance(path, renew)
+    if provenance["case_hash"] != work:
+        raise RecordingError(
+            f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
+            f"now {work}): not comparable. Run `{renew}` with the live reference."
+        )
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read_provenance(path: Path, renew: str = RENEW) -> dict[str, Any]:
+    """Return what a recording says of itself; `renew` is the command that makes it.
 
     Raises:
         RecordingError: the file is missing, corrupt, or of another schema.
     """
     if not path.is_file():
         raise RecordingError(
-            f"no recording {path.name} in {path.parent.name}/; run `make record` with the live "
+            f"no recording {path.name} in {path.parent.name}/; run `{renew}` with the live "
             "reference installed."
         )
     try:
@@ -103,12 +118,12 @@ def read_provenance(path: Path) -> dict[str, Any]:
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise RecordingError(
             f"{path.name} is not a readable recording ({error!r}); restore it from version control "
-            "or run `make record`."
+            f"or run `{renew}`."
         ) from error
     if provenance.get("schema") != SCHEMA:
         raise RecordingError(
             f"{path.name} has schema {provenance.get('schema')}, expected {SCHEMA}; "
-            "run `make record` with the live reference installed."
+            f"run `{renew}` with the live reference installed."
         )
     return provenance
 

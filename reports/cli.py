@@ -20,6 +20,7 @@ from reports import (
     run_commands,
     stability_commands,
     store_commands,
+    subject_commands,
 )
 from reports.console import INCOMPLETE, INTERNAL_ERROR, USAGE, examples
 
@@ -93,6 +94,7 @@ def completion(shell: str) -> None:
 
 for module in (
     measure_commands, run_commands, store_commands, parity_commands, stability_commands,
+    subject_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

@@ -62,9 +62,9 @@ def as_document(found: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as JSON has it: numbers that are not finite are None."""
     return {
         "worst": found.worst().value,
-        "findings": [_plain(asdict(f)) for f in found.findings],
+        "findings": [plain(asdict(f)) for f in found.findings],
         "remedies": [
-            _plain(
+            plain(
                 {"kind": kind, "leaf": found.representatives[kind], "remedy": trial.remedy.name}
                 | asdict(trial.survival)
                 | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
@@ -91,7 +91,9 @@ def _batches(text: Path, vocab_size: int) -> np.ndarray:
     return Checkpoint(text.parent, text).batches()
 
 
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+def plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields as JSON has them: numbers that are not finite are None."""
+
     def one(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -25,6 +25,7 @@ from reports.environment import PACKAGES, cpu_model
 from reports.schema import StoreError
 from reports.store import check_writable, list_runs
 from reports.text import count
+from stability.recommendation import NEVER, recommend
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
@@ -62,7 +63,12 @@ def _devices() -> list[Line]:
     device = f"{kind}: {cpu_model() if kind == 'cpu' else names}, {len(jax.devices())}"
     asked = {name: os.environ[name] for name in THREADS if name in os.environ}
     told = ", ".join(f"{name}={value}" for name, value in asked.items())
-    return [Line("device", device), Line("threads", f"{threads}{f' ({told})' if told else ''}")]
+    advice = recommend(names)
+    return [
+        Line("device", device),
+        Line("threads", f"{threads}{f' ({told})' if told else ''}"),
+        Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
+    ]
 
 
 def _numerics() -> list[Line]:

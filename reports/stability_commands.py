@@ -9,14 +9,26 @@ from pathlib import Path
 import click
 
 from reports.console import OK, REGRESSED, examples, progress, quiet_option
+from reports.subject_commands import SUBJECTS, examined
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
 
 @click.command(
-    epilog=examples("stability checkpoint", "stability model.safetensors --optimiser lion --json")
+    epilog=examples(
+        "stability checkpoint",
+        "stability model.safetensors --optimiser lion --json",
+        "stability --subject mla-moe --size small --fp8-params true",
+    )
 )
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--subject", type=click.Choice(SUBJECTS), help="Examine this architecture instead.")
+@click.option("--size", default="small", show_default=True, help="... freshly drawn, without PATH.")
+@click.option("--batch-size", type=int, default=2, show_default=True, help="... on so many rows.")
+@click.option(
+    "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
+)
+@click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
 @click.option(
     "--optimiser",
     type=click.Choice(["adamw", "sgd", "lion", "muon"]),
@@ -45,12 +57,21 @@ from reports.console import OK, REGRESSED, examples, progress, quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
 @quiet_option
 @click.pass_context
-def stability(ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet) -> None:
+def stability(
+    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **asked
+) -> None:
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
-    PATH is a folder, a safetensors file or a torch file. Exit code 0: nothing, or warnings, which
-    say what would freeze; 1: an error, such as weights that are not finite; 2: bad input.
+    PATH is a folder, a safetensors file or a torch file. With --subject a model of another
+    architecture runs forward and generates, and all of its probes look at it.
+
+    Exit code 0: nothing, or warnings, which say what would freeze; 1: an error, such as weights
+    that are not finite; 2: bad input.
     """
+    if subject is not None:
+        ctx.exit(examined(path, as_json, quiet, **asked))
+    if path is None:
+        raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
     os.environ.setdefault("EQX_ON_ERROR", "off")
     report = progress(quiet)
     if what_if:

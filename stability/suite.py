@@ -23,6 +23,7 @@ from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
 from stability.findings import Finding, Severity
 from stability.remedies import STEPS as REMEDY_STEPS
 from stability.remedies import try_remedies
+from stability.subjects.mla_moe import results
 from stability.survival import AdamW, probe
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
@@ -177,6 +178,11 @@ def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) 
     return what_if.findings(found), what_if.rows(found)
 
 
+def _mla_moe(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+    """Return what was measured of the second architecture: none of it is repeated here."""
+    return [], {name: results.read(name) for name in ("parity", "defects", "training")}
+
+
 def _drill(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
     return [], read_drill()
 
@@ -188,5 +194,6 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] 
     "dtypes against golden": _dtype_golden,
     "what if": _what_if,
     "drill": _drill,
+    "mla_moe": _mla_moe,
 }
 """Every probe of a night, in order; remedies are tried on what the first one found."""

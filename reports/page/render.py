@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import facts, heat, precision, probes, records, tables, trends, what_if
+from reports import architectures, facts, heat, precision, probes, records, tables, trends, what_if
 from reports.changes import settle
 from reports.drilldown import drilldown
 from reports.history import History
@@ -62,6 +62,7 @@ def _environment() -> Environment:
         histogram=svg.histogram,
         loss_curve=svg.loss_curve,
         drill_chart=lambda lines, text: svg.chart(lines, "optimiser step", text),
+        batch_chart=lambda lines, text: svg.chart(lines, "batch", text),
         memory_chart=_memory_chart,
         change_chart=lambda lines, text: svg.chart(lines, _BY_SHARE, text),
         night_chart=_night_chart,
@@ -149,6 +150,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "poles": precision.poles(run, drilled),
         "drill": precision.drill(run),
         "formats": what_if.section(run),
+        "architectures": architectures.architectures(run),
         "speed": facts.bench(history.benches),
         "checkpoint": facts.checkpoint(manifest),
         "reference": facts.reference(manifest),

@@ -76,7 +76,7 @@ def test_a_planted_fault_turns_the_night_red_and_is_named(tmp_path, no_probes, n
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
     monkeypatch.setattr(nightly_module, "measure_products", lambda device: iter(rows))
-    found, suite = nightly_module.run_products(quiet)
+    found, suite = nightly_module.run_products(None, quiet)
     assert found == rows
     assert suite.entry()["status"] == "ran"
 
@@ -85,7 +85,7 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(nightly_module, "measure_products", broken)
-    _, suite = nightly_module.run_products(quiet)
+    _, suite = nightly_module.run_products(None, quiet)
     assert suite.entry()["status"] == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
 

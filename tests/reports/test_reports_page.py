@@ -22,6 +22,7 @@ from reports.probes import module_kind
 from reports.store import Run, write_run
 from reports.verdicts import Word, decide
 from stability.findings import Severity
+from stability.subjects.mla_moe import results
 
 MEGABYTE = 1_000_000
 HOSTILE = (
@@ -397,3 +398,15 @@ def test_names_of_curves_neither_overlap_nor_leave_the_drawing(ends: list[float]
     assert len(heights) == len(ends)
     assert 10 <= heights[0] <= heights[-1] <= 260
     assert all(b - a >= 13 for a, b in itertools.pairwise(heights))
+
+
+def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says_so() -> None:
+    measured = {name: results.read(name) for name in ("parity", "defects", "training")}
+    told = section(page_of(run(measurement(), stability={"mla_moe": measured})), "architectures")
+    assert "MLA + MoE" in told and "live, transformers 4.57" in told
+    assert told.count("205 / 205") == 3
+    assert "fourth bug alive" in told
+    assert "24 of 24 planted defects caught" in told
+    assert "guarded" in told and "<svg" in told
+    without = section(page_of(run(measurement())), "architectures")
+    assert "knows one architecture" in without

@@ -1,0 +1,1 @@
+"""Architectures besides Megalodon, held to the same instruments: each is a port like any other."""

@@ -1,0 +1,298 @@
+"""Sizes of an MLA + mixture-of-experts decoder, under DeepSeek-V3's names, and what they must obey.
+
+Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.1; YaRN (arXiv 2309.00071); the
+stability guide for MLA models, "Architectural" (`min_moe_layer`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+MODEL_TYPE = "deepseek_v3"
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """RoPE stretched beyond the length it was trained at (YaRN), as `rope_scaling` gives it."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+    @property
+    def amplitude(self) -> float:
+        """What cosine and sine are multiplied by."""
+        if self.mscale and self.mscale_all_dim:
+            return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
+        return self.temperature(1.0)
+
+    def temperature(self, scale: float) -> float:
+        """Return `0.1 scale ln(factor) + 1` (YaRN, section 3.4); 1 where nothing is stretched."""
+        return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class MLAMoEConfig:
+    """Everything that decides names, shapes and mathematics.
+
+    Raises:
+        ValueError: fields contradict each other; the message names both numbers.
+    """
+
+    vocab_size: int = 256
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    q_lora_rank: int | None = 96
+    """Width queries are compressed to; None projects them directly."""
+    kv_lora_rank: int = 64
+    """Width keys and values are compressed to: what a cache holds, besides the rotary key."""
+    qk_nope_head_dim: int = 32
+    qk_rope_head_dim: int = 16
+    """Width of the rotary part; its key is one for all heads and is never compressed."""
+    v_head_dim: int = 32
+    intermediate_size: int = 768
+    moe_intermediate_size: int = 128
+    n_routed_experts: int = 16
+    n_shared_experts: int = 1
+    num_experts_per_tok: int = 4
+    n_group: int = 4
+    topk_group: int = 2
+    """Groups of experts a token may choose from: those with the largest two scores together."""
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    scoring_func: str = "sigmoid"
+    """"sigmoid" (DeepSeek-V3) or "softmax"."""
+    min_moe_layer: int = 4
+    """Layers before this one are dense; DeepSeek's `first_k_dense_replace`."""
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_interleave: bool = True
+    """Whether a rotated pair is two neighbours, or element i and i + half."""
+    rope_scaling: Yarn | None = None
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+    activation_limit: float | None = None
+    """Hidden states are clipped to this magnitude after each block; None leaves them alone."""
+
+    def __post_init__(self) -> None:
+        for expected, holds in self._rules():
+            if not holds:
+                raise ValueError(f"MLAMoEConfig: {expected}.")
+
+    def _rules(self) -> list[tuple[str, bool]]:
+        E, G = self.n_routed_experts, self.n_group
+        k, picked = self.num_experts_per_tok, self.topk_group
+        positive = [f.name for f in fields(self) if f.type == "int" and f.name not in _MAY_BE_ZERO]
+        small = [n for n in positive if getattr(self, n) < 1]
+        said = ", ".join(f"{n}={getattr(self, n)}" for n in small)
+        rank, each = self.q_lora_rank, E // max(G, 1)
+        return [
+            (f"sizes must be at least 1, got {said}", not small),
+            (f"q_lora_rank={rank} must be None or at least 1", rank is None or rank >= 1),
+            (
+                f"qk_rope_head_dim={self.qk_rope_head_dim} must be even: rotations act on pairs",
+                self.qk_rope_head_dim % 2 == 0,
+            ),
+            (
+                f"n_routed_experts={E} must be a multiple of n_group={G}",
+                E % max(G, 1) == 0,
+            ),
+            (f"topk_group={picked} groups are asked for of n_group={G}", picked <= G),
+            (
+                f"num_experts_per_tok={k} experts are asked for, but only {picked * each} can be "
+                f"chosen: topk_group={picked} groups of {each}, of n_routed_experts={E}",
+                k <= picked * each,
+            ),
+            (
+                f"a group is scored by its best two experts, but n_routed_experts={E} in "
+                f"n_group={G} leaves {each} in each",
+                each >= 2,
+            ),
+            (
+                f"min_moe_layer={self.min_moe_layer} must be between 0 and num_hidden_layers="
+                f"{self.num_hidden_layers}",
+                0 <= self.min_moe_layer <= self.num_hidden_layers,
+            ),
+            (
+                f"activation_limit={self.activation_limit} must be None or positive",
+                self.activation_limit is None or self.activation_limit > 0,
+            ),
+            (
+                f"scoring_func={self.scoring_func!r} must be 'sigmoid' or 'softmax'",
+                self.scoring_func in ("sigmoid", "softmax"),
+            ),
+        ]
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a query or key of one head, both parts."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def score_scale(self) -> float:
+        """What a product of query and key is multiplied by."""
+        yarn = self.rope_scaling
+        stretch = yarn.temperature(yarn.mscale_all_dim) if yarn and yarn.mscale_all_dim else 1.0
+        return self.qk_head_dim**-0.5 * stretch**2
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has routed experts."""
+        return layer >= self.min_moe_layer
+
+    def rotations(self) -> np.ndarray:
+        """Return radians per position, float64 (qk_rope_head_dim / 2,)."""
+        d, theta, yarn = self.qk_rope_head_dim, self.rope_theta, self.rope_scaling
+        plain = theta ** (-np.arange(0, d, 2) / d)
+        if yarn is None:
+            return plain
+
+        def pair_that_turns(times: float) -> float:
+            turns = yarn.original_max_position_embeddings / (times * 2 * math.pi)
+            return d * math.log(turns) / (2 * math.log(theta))
+
+        low = max(math.floor(pair_that_turns(yarn.beta_fast)), 0)
+        high = min(math.ceil(pair_that_turns(yarn.beta_slow)), d - 1)
+        # A ramp without a slope would divide by zero; the width is Transformers'.
+        width = high - low or 0.001
+        stretched = np.clip((np.arange(d // 2) - low) / width, 0.0, 1.0)
+        return plain * (1.0 - stretched) + plain / yarn.factor * stretched
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the fields as a DeepSeek-V3 `config.json` has them."""
+        held = asdict(self)
+        held["first_k_dense_replace"] = held.pop("min_moe_layer")
+        if self.activation_limit is None:
+            held.pop("activation_limit")
+        if self.rope_scaling is not None:
+            held["rope_scaling"] = {"type": "yarn", **held["rope_scaling"]}
+            reach = self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings
+            held["max_position_embeddings"] = int(reach)
+        more = {"num_key_value_heads": self.num_attention_heads, "model_type": MODEL_TYPE}
+        return held | more
+
+    @classmethod
+    def from_hf(cls, given: Mapping[str, Any]) -> MLAMoEConfig:
+        """Read the fields of a DeepSeek-V3 `config.json`; those of no meaning here are ignored.
+
+        Raises:
+            ValueError: it describes another architecture, something this model lacks, or numbers
+                that contradict each other.
+        """
+        if (kind := given.get("model_type")) != MODEL_TYPE:
+            raise ValueError(
+                f"this is a checkpoint of {kind!r}, expected model_type {MODEL_TYPE!r}; a "
+                "Megalodon loads with megalodon_jax.convert.load_from_pretrained."
+            )
+        held = dict(given)
+        if "first_k_dense_replace" in held:
+            held["min_moe_layer"] = held["first_k_dense_replace"]
+        held["rope_scaling"] = _yarn(held.get("rope_scaling"), held)
+        known = {f.name for f in fields(cls)}
+        config = cls(**{name: value for name, value in held.items() if name in known})
+        config._refuse_what_is_missing(given)
+        return config
+
+    def _refuse_what_is_missing(self, given: Mapping[str, Any]) -> None:
+        expected = {
+            "qk_head_dim": self.qk_head_dim,
+            "num_key_value_heads": self.num_attention_heads,
+            "attention_bias": False,
+            "hidden_act": "silu",
+        }
+        for name, value in expected.items():
+            if (found := given.get(name, value)) not in (value, None):
+                raise ValueError(
+                    f"config.json says {name}={found!r}, but its other fields and this model make "
+                    f"it {value!r}."
+                )
+
+
+def _yarn(given: Any, whole: Mapping[str, Any]) -> Yarn | None:
+    if given is None or isinstance(given, Yarn):
+        return given
+    kind = given.get("rope_type", given.get("type"))
+    if kind in (None, "default"):
+        return None
+    if kind != "yarn":
+        raise ValueError(f"config.json: rope_scaling of type {kind!r}; this model knows 'yarn'.")
+    known = {f.name for f in fields(Yarn)}
+    held = {n: v for n, v in given.items() if n in known and v is not None}
+    held.setdefault("original_max_position_embeddings", whole.get("max_position_embeddings"))
+    try:
+        return Yarn(**held)
+    except TypeError as error:
+        raise ValueError(
+            f"config.json: rope_scaling {dict(given)} is incomplete: {error}"
+        ) from error
+
+
+_MAY_BE_ZERO = ("min_moe_layer",)
+SMALL = MLAMoEConfig()
+"""Widths are this project's choice: the guide names the four sizes and gives no numbers but 768."""
+SIZES = {
+    "small": SMALL,
+    "medium": replace(
+        SMALL,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        q_lora_rank=384,
+        kv_lora_rank=128,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        intermediate_size=2048,
+        moe_intermediate_size=384,
+    ),
+    "large": replace(
+        SMALL,
+        hidden_size=1536,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        q_lora_rank=768,
+        kv_lora_rank=256,
+        qk_nope_head_dim=96,
+        qk_rope_head_dim=32,
+        v_head_dim=96,
+        intermediate_size=4096,
+        moe_intermediate_size=768,
+        n_routed_experts=32,
+    ),
+    "xl": replace(
+        SMALL,
+        hidden_size=2048,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        q_lora_rank=1024,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        intermediate_size=5632,
+        moe_intermediate_size=1024,
+        n_routed_experts=64,
+        n_group=8,
+        topk_group=4,
+        num_experts_per_tok=8,
+    ),
+}
+
+
+def by_size(name: str) -> MLAMoEConfig:
+    """Return the configuration of a size.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in SIZES:
+        raise ValueError(f"unknown size {name!r}: expected one of {', '.join(SIZES)}.")
+    return SIZES[name]

@@ -1,0 +1,167 @@
+"""What was measured, as the page and the documents show it: JSON beside the recordings.
+
+Each file is written by a command (`megalodon-numerics subject parity|defects|train`) and read by
+the nightly, which repeats none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stability.subjects.mla_moe import parity
+from stability.subjects.mla_moe.defects import Row
+from stability.subjects.mla_moe.examine import Examination
+from stability.subjects.mla_moe.fixed_bugs import reference_scatter
+
+FOLDER = parity.FOLDER.parent
+EDGES = ("port32:original32", "port32:port64", "original32:port64", "port64:original64")
+Document = dict[str, Any]
+
+
+def compared(which: str, say: Callable[[str], None]) -> tuple[Document, bool]:
+    """Compare the five configurations; return the document, and whether every gate holds.
+
+    Args:
+        which: "live", "recorded" or "auto".
+        say: progress.
+    """
+    entries, broken = [], 0
+    for case in parity.CASES:
+        found = parity.compare(case, parity.answer(case, which))
+        broken += len(found.broken)
+        gates = [m for m in found.measurements if m.verdict != "info"]
+        say(f"  {case.name}: {len(gates) - len(found.broken)} of {len(gates)} gates hold")
+        margins = [m.value for m in found.measurements if m.metric == "smallest_margin"]
+        version = found.answer.versions["transformers"]
+        entries.append(
+            {
+                "case": case.name,
+                "why": case.why,
+                "reference": f"{found.answer.kind}, transformers {version}",
+                "gates": len(gates),
+                "broken": len(found.broken),
+                "logits": {e: found.worst(e, "logits") for e in EDGES},
+                "worst": {e: _worst(found, e) for e in EDGES},
+                "smallest_margin": min(margins, default=None),
+                "refusal": reference_scatter(found.answer.refusal, version).message,
+            }
+        )
+    return {"cases": entries, "versions": _versions()}, not broken
+
+
+def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Document:
+    """Return the table of planted defects as JSON has it, and what a healthy model is told."""
+    entries: list[Document] = [
+        {
+            "metric": r.defect.metric,
+            "probe": r.planted.probe,
+            "what": r.defect.what,
+            "healthy": r.healthy.value,
+            "planted": r.planted.value,
+            "threshold": r.planted.threshold,
+            "severity": r.planted.severity.value,
+            "caught": r.caught,
+        }
+        for r in rows
+    ]
+    content: Document = {"defects": entries, "versions": _versions()}
+    if examined is not None:
+        severities = [f.severity.value for f in examined.findings]
+        counted = {s: severities.count(s) for s in dict.fromkeys(severities)}
+        content["examined"] = {"what": examined.what, "findings": counted}
+    return content
+
+
+def defect_markdown(content: Mapping[str, Any]) -> str:
+    """Return the table of planted defects as docs/mla-moe.md has it."""
+    lines = [
+        "| metric | planted | healthy | with it | threshold | caught |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for d in content["defects"]:
+        numbers = " | ".join(f"{d[name]:.3g}" for name in ("healthy", "planted", "threshold"))
+        caught = d["severity"] if d["caught"] else "NO"
+        lines.append(f"| {d['metric']} | {d['what']} | {numbers} | {caught} |")
+    return "\n".join(lines)
+
+
+def parity_markdown(content: Mapping[str, Any]) -> str:
+    """Return the parity table as docs/mla-moe.md has it: relative L2 of the logits."""
+    lines = [
+        "| case | gates held | float32 vs Transformers | ours vs float64 | theirs vs float64 "
+        "| float64 vs float64 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for e in content["cases"]:
+        numbers = " | ".join(f"{e['logits'][edge]:.1e}" for edge in EDGES)
+        lines.append(f"| {e['case']} | {e['gates'] - e['broken']} / {e['gates']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def training_markdown(content: Mapping[str, Any]) -> str:
+    """Return the table of training runs as docs/mla-moe.md has it."""
+    lines = [
+        "| run | what | held-out loss | worst loss | skips | rollbacks | lr left |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    after = content["plan"]["injected_at"]
+    for v in content["variants"]:
+        worst = max((x for n, x in v["loss"] if n >= after and x is not None), default=None)
+        events = v["events"]
+        numbers = (v["held_out"], worst)
+        said = " | ".join("not finite" if x is None else f"{x:.3f}" for x in numbers)
+        lines.append(
+            f"| {v['name']} | {v['what']} | {said} | {events['skip']} | {events['rollback']} "
+            f"| {v['rate']:g} |"
+        )
+    return "\n".join(lines)
+
+
+def read(name: str, folder: Path = FOLDER) -> Document:
+    """Return a stored document.
+
+    Raises:
+        ValueError: it is not there or not readable; the message names the command.
+    """
+    path = folder / f"{name}.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        verb = {"training": "train"}.get(name, name)
+        raise ValueError(
+            f"{path.name} cannot be read ({error!r}); run `megalodon-numerics subject {verb}`."
+        ) from error
+
+
+def write(name: str, content: Mapping[str, Any], folder: Path = FOLDER) -> Path:
+    """Write a document aside, then put it in place; returns its path."""
+    path = folder / f"{name}.json"
+    handle, aside = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, allow_nan=False) + "\n")
+        Path(aside).chmod(0o644)
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _worst(found: parity.Found, edge: str) -> list[Any]:
+    """Return quantity and relative L2 of what is furthest off on an edge."""
+    rows = [m for m in found.measurements if (m.edge, m.metric) == (edge, "rel_l2")]
+    worst = max(rows, key=lambda m: m.value)
+    return [worst.quantity, worst.value]
+
+
+def _versions() -> dict[str, str]:
+    names = ("jax", "jaxlib", "equinox", "optax", "numpy")
+    return {"python": platform.python_version()} | {n: metadata.version(n) for n in names}

@@ -1,0 +1,122 @@
+"""MLA + MoE against Transformers: what was recorded, what runs live, and a port that is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import equinox as eqx
+import numpy as np
+import pytest
+
+from parity import recordings
+from parity.metrics import relative_l2
+from parity.reference import deepseek
+from parity.results import Kind
+from parity.tolerances import MLA_MOE_LOGITS, rule
+from stability.subjects.mla_moe import parity
+from stability.subjects.mla_moe.fixed_bugs import reference_scatter
+
+FULL = parity.by_name("grouped")
+"""The case with everything in it: the one whose gradients are compared here."""
+
+
+@cache
+def live(name: str) -> parity.Answer:
+    return parity.live(parity.by_name(name))
+
+
+def holds(found: parity.Found) -> None:
+    assert found.broken == ()
+    for edge in ("port32:original32", "port64:original64"):
+        assert found.worst(edge, "logits") <= MLA_MOE_LOGITS
+
+
+@pytest.mark.parametrize("name", [c.name for c in parity.CASES if c is not FULL])
+def test_logits_and_blocks_are_those_of_transformers(name):
+    case = parity.by_name(name)
+    found = parity.compare(case, parity.recorded(case), gradients=False)
+    holds(found)
+    quantities = {m.quantity for m in found.measurements}
+    assert {"logits", "output", "layers.1.block", "layers.1.kv_latent"} <= quantities
+    assert ("layers.1.chosen" in quantities) == case.config.is_moe(1)
+
+
+def test_gradients_too_live_and_in_float64():
+    found = parity.compare(FULL, live(FULL.name))
+    holds(found)
+    wide = [m for m in found.measurements if m.edge == "port64:original64" and m.metric == "rel_l2"]
+    kinds = {m.kind for m in wide}
+    assert {Kind.GRADIENT, Kind.BLOCK, Kind.LOGITS} <= kinds
+    assert (
+        max(m.value for m in wide if m.kind is Kind.GRADIENT)
+        <= rule("port64:original64", Kind.GRADIENT).absolute
+    )
+    assert "grad/model.layers.1.mlp.experts.up_proj.weight" in {m.quantity for m in wide}
+
+
+def test_a_wrong_port_is_found():
+    """A router that is off by a thousandth is named, and what comes before it is not."""
+    model = FULL.model()
+    at = lambda m: m.model.layers[1].mlp.gate  # noqa: E731
+    biased = eqx.tree_at(at, model, replace(at(model), weight=at(model).weight * np.float32(1.001)))
+    found = parity.compare(FULL, parity.recorded(FULL), biased)
+    assert "layers.1.router_logits" in {m.quantity for m in found.broken}
+    assert "layers.1.attn" not in {m.quantity for m in found.broken}
+
+
+@pytest.mark.parametrize("name", [c.name for c in parity.CASES])
+def test_recordings_are_what_the_live_reference_says(name):
+    case, said = parity.by_name(name), live(name)
+    kept = parity.recorded(case)
+    assert kept.float32.keys() == said.float32.keys()
+    bound = rule("recorded32:live32", Kind.BLOCK).absolute
+    off = {n: relative_l2(kept.float32[n], a) for n, a in said.float32.items()}
+    assert max(off.values()) <= bound, max(off, key=off.__getitem__)
+    assert kept.refusal == said.refusal
+
+
+def test_the_refusal_of_float64_is_named_as_the_fourth_bug():
+    found = reference_scatter(live(FULL.name).refusal, "4.57")
+    assert "index_add_" in found.message and "fourth bug" in found.message
+    assert live("dense").refusal == "" and reference_scatter("", "4.57").value == 0.0
+
+
+def test_an_expert_that_flips_without_a_margin_counts_and_a_tie_does_not():
+    ours, theirs = np.array([[0, 1], [2, 3]]), np.array([[1, 0], [2, 4]])
+    logits = np.ones((2, 5), np.float32)
+    clear, tie = np.array([1.0, 1.0]), np.array([1.0, 1e-9])
+    assert parity.expert_flips(ours, theirs, clear, logits, 1e-6) == 1
+    assert parity.expert_flips(ours, theirs, tie, logits, 1e-6) == 0
+
+
+def test_recordings_of_other_work_or_another_version_are_refused(tmp_path):
+    made = {"versions": {"transformers": "4.57.6", "torch": "2"}, "refusal": ""}
+    recordings.write("dense", "other", {}, made, tmp_path)
+    case = parity.by_name("dense")
+    with pytest.raises(recordings.RecordingError, match="recorded from other work"):
+        parity.recorded(case, tmp_path)
+    made["versions"]["transformers"] = "5.0.0"
+    recordings.write("dense", case.hash, {}, made, tmp_path)
+    with pytest.raises(recordings.RecordingError, match=r"transformers 5\.0\.0, expected 4\.57"):
+        parity.recorded(case, tmp_path)
+
+
+def test_another_transformers_cannot_answer_live(monkeypatch):
+    monkeypatch.setattr(deepseek.metadata, "version", lambda name: "5.1.0")
+    assert "5.1.0 is installed" in (deepseek.why_unavailable() or "")
+
+
+def test_recordings_stay_small():
+    assert sum(p.stat().st_size for p in parity.FOLDER.glob("*")) < 400 * 1024
+
+
+def test_the_one_meant_difference_is_there_and_only_where_a_score_and_its_bias_are_negative():
+    """A closed group's experts count as 0 in Transformers, which is above a negative score."""
+    bias, name = f"model.layers.1.mlp.gate.{parity.BUFFER}", "layers.1.router_logits"
+    for lowered, differs in ((0.0, False), (-3.0, True)):
+        weights = {n: w + np.float32(lowered * (n == bias)) for n, w in FULL.weights.items()}
+        said = deepseek.run(FULL.config.to_hf(), weights, FULL.ids, gradients=False)
+        ours, _ = parity.chosen(said[name], weights[bias], FULL.config)
+        theirs = np.sort(said["layers.1.chosen"], -1)
+        assert (np.sort(ours, -1) != theirs).any() == differs

@@ -1,0 +1,118 @@
+"""The run that was broken on purpose, its checkpoints, and the advice by device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from stability.guard import GuardConfig, guard
+from stability.recommendation import NEVER, recommend
+from stability.subjects.mla_moe import results, training
+from stability.subjects.mla_moe.checkpoint import build
+from stability.subjects.mla_moe.model import MLAMoEForCausalLM
+from stability.subjects.mla_moe.parity import TINY, by_name
+from tests.helpers import same_leaves
+
+
+@pytest.fixture(scope="module")
+def told():
+    return {v["name"]: v for v in results.read("training")["variants"]}
+
+
+def test_the_guard_survives_what_breaks_the_run_without_it(told):
+    at = results.read("training")["plan"]["injected_at"]
+    peak = {n: max(x for i, x in v["loss"] if i >= at) for n, v in told.items()}
+    assert peak["broken"] > 2 * peak["healthy"]
+    assert told["guarded"]["held_out"] < told["broken"]["held_out"]
+    assert told["guarded"]["events"]["rollback"] >= 1
+    assert told["guarded"]["rate"] < 1
+    # The control: a guard that speaks in a healthy run would prove nothing.
+    assert told["healthy"]["events"]["skip"] == told["healthy"]["events"]["rollback"] == 0
+
+
+def test_the_router_loss_is_logged_apart(told):
+    for variant in told.values():
+        assert len(variant["router_z"]) == len(variant["loss"])
+
+
+def test_an_emergency_is_tighter_slower_and_clips():
+    normal, emergency = training.NORMAL, training.EMERGENCY
+    assert emergency.max_norm < normal.max_norm
+    assert emergency.lr < normal.lr
+    assert emergency.warmup > normal.warmup
+    assert emergency.activation_limit is not None
+
+
+def test_extreme_activations_are_clipped():
+    case = by_name("dense")
+    config = replace(case.config, activation_limit=100.0)
+    block, limited = (build(c, case.weights).model.layers[0] for c in (case.config, config))
+    x = jnp.full((1, 2, TINY.hidden_size), 1e6, jnp.float32)
+    positions = jnp.zeros((1, 2), jnp.int32)
+    assert float(jnp.max(jnp.abs(limited(x, positions).hidden))) == 100.0
+    assert float(jnp.max(jnp.abs(block(x, positions).hidden))) > 1e5
+
+
+def test_a_checkpoint_of_a_run_comes_back(tmp_path):
+    model = MLAMoEForCausalLM(
+        replace(TINY, num_hidden_layers=1, min_moe_layer=1), key=jax.random.key(0)
+    )
+    state = guard(optax.sgd(0.1), GuardConfig()).init(model)
+    store = training.folder_of(tmp_path, model)
+    store.save(3, 7, model, state, keep=1)
+    again, held, batch = store.load(3, state)
+    assert batch == 7
+    assert same_leaves(again, model)
+    assert same_leaves(held, state)
+    (store.path(3) / "leaves.eqx").write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"leaves\.eqx cannot be read"):
+        store.load(3, state)
+
+
+def test_a_plan_that_injects_after_its_end_is_refused():
+    with pytest.raises(ValueError, match="injected_at=9 must lie between 0 and steps=5"):
+        training.Plan(steps=5, injected_at=9)
+
+
+@pytest.mark.parametrize("name", ["parity", "defect", "training"])
+def test_the_document_shows_what_was_stored(name):
+    text = (Path(__file__).parents[3] / "docs" / "mla-moe.md").read_text()
+    content = results.read({"defect": "defects"}.get(name, name))
+    assert getattr(results, f"{name}_markdown")(content) in text, f"run subject {name} and copy it"
+
+
+def test_a_missing_result_names_its_command(tmp_path):
+    with pytest.raises(ValueError, match="run `megalodon-numerics subject train`"):
+        results.read("training", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        ("NVIDIA H200", "bfloat16, then float8 after initial convergence"),
+        ("NVIDIA H100 80GB HBM3", "bfloat16, then float8 after initial convergence"),
+        ("NVIDIA A100-SXM4-40GB", "bfloat16"),
+        ("NVIDIA GeForce RTX 4090", "bfloat16"),
+        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16"),
+        ("Tesla V100-SXM2-16GB", "float32"),
+        ("cpu", "float32"),
+    ],
+)
+def test_advice_by_device_is_never_float16(device, precision):
+    advice = recommend(device)
+    assert advice.precision == precision
+    assert "float16" not in advice.precision.replace("bfloat16", "")
+    assert advice.reason and "never float16" in NEVER
+
+
+def test_every_committed_defect_was_caught_and_every_gate_held():
+    assert all(d["caught"] for d in results.read("defects")["defects"])
+    cases = results.read("parity")["cases"]
+    assert len(cases) == 5 and not any(c["broken"] for c in cases)
+    assert np.all([c["gates"] > 0 for c in cases])
