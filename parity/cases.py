@@ -191,6 +191,21 @@ class Case:
         return (centre + spread * values).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What was computed on both sides, where it is no `Case`."""
+
+    name: str
+    hash: str
+    """Equal hashes mean equal work."""
+    order: tuple[str, ...]
+    """Names of quantities in the order they are computed."""
+    targets: np.ndarray | None = None
+    """For every position of the logits the id that is right there, or -100."""
+    valid: np.ndarray | None = None
+    """Where activations mean the same on both sides, bool over their leading axes."""
+
+
 def _bits(name: str, count: int) -> np.ndarray:
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     return np.random.Philox(key=key).random_raw(count)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from parity.cases import Case
+from parity.cases import Case, Work
 from parity.metrics import disagreement, logit_metrics, relative_l2, tensor_metrics, top1_flips
 from parity.results import Kind, Measurement, Verdict
 from parity.taps import COTANGENT, LOSSES, WEIGHTS
@@ -22,21 +22,6 @@ from parity.tolerances import EXACT_ENOUGH, rule
 
 METRICS_VERSION = 2
 Arrays = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What was computed on both sides, where it is no `parity.cases.Case`."""
-
-    name: str
-    hash: str
-    """Equal hashes mean equal work."""
-    order: tuple[str, ...]
-    """Names of quantities in the order they are computed."""
-    targets: np.ndarray | None = None
-    """For every position of the logits the id that is right there, or -100."""
-    valid: np.ndarray | None = None
-    """Where activations mean the same on both sides, bool over their leading axes."""
 
 
 class Bounds(Protocol):

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from parity import jitter
-from parity.compare import Comparison, Work
+from parity.cases import Work
+from parity.compare import Comparison
 from parity.localize import Stage, first_divergence
 from parity.metrics import relative_l2
 from parity.results import Kind, Measurement

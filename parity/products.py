@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from megalodon_jax.gemm import BACKENDS, DIRECTIONS, Backend, gemm, operands
-from parity.compare import Comparison, Work
+from parity.cases import Work
+from parity.compare import Comparison
 from parity.results import Measurement
 from parity.tolerances import PRODUCTS, NoiseFloors
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from parity.results import Kind
 
 if TYPE_CHECKING:
-    from parity.cases import Case
-    from parity.compare import Work
+    from parity.cases import Case, Work
 
 SEAM_BOUNDS = {
     "ema-mask": (1e-3, 1.0),

@@ -23,7 +23,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from megalodon_jax.weights import named_leaves
 from parity import recordings
-from parity.compare import Comparison, Work
+from parity.cases import Work
+from parity.compare import Comparison
 from parity.port import OUTPUT, Arrays, Report, check
 from parity.reference import deepseek
 from parity.results import Measurement
