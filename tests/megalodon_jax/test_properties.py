@@ -22,33 +22,33 @@ B = 2
 PLANTED = 1e-9
 
 
-# Fields and not the configuration: beartype looks at a random item of a sequence, and a strategy may
-# not depend on such randomness.
+# Fields and not the configuration: beartype looks at a random item of a sequence, and no strategy
+# may depend on such randomness.
 @st.composite
 def fields(draw) -> dict[str, Any]:
     heads, groups = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((1, 2, 4)))
     vocabulary = draw(st.sampled_from((7, 17)))
-    return dict(
-        vocab_size=vocabulary,
-        num_layers=draw(st.sampled_from((1, 1, 2))),
-        num_heads=heads,
-        z_dim=heads * draw(st.sampled_from((2, 4))),
-        value_dim=heads * draw(st.sampled_from((1, 3))),
-        norm_num_groups=groups,
-        model_dim=groups * draw(st.sampled_from((1, 3))) + groups,
-        ffn_hidden_dim=draw(st.sampled_from((1, 5))),
-        cema_ndim=draw(st.sampled_from((1, 2, 3))),
-        chunk_size=draw(st.sampled_from((1, 3, 4))),
-        rope_base=draw(st.sampled_from((None, 50.0))),
-        norm_eps=draw(st.sampled_from((1e-5, 1e-3))),
-        output_size=draw(st.sampled_from((-1, vocabulary + 2))),
-        pad_token_id=draw(st.sampled_from((0, 3))),
-        swiglu=draw(st.booleans()),
-        rescale_nffn=draw(st.booleans()),
-        scale_emb=draw(st.booleans()),
-        norm_affine=draw(st.booleans()),
-        mask_ema=draw(st.booleans()),
-    )
+    return {
+        "vocab_size": vocabulary,
+        "num_layers": draw(st.sampled_from((1, 1, 2))),
+        "num_heads": heads,
+        "z_dim": heads * draw(st.sampled_from((2, 4))),
+        "value_dim": heads * draw(st.sampled_from((1, 3))),
+        "norm_num_groups": groups,
+        "model_dim": groups * draw(st.sampled_from((1, 3))) + groups,
+        "ffn_hidden_dim": draw(st.sampled_from((1, 5))),
+        "cema_ndim": draw(st.sampled_from((1, 2, 3))),
+        "chunk_size": draw(st.sampled_from((1, 3, 4))),
+        "rope_base": draw(st.sampled_from((None, 50.0))),
+        "norm_eps": draw(st.sampled_from((1e-5, 1e-3))),
+        "output_size": draw(st.sampled_from((-1, vocabulary + 2))),
+        "pad_token_id": draw(st.sampled_from((0, 3))),
+        "swiglu": draw(st.booleans()),
+        "rescale_nffn": draw(st.booleans()),
+        "scale_emb": draw(st.booleans()),
+        "norm_affine": draw(st.booleans()),
+        "mask_ema": draw(st.booleans()),
+    }
 
 
 @st.composite
