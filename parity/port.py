@@ -98,6 +98,8 @@ def check(
     original: Mapping[str, Any],
     original64: Mapping[str, Any] | None = None,
     *,
+    name: str = "port",
+    device: str = "cpu",
     forced: bool = True,
 ) -> Report:
     """Compare a port with what its original computed.
@@ -112,6 +114,8 @@ def check(
         inputs: arrays; floating ones float32.
         original: float32 arrays by the names of the port's marks, and `OUTPUT`.
         original64: what the original computes in float64, if it can; some of the same names.
+        name: what measurements call the case.
+        device: what they call the default device.
         forced: whether every stage also runs on the original's values, which says where a
             difference starts and costs eleven more runs.
 
@@ -124,23 +128,35 @@ def check(
     side = _Side(function, model, inputs)
     exact, ours = side.run("float64"), side.run("float32")
     order = tuple(exact)
-    digest = hashlib.sha256(repr((order, sorted(named))).encode()).hexdigest()[:16]
+    digest = _digest(order, named, inputs)
     floors = jitter.floors(exact, lambda rng: side.run("float64", rng, exact))
-    known = NoiseFloors({"port": {"hash": digest, "floors": floors}})
-    work = Work("port", digest, order)
+    known = NoiseFloors({name: {"hash": digest, "floors": floors}})
+    work = Work(name, digest, order)
 
-    def edge(name: str, actual: Mapping[str, Any], expected: Mapping[str, Any]):
-        dtype = "float64" if name.startswith("port64") else "float32"
-        return Comparison(work, name, known, dtype).run(actual, expected)
+    def edge(sides: str, actual: Mapping[str, Any], expected: Mapping[str, Any]):
+        dtype = "float64" if sides.startswith("port64") else "float32"
+        return Comparison(work, sides, known, dtype, device).run(actual, expected)
 
-    theirs = {name: np.asarray(a) for name, a in original.items()}
+    theirs = {quantity: np.asarray(a) for quantity, a in original.items()}
     rows = edge("port32:port64", ours, exact) + edge("original32:port64", theirs, exact)
     rows += edge("port32:original32", ours, theirs)
     if original64 is not None:
-        wide = {name: np.asarray(a) for name, a in original64.items()}
+        wide = {quantity: np.asarray(a) for quantity, a in original64.items()}
         rows += edge("port64:original64", {n: exact[n] for n in exact if n in wide}, wide)
     stages = _stages(side, exact, ours, theirs) if forced else ()
     return Report(tuple(rows), stages, ours)
+
+
+def _digest(order: tuple[str, ...], named: Mapping[str, Any], inputs: tuple[Any, ...]) -> str:
+    """Return a hash of all that decides the numbers but the code: equal hashes mean equal work."""
+    found = hashlib.sha256(repr(order).encode())
+    arrays = {**named, **{f"input {i}": x for i, x in enumerate(jax.tree.leaves(inputs))}}
+    for name, x in sorted(arrays.items()):
+        if not eqx.is_array_like(x):
+            continue
+        held = np.ascontiguousarray(x)
+        found.update(f"{name} {held.shape} {held.dtype}".encode() + held.tobytes())
+    return found.hexdigest()[:16]
 
 
 def _stages(side: _Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Stage, ...]:

@@ -249,6 +249,8 @@ TABLE = (
 )
 
 
+PORT_EDGES = ("port64:original64", "port32:port64", "original32:port64", "port32:original32")
+"""What is compared with what for a port that is not Megalodon (`parity.port`)."""
 PORTS = (
     Rule(
         "port32:port64",
@@ -312,7 +314,7 @@ PORTS = (
             "a token within the bound of the logits keeps its best token where the margin is clear",
             metric="top1_flips",
         )
-        for edge in ("port32:port64", "original32:port64", "port32:original32", "port64:original64")
+        for edge in PORT_EDGES
     ),
     Rule(
         "port32:original32",

@@ -1,20 +1,23 @@
 """Both architectures side by side, as the page shows them.
 
-Megalodon's numbers are this run's; those of MLA + MoE were measured by `megalodon-numerics subject`
-and are stored with the code. Source: spec/reports.md "The page".
+Gates are this run's; planted defects and broken training were measured by
+`megalodon-numerics subject` and are stored with the code. Source: spec/reports.md "The page".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parity.results import Kind, Measurement, Verdict
+from parity.tolerances import PORT_EDGES
 from reports.page.svg import Line
 from reports.store import Run
 from reports.text import label, number
 from stability.findings import Severity
+from stability.subjects.mla_moe.fixed_bugs import LIVE_BUG
+from stability.subjects.mla_moe.parity import CASES
 
 _EDGES = (
     ("our float32 against the reference's", "jax32:reference32", "port32:original32"),
@@ -27,24 +30,31 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
-    found = (run.manifest.get("stability") or {}).get("mla_moe")
-    if not found:
+    told = (run.manifest.get("stability") or {}).get("mla_moe")
+    second = [m for m in run.measurements if m.edge in PORT_EDGES]
+    if not told and not second:
         return None
-    cases, planted = found["parity"]["cases"], found["defects"]["defects"]
-    training = found["training"]
+    first = [m for m in run.measurements if m.edge not in PORT_EDGES]
     flagged = sum(f.severity in (Severity.WARNING, Severity.ERROR) for f in run.findings)
+    megalodon = f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors"
     return {
-        "rows": [_edge(run.measurements, cases, *edge) for edge in _EDGES],
-        "gates": (_held(run.measurements), _both(cases)),
-        "probes": (
-            f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors",
-            f"{_findings(found['defects'])}; {sum(d['caught'] for d in planted)} of {len(planted)} "
-            "planted defects caught",
-        ),
-        "cases": [_case(c) for c in cases],
-        "defects": [_defect(d) for d in planted],
-        "reference": ", ".join(sorted({label(c["reference"], 60) for c in cases})),
-        "refusals": sorted({label(c["refusal"], 200) for c in cases if "alive" in c["refusal"]}),
+        "rows": [
+            {"edge": said, "megalodon": _logits(first, ours), "mla_moe": _logits(second, port)}
+            for said, ours, port in _EDGES
+        ],
+        "gates": (_held(first), _held(second)),
+        "cases": _cases(second),
+        "refusals": [label(f.message, 200) for f in run.findings if f.metric == LIVE_BUG],
+        "probes": (megalodon, _findings(told["defects"]) if told else "not in this run"),
+        **_told(told or {}),
+    }
+
+
+def _told(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what commands measured and the run took over: planted defects, broken training."""
+    training = told.get("training") or {"plan": {}, "variants": []}
+    return {
+        "defects": [_defect(d) for d in (told.get("defects") or {}).get("defects", ())],
         "plan": [(label(str(k), 40), label(str(v), 40)) for k, v in training["plan"].items()],
         "curves": _curves(training, "loss"),
         "router": _curves(training, "router_z"),
@@ -52,55 +62,57 @@ def architectures(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _edge(
-    rows: Iterable[Measurement], cases: Iterable[Mapping[str, Any]], said: str, ours: str, port: str
-) -> dict[str, str]:
-    """Return the worst relative L2 of logits on one edge, for both."""
-    first = [
+def _logits(rows: Iterable[Measurement], edge: str) -> str:
+    """Return the worst relative L2 of logits on an edge."""
+    values = [
         m.value
         for m in rows
-        if (m.edge, m.kind, m.metric) == (ours, Kind.LOGITS, "rel_l2") and math.isfinite(m.value)
+        if (m.edge, m.kind, m.metric) == (edge, Kind.LOGITS, "rel_l2") and math.isfinite(m.value)
     ]
-    second = [c["logits"][port] for c in cases]
-    return {"edge": said, "megalodon": _most(first), "mla_moe": _most(second)}
+    return number(max(values)) if values else "–"
 
 
 def _findings(content: Mapping[str, Any]) -> str:
     counted = content.get("examined", {}).get("findings", {})
     flagged = sum(counted.get(s.value, 0) for s in (Severity.WARNING, Severity.ERROR))
+    planted = content["defects"]
     return (
-        f"{sum(counted.values())} findings on a fresh model, {flagged} of them warnings or errors"
+        f"{sum(counted.values())} findings on a fresh model, {flagged} of them warnings or errors; "
+        f"{sum(d['caught'] for d in planted)} of {len(planted)} planted defects caught"
     )
-
-
-def _most(values: list[float]) -> str:
-    return number(max(values)) if values else "–"
 
 
 def _held(rows: Iterable[Measurement]) -> str:
     judged = [m for m in rows if m.verdict is not Verdict.INFO]
+    if not judged:
+        return "not in this run"
     return f"{sum(m.verdict is Verdict.PASS for m in judged):,} of {len(judged):,}"
 
 
-def _both(cases: Iterable[Mapping[str, Any]]) -> str:
-    gates = [(c["gates"], c["broken"]) for c in cases]
-    total = sum(g for g, _ in gates)
-    return f"{total - sum(b for _, b in gates):,} of {total:,}"
+def _cases(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
+    groups: dict[str, list[Measurement]] = {}
+    for m in rows:
+        groups.setdefault(m.case, []).append(m)
+    why = {case.title: case.why for case in CASES}
+    return [_case(name, why.get(name, ""), group) for name, group in groups.items()]
 
 
-def _case(c: Mapping[str, Any]) -> dict[str, Any]:
-    worst, value = c["worst"]["port32:original32"]
-    margin = c["smallest_margin"]
+def _case(name: str, why: str, rows: Sequence[Measurement]) -> dict[str, Any]:
+    judged = [m for m in rows if m.verdict is not Verdict.INFO]
+    held = sum(m.verdict is Verdict.PASS for m in judged)
+    between = [m for m in rows if (m.edge, m.metric) == ("port32:original32", "rel_l2")]
+    worst = max(between, key=lambda m: (math.isnan(m.value), m.value), default=None)
+    margins = [m.value for m in rows if m.metric == "smallest_margin"]
     return {
-        "name": label(c["case"], 40),
-        "why": label(c["why"], 120),
-        "state": "fail" if c["broken"] else "pass",
-        "gates": f"{c['gates'] - c['broken']:,} / {c['gates']:,}",
-        "logits": number(c["logits"]["port32:original32"]),
-        "wide": number(c["logits"]["port64:original64"]),
-        "worst": number(value),
-        "where": label(worst),
-        "margin": "–" if margin is None else number(margin),
+        "name": label(name, 40),
+        "why": label(why, 120),
+        "state": "pass" if held == len(judged) else "fail",
+        "gates": f"{held:,} / {len(judged):,}",
+        "logits": _logits(rows, "port32:original32"),
+        "wide": _logits(rows, "port64:original64"),
+        "worst": number(worst.value) if worst else "–",
+        "where": label(worst.quantity) if worst else "–",
+        "margin": number(min(margins)) if margins else "–",
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from parity.cases import Case
 from parity.results import Kind, Measurement, Verdict
 from parity.seams import SEAMS
-from parity.tolerances import TABLE
+from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
 
 
 def derived(rows: Sequence[Measurement], fault: str | None) -> dict[str, Any]:
@@ -18,6 +18,15 @@ def derived(rows: Sequence[Measurement], fault: str | None) -> dict[str, Any]:
     A merged run has them made anew: each shard knows only its own.
     """
     return {"tolerances": _tolerances(), "seams": seams(rows), "replay": _replay(rows, fault)}
+
+
+def suite_of(m: Measurement) -> str:
+    """Return the suite a measurement came from."""
+    if m.edge == PRODUCTS:
+        return "products"
+    if m.edge in PORT_EDGES:
+        return "mla-moe"
+    return "seams" if m.kind is Kind.SEAM else "parity"
 
 
 def case_entry(case: Case) -> dict[str, Any]:
@@ -50,7 +59,7 @@ def seams(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 def _tolerances() -> list[dict[str, str]]:
     return [
         {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in TABLE
+        for row in (*TABLE, *PORTS)
         for kind in row.kinds
     ]
 
@@ -58,8 +67,12 @@ def _tolerances() -> list[dict[str, str]]:
 def _replay(measurements: Sequence[Measurement], planted: str | None) -> list[dict[str, str]]:
     command = ".venv/bin/megalodon-numerics nightly"
     entries = [{"label": "everything", "command": "make nightly"}]
-    broken = {m.case for m in measurements if m.verdict is Verdict.FAIL}
+    failed = [m for m in measurements if m.verdict is Verdict.FAIL]
     fault = f" --fault {planted}" if planted else ""
+    if any(suite_of(m) == "mla-moe" for m in failed):
+        again = ".venv/bin/megalodon-numerics subject parity"
+        entries.append({"label": "MLA + MoE against Transformers", "command": again})
+    broken = {m.case for m in failed if suite_of(m) == "parity"}
     return entries + [
         {"label": name, "command": f"{command} --case {name}{fault}"} for name in sorted(broken)
     ]

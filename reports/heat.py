@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from parity.results import Kind, Measurement, Verdict
-from parity.tolerances import PRODUCTS
 from reports.tables import STATES, edges_of, gates_of, rank_of
 from reports.text import edge_name, label, number, share
 from reports.verdicts import Decision
@@ -107,8 +106,6 @@ def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}
-    # A product on its own is nowhere in the network.
-    data = data.loc[data["edge"] != PRODUCTS]
     gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS])])
     # A stream has no stages, and a map of its logits alone would show nothing.
     layered = set(gates[gates["kind"] == Kind.BLOCK]["case"])

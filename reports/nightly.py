@@ -30,12 +30,14 @@ from reports.document import case_entry, derived
 from reports.environment import describe, device_kind, environment
 from reports.page.render import render
 from reports.schema import RunKind, kind_of
-from reports.shards import PROBES_PART, PRODUCTS_PART, SEAMS_PART, Shard
+from reports.shards import MLA_MOE_PART, PROBES_PART, PRODUCTS_PART, SEAMS_PART, Shard
 from reports.store import Run, write_run
 from reports.stored import judge
 from reports.verdicts import Decision
 from stability import suite as stability
 from stability.findings import Finding
+from stability.subjects.mla_moe import parity as mla_moe
+from stability.subjects.mla_moe.fixed_bugs import reference_scatter
 
 Report = Callable[[str], None]
 Step = Callable[[int, int], None]
@@ -75,6 +77,7 @@ class _Suite:
     executed: int = 0
     reason: str = ""
     seconds: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
 
     def entry(self) -> dict[str, Any]:
         status = "ran" if self.executed == self.planned and not self.reason else "failed"
@@ -176,6 +179,7 @@ class _Done:
 
     def add(self, rows: list[Measurement], suite: _Suite) -> None:
         self.measurements += rows
+        self.findings += suite.findings
         self.suites.append(suite)
 
     def run(self, started: datetime, tested: dict[str, Any]) -> Run:
@@ -284,9 +288,33 @@ def run_products(_: Reference, report: Report) -> tuple[list[Measurement], _Suit
     return rows, suite
 
 
+def run_mla_moe(reference: Reference, report: Report) -> tuple[list[Measurement], _Suite]:
+    """Compare the second architecture with Transformers, live where megalodon-hf is and it can."""
+    suite, clock = _Suite("mla-moe", planned=len(mla_moe.CASES)), time.perf_counter()
+    which = "auto" if reference.kind == "live" else "recorded"
+    rows: list[Measurement] = []
+    said: dict[str, Finding] = {}
+    try:
+        for case in mla_moe.CASES:
+            answer = mla_moe.answer(case, which)
+            twice = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
+            rows += replayed(*(found.measurements for found in twice))
+            suite.executed += 1
+            found = reference_scatter(answer.refusal, answer.versions["transformers"])
+            said[found.message] = found
+    except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
+        suite.reason = f"{type(error).__name__}: {error}"[:400]
+    suite.findings = [found for found in said.values() if found.value]
+    suite.seconds = time.perf_counter() - clock
+    held = sum(row.verdict is Verdict.PASS for row in rows)
+    report(f"  mla-moe: {held} gates hold ({suite.seconds:.1f} s)")
+    return rows, suite
+
+
 MEASURED: dict[str, Callable[[Reference, Report], tuple[list[Measurement], _Suite]]] = {
     SEAMS_PART: run_seams,
     PRODUCTS_PART: run_products,
+    MLA_MOE_PART: run_mla_moe,
 }
 """Suites beside the cases that measure something, by their part of a plan (`reports.shards`)."""
 

@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.results import Kind, Measurement, Verdict
-from parity.tolerances import PRODUCTS
+from parity.results import Measurement, Verdict
 from reports.changes import key_of
+from reports.document import suite_of
 from reports.history import History
 from reports.store import Run
 from reports.tables import rank_of
@@ -38,13 +38,6 @@ _SEVERITY = {
     Severity.ERROR: "fail",
 }
 _FINDING_RANK = {"fail": 5e5, "warning": 1.0, "pass": -0.5, "info": -0.75}
-
-
-def suite_of(m: Measurement) -> str:
-    """Return the suite a measurement came from."""
-    if m.edge == PRODUCTS:
-        return "products"
-    return "seams" if m.kind is Kind.SEAM else "parity"
 
 
 def id_of(m: Measurement) -> str:

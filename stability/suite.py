@@ -180,7 +180,7 @@ def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) 
 
 def _mla_moe(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
     """Return what was measured of the second architecture: none of it is repeated here."""
-    return [], {name: results.read(name) for name in ("parity", "defects", "training")}
+    return [], {name: results.read(name) for name in ("defects", "training")}
 
 
 def _drill(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from parity.results import Kind
 from reports import architectures, facts, heat, precision, probes, records, tables, trends, what_if
 from reports.changes import settle
+from reports.document import suite_of
 from reports.drilldown import drilldown
 from reports.history import History
 from reports.page import svg
@@ -110,6 +111,8 @@ def render(run: Run, decision: Decision, history: History) -> str:
     environment, manifest = _environment(), {**_DEFAULTS, **run.manifest}
     rows = [settle(m) for m in run.measurements]
     data = tables.frame(rows)
+    # Products alone are nowhere in the network, and another architecture has a section of its own.
+    network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
     shown, drilldowns = _drilled(environment, run, decision)
     script = "\n".join(
         (_HERE / name).read_text("utf-8") for name in ("page.js", "records.js", "keys.js")
@@ -133,16 +136,16 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "tensors_omitted": len(run.tensors) - len(drilldowns),
         "record_suites": records.suites(run),
         "records": Markup(records.embedded(rows, run, history, drilldowns)),
-        "logits": tables.matrix(data, Kind.LOGITS),
-        "logit_metrics": tables.metric_tables(data, Kind.LOGITS, history),
-        "losses": tables.matrix(data, Kind.LOSS),
-        "states": tables.matrix(data, Kind.STATE),
-        "tokens": tables.matrix(data, Kind.TOKENS),
-        "gradients": tables.matrix(data, Kind.GRADIENT),
-        "parameters": tables.parameter_tables(data),
-        "trajectory": tables.trajectory_rows(data),
-        "precision": tables.precision_rows(data),
-        "heats": heat.heat_maps(data, decision),
+        "logits": tables.matrix(network, Kind.LOGITS),
+        "logit_metrics": tables.metric_tables(network, Kind.LOGITS, history),
+        "losses": tables.matrix(network, Kind.LOSS),
+        "states": tables.matrix(network, Kind.STATE),
+        "tokens": tables.matrix(network, Kind.TOKENS),
+        "gradients": tables.matrix(network, Kind.GRADIENT),
+        "parameters": tables.parameter_tables(network),
+        "trajectory": tables.trajectory_rows(network),
+        "precision": tables.precision_rows(network),
+        "heats": heat.heat_maps(network, decision),
         "trends": trends.trends(data, history),
         "survival": probes.survival(run),
         "audits": probes.audits(run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,8 @@ from reports.nightly import Options, nightly
 from reports.store import read_run
 from reports.verdicts import Word
 from stability import suite as stability_suite
+from stability.subjects.mla_moe import parity as mla_moe
+from stability.subjects.mla_moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
 
 PLANTED = {
@@ -88,6 +91,26 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     _, suite = nightly_module.run_products(None, quiet)
     assert suite.entry()["status"] == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
+
+
+def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatch):
+    dense, moe = map(mla_moe.by_name, ("dense", "moe"))
+    found = SimpleNamespace(measurements=[measurement(case=dense.title, edge="port32:original32")])
+    monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
+    monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: found)
+    rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    assert [row.deterministic for row in rows] == [True, True]
+    assert suite.entry()["status"] == "ran"
+    assert [f.metric for f in suite.findings] == [LIVE_BUG]
+
+    def lost(case, which):
+        raise RecordingError(f"{case.name} has no recording")
+
+    monkeypatch.setattr(mla_moe, "answer", lost)
+    rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    assert rows == []
+    assert suite.entry()["status"] == "failed"
+    assert suite.reason == "RecordingError: dense has no recording"
 
 
 def test_a_seam_that_cannot_be_measured_is_not_what_it_was():

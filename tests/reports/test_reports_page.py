@@ -23,6 +23,7 @@ from reports.store import Run, write_run
 from reports.verdicts import Word, decide
 from stability.findings import Severity
 from stability.subjects.mla_moe import results
+from stability.subjects.mla_moe.fixed_bugs import reference_scatter
 
 MEGABYTE = 1_000_000
 HOSTILE = (
@@ -401,11 +402,22 @@ def test_names_of_curves_neither_overlap_nor_leave_the_drawing(ends: list[float]
 
 
 def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says_so() -> None:
-    measured = {name: results.read(name) for name in ("parity", "defects", "training")}
-    told = section(page_of(run(measurement(), stability={"mla_moe": measured})), "architectures")
-    assert "MLA + MoE" in told and "live, transformers 4.57" in told
-    assert told.count("205 / 205") == 3
+    measured = {name: results.read(name) for name in ("defects", "training")}
+    port = {"case": "mla-moe long", "edge": "port32:original32"}
+    rows = (
+        measurement(),
+        measurement(**port, quantity="logits", value=4.2e-7, kind=Kind.LOGITS),
+        measurement(**port, quantity="layers.1.mlp", value=math.nan, verdict=Verdict.FAIL),
+        measurement(**port, quantity="layers.1.chosen", metric="smallest_margin", value=3e-4),
+    )
+    bug = reference_scatter("index_add_(): self (Float)", "4.57.6")
+    night = run(*rows, findings=(bug,), stability={"mla_moe": measured})
+    page = page_of(night)
+    told = section(page, "architectures")
+    assert "MLA + MoE" in told and "beyond the length it was trained at" in told
+    assert "4.2e-07" in told and "2 / 3" in told and "3.0e-04" in told
     assert "fourth bug alive" in told
+    assert "mla-moe long" not in section(page, "logits")
     assert "24 of 24 planted defects caught" in told
     assert "guarded" in told and "<svg" in told
     without = section(page_of(run(measurement())), "architectures")

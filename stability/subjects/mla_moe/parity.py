@@ -90,6 +90,11 @@ class Case:
         return rng.integers(0, self.config.vocab_size, (self.batch, self.length)).astype(np.int32)
 
     @property
+    def title(self) -> str:
+        """What measurements call it, beside cases of other architectures."""
+        return f"mla-moe {self.name}"
+
+    @property
     def hash(self) -> str:
         """Equal hashes mean equal work."""
         digest = hashlib.sha256(json.dumps(self.config.to_hf(), sort_keys=True).encode())
@@ -179,9 +184,19 @@ class Found:
     answer: Answer
 
     @property
+    def gates(self) -> tuple[Measurement, ...]:
+        """Measurements that a tolerance applies to."""
+        return tuple(m for m in self.measurements if m.verdict != "info")
+
+    @property
     def broken(self) -> tuple[Measurement, ...]:
         """Gates that do not hold."""
-        return tuple(m for m in self.measurements if m.verdict not in ("pass", "info"))
+        return tuple(m for m in self.gates if m.verdict != "pass")
+
+    @property
+    def held(self) -> int:
+        """How many gates hold."""
+        return len(self.gates) - len(self.broken)
 
     def worst(self, edge: str, quantity: str) -> float:
         """Return the relative L2 of a quantity on an edge."""
@@ -211,7 +226,12 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
 
 
 def compare(
-    case: Case, answer: Answer, model: MLAMoEForCausalLM | None = None, *, gradients: bool = True
+    case: Case,
+    answer: Answer,
+    model: MLAMoEForCausalLM | None = None,
+    *,
+    gradients: bool = True,
+    device: str = "cpu",
 ) -> Found:
     """Compare our model with what the reference said of a case.
 
@@ -220,6 +240,7 @@ def compare(
         answer: of the reference.
         model: another model in the place of ours, such as one with a defect.
         gradients: whether they are compared too; they take most of the time.
+        device: what measurements call the default device.
     """
     if not gradients:
         narrow, wide = (_without_gradients(side) for side in (answer.float32, answer.float64))
@@ -231,14 +252,19 @@ def compare(
         (jnp.asarray(case.ids), jnp.asarray(positions)),
         answer.float32,
         answer.float64,
+        name=case.title,
+        device=device,
         forced=False,
     )
-    return Found(case, report, (*report.measurements, *_flips(case, report, answer)), answer)
+    return Found(
+        case, report, (*report.measurements, *_flips(case, report, answer, device)), answer
+    )
 
 
-def _flips(case: Case, report: Report, answer: Answer) -> list[Measurement]:
+def _flips(case: Case, report: Report, answer: Answer, device: str) -> list[Measurement]:
     """Count tokens that go to other experts although the choice was clear, for each layer."""
-    work = Comparison(Work(case.name, case.hash, ()), "port32:original32", NoiseFloors({}), "int32")
+    work = Work(case.title, case.hash, ())
+    edge = Comparison(work, "port32:original32", NoiseFloors({}), "int32", device)
     bounds = {
         m.quantity: m.tolerance
         for m in report.measurements
@@ -251,8 +277,8 @@ def _flips(case: Case, report: Report, answer: Answer) -> list[Measurement]:
         ours, _ = chosen(report.values[name], bias, case.config)
         _, margin = chosen(answer.float32[name], bias, case.config)
         flips = expert_flips(ours, theirs, margin, answer.float32[name], bounds[name])
-        rows.append(work.judged(f"{layer}.chosen", "expert_flips", flips))
-        rows.append(work.fact(f"{layer}.chosen", "smallest_margin", float(margin.min())))
+        rows.append(edge.judged(f"{layer}.chosen", "expert_flips", flips))
+        rows.append(edge.fact(f"{layer}.chosen", "smallest_margin", float(margin.min())))
     return rows
 
 

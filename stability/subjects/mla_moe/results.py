@@ -1,7 +1,7 @@
 """What was measured, as the page and the documents show it: JSON beside the recordings.
 
-Each file is written by a command (`megalodon-numerics subject parity|defects|train`) and read by
-the nightly, which repeats none of it.
+Each file is written by a command (`megalodon-numerics subject defects|train`) and read by the
+nightly, which repeats none of it. Parity is not among them: every night measures it.
 """
 
 from __future__ import annotations
@@ -18,42 +18,24 @@ from typing import Any
 from stability.subjects.mla_moe import parity
 from stability.subjects.mla_moe.defects import Row
 from stability.subjects.mla_moe.examine import Examination
-from stability.subjects.mla_moe.fixed_bugs import reference_scatter
 
 FOLDER = parity.FOLDER.parent
 EDGES = ("port32:original32", "port32:port64", "original32:port64", "port64:original64")
 Document = dict[str, Any]
 
 
-def compared(which: str, say: Callable[[str], None]) -> tuple[Document, bool]:
-    """Compare the five configurations; return the document, and whether every gate holds.
+def compared(which: str, say: Callable[[str], None]) -> list[parity.Found]:
+    """Compare the five configurations with the reference.
 
     Args:
         which: "live", "recorded" or "auto".
         say: progress.
     """
-    entries, broken = [], 0
+    found = []
     for case in parity.CASES:
-        found = parity.compare(case, parity.answer(case, which))
-        broken += len(found.broken)
-        gates = [m for m in found.measurements if m.verdict != "info"]
-        say(f"  {case.name}: {len(gates) - len(found.broken)} of {len(gates)} gates hold")
-        margins = [m.value for m in found.measurements if m.metric == "smallest_margin"]
-        version = found.answer.versions["transformers"]
-        entries.append(
-            {
-                "case": case.name,
-                "why": case.why,
-                "reference": f"{found.answer.kind}, transformers {version}",
-                "gates": len(gates),
-                "broken": len(found.broken),
-                "logits": {e: found.worst(e, "logits") for e in EDGES},
-                "worst": {e: _worst(found, e) for e in EDGES},
-                "smallest_margin": min(margins, default=None),
-                "refusal": reference_scatter(found.answer.refusal, version).message,
-            }
-        )
-    return {"cases": entries, "versions": _versions()}, not broken
+        found.append(parity.compare(case, parity.answer(case, which)))
+        say(f"  {case.name}: {found[-1].held} of {len(found[-1].gates)} gates hold")
+    return found
 
 
 def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Document:
@@ -92,16 +74,16 @@ def defect_markdown(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parity_markdown(content: Mapping[str, Any]) -> str:
+def parity_markdown(found: Iterable[parity.Found]) -> str:
     """Return the parity table as docs/mla-moe.md has it: relative L2 of the logits."""
     lines = [
         "| case | gates held | float32 vs Transformers | ours vs float64 | theirs vs float64 "
         "| float64 vs float64 |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for e in content["cases"]:
-        numbers = " | ".join(f"{e['logits'][edge]:.1e}" for edge in EDGES)
-        lines.append(f"| {e['case']} | {e['gates'] - e['broken']} / {e['gates']} | {numbers} |")
+    for f in found:
+        numbers = " | ".join(f"{f.worst(edge, 'logits'):.1e}" for edge in EDGES)
+        lines.append(f"| {f.case.name} | {f.held} / {len(f.gates)} | {numbers} |")
     return "\n".join(lines)
 
 
@@ -153,13 +135,6 @@ def write(name: str, content: Mapping[str, Any], folder: Path = FOLDER) -> Path:
         Path(aside).unlink(missing_ok=True)
         raise
     return path
-
-
-def _worst(found: parity.Found, edge: str) -> list[Any]:
-    """Return quantity and relative L2 of what is furthest off on an edge."""
-    rows = [m for m in found.measurements if (m.edge, m.metric) == (edge, "rel_l2")]
-    worst = max(rows, key=lambda m: m.value)
-    return [worst.quantity, worst.value]
 
 
 def _versions() -> dict[str, str]:
