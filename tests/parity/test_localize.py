@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from unittest.mock import patch
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_an_account_names_stage_parameters_and_replay() -> None:
 
 
 def test_an_account_of_a_healthy_case_says_what_holds() -> None:
-    text, holds = explain(by_name("length_c_plus_1"), None)
+    text, holds = explain(by_name("length_c"), None)
     assert holds
     assert "no divergence. 23 stages hold on their own" in text
 
@@ -91,6 +92,7 @@ def test_a_wrong_derivative_is_found_behind_a_right_value() -> None:
     convolution = complex_ema.causal_convolution
     wrong = type(convolution)(convolution.fun)
     wrong.defvjp(complex_ema._convolve, conjugated)
+    jax.clear_caches()  # what is compiled already has the right one
     with patch.object(complex_ema, "causal_convolution", wrong):
         text, holds = explain(PLAIN, None)
     assert not holds

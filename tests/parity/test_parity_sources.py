@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.weights import weight_table
+from megalodon_jax.weights import build_model, weight_table
 from parity import oracle, recordings
 from parity.cases import CASES, Case, by_name
 from parity.recordings import RecordedReference, RecordingError
@@ -44,22 +43,43 @@ def test_unknown_case_lists_those_there_are():
         by_name("plian")
 
 
-def test_capture_changes_no_bit_and_names_every_stage():
-    case = Case("one", "few operations", {"num_layers": 1}, length=5, batch_size=1)
-    model = MegalodonForCausalLM(case.config, key=jax.random.key(0))
+def operations(function, *args):
+    """Every operation of a program in order, calls opened: what it is, of what, and how."""
+    plain = (bool, int, float, str, tuple, np.dtype, type(None))
+
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name not in ("jit", "pjit"):
+                sides = ([str(v.aval) for v in vs] for vs in (eqn.invars, eqn.outvars))
+                how = {k: str(v) for k, v in eqn.params.items() if isinstance(v, plain)}
+                how.pop("num_consts", None)  # constants of a closure may come as arguments instead
+                yield (eqn.primitive.name, *sides, how)
+            for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program):
+                if is_program(inner):
+                    yield from walk(getattr(inner, "jaxpr", inner))
+
+    return list(walk(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def is_program(x):
+    return hasattr(getattr(x, "jaxpr", x), "eqns")
+
+
+def test_capture_changes_no_operation_and_names_every_stage():
+    case = by_name("length_c")
+    model = build_model(case.config, case.weights)
     params, static = eqx.partition(model, eqx.is_array)
     ids = jnp.asarray(case.batch.ids)
 
     def logits(params, ids):
         return eqx.combine(params, static)(ids)[0]
 
-    # Operation by operation: what XLA fuses depends on what it must hand out.
-    with jax.disable_jit():
-        plain = logits(params, ids)
-        watched, taps = capture(logits)(params, ids)
-    assert np.array_equal(plain, watched)
-    assert tuple(taps) == stages(case.config)
-    assert np.array_equal(taps["logits"], plain)
+    plain, watched = (operations(f, params, ids) for f in (logits, capture(logits)))
+    assert plain == watched
+    taps = jax.eval_shape(capture(logits), params, ids)[1]
+    assert set(taps) == set(stages(case.config))
+    zero = {"layers.0.cema": jnp.zeros((), jnp.float32)}
+    assert operations(capture(logits, offsets=zero), params, ids) != plain
 
 
 def test_the_oracles_derivative_is_its_derivative():
