@@ -275,9 +275,10 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
 def _rows(count: int, shape: tuple[int, ...]) -> int:
     """Return how many rows run together: few counts, so that few programs serve any checkpoint.
 
-    Rows that hold nothing cost less than another program where rows are short.
+    Rows that hold nothing cost less than another program, unless they are matrices.
     """
-    return ROWS if shape == (_SHORT,) else min(ROWS, 1 << (count - 1).bit_length())
+    least = 1 if len(shape) > 1 else ROWS if shape == (_SHORT,) else 4
+    return min(ROWS, max(least, 1 << (count - 1).bit_length()))
 
 
 def _padded(count: int, size: int) -> int:
