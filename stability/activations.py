@@ -85,18 +85,22 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
     (_, taps), (gradients, bars) = evaluate(model, ids, labels, mask)
     named, order = named_leaves(gradients), computed(model.config)
     bars = {COTANGENT + name: bar for name, bar in bars.items()}
-    squares: dict[str, float] = defaultdict(float)
-    for name, gradient in named.items():
-        squares[name.rpartition(".")[0] or name] += float(_square(gradient))
+
+    def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, Array]]:
+        # Compiled once per size, and layers have the same: one program for all would take minutes.
+        return {name: jax.device_get(_summed(jnp.ravel(array))) for name, array in arrays.items()}
 
     def ranges(arrays: Mapping[str, Array]) -> dict[str, Range]:
-        # Compiled once per shape, and layers have the same: one program for all would take minutes.
-        return {name: jax.device_get(summary(array)) for name, array in arrays.items()}
+        return {name: found for name, (found, _) in summed(arrays).items()}
 
+    squares: dict[str, float] = defaultdict(float)
+    by_parameter = summed(named)
+    for name, (_, square) in by_parameter.items():
+        squares[name.rpartition(".")[0] or name] += float(square)
     return Ranges(
         ranges({name: taps[name] for name in order if name in taps}),
         ranges({name: bars[name] for name in order if name in bars}),
-        ranges(named),
+        {name: found for name, (found, _) in by_parameter.items()},
         {name: float(np.sqrt(square)) for name, square in squares.items()},
     )
 
@@ -204,8 +208,9 @@ def summary(x: Array) -> Range:
 
 
 @jax.jit
-def _square(gradient: Array) -> Array:
-    return jnp.sum(jnp.square(gradient.astype(jnp.float32)))
+def _summed(x: Array) -> tuple[Range, Array]:
+    """Return the range of an array, and the sum of its squares in float32."""
+    return summary(x), jnp.sum(jnp.square(x.astype(jnp.float32)))
 
 
 def _half_tiniest(fmt: str) -> np.float32:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from threading import Lock
 from typing import Any
 
 import equinox as eqx
@@ -33,6 +35,7 @@ from stability.train import BYTE_LM_CONFIG, read_text, windows
 from stability.transforms import apply_updates
 
 NARROW = jnp.bfloat16
+_COMPILING: dict[MegalodonConfig, Lock] = {}
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,18 @@ def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG
     """Train one variant from its plan's weights; parameters as `run`."""
     text, held_out = read_text()
     model, ones = _start(variant, plan, config)
-    transform = WRAPPERS[variant.wrapper](tally(_adamw(variant, plan, ones)))
-    step = _step(transform, ones if variant.centred else frozenset())
+    transform, update = _updated(variant.wrapper, plan.lr, variant.norm_lr, ones)
+    centre = jnp.asarray(variant.centred, jnp.float32)
+    # Where another thread is about to compile the same program, wait for it.
+    compiling = _COMPILING.setdefault(model.config, Lock())
     first, poles = _values(model), _all_poles(model)
     state: Any = transform.init(eqx.filter(model, eqx.is_array))
     changed = {n: jnp.zeros(x.shape, bool) for n, x in named_leaves(model).items()}
     losses, norm_drift, pole_drift = [], [(0, 0.0)], [(0, 0.0)]
     for index, ids in _batches(text, plan):
-        model, state, changed, loss = step(model, state, changed, ids)
+        with compiling if index == 1 else nullcontext():
+            loss, grads = _graded(model, ids, ones, centre)
+        model, state, changed = update(model, state, changed, grads)
         if index % plan.every == 0 or index in (1, plan.steps):
             losses.append((index, float(loss)))
             norm_drift.append((index, _distance(first, _values(model, ones), ones)))
@@ -178,12 +185,14 @@ def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG
     count = sum(x.size for x in first.values())
     used = _nbytes(model) + _nbytes(state) - _nbytes(tallied.total)
     final = _all_poles(model)
+    with compiling:
+        held_out_loss = _held_out(model, held_out, plan, ones, centre)
     narrow = {n for n, x in named_leaves(model).items() if x.dtype == NARROW}
     of = partial(_survival, first, last, intended, changed, narrow)
     return Outcome(
         variant=variant,
         loss=losses,
-        held_out=_held_out(model, held_out, plan, ones if variant.centred else frozenset()),
+        held_out=held_out_loss,
         norms=of(ones),
         norm_drift=norm_drift,
         poles=of([n for n in first if n.endswith((".alpha", ".delta", ".theta"))]),
@@ -213,8 +222,8 @@ def _start(
     return replace_leaves(model, stored), ones
 
 
-def _adamw(variant: Variant, plan: Plan, ones: frozenset[str]) -> optax.GradientTransformation:
-    rates = {"norm": plan.lr * variant.norm_lr, "other": plan.lr}
+def _adamw(lr: float, norm_lr: float, ones: frozenset[str]) -> optax.GradientTransformation:
+    rates = {"norm": lr * norm_lr, "other": lr}
 
     def labels(params: Any) -> Any:
         return replace_leaves(
@@ -222,13 +231,16 @@ def _adamw(variant: Variant, plan: Plan, ones: frozenset[str]) -> optax.Gradient
         )
 
     each: Any = {n: optax.adamw(lr, weight_decay=0.0) for n, lr in rates.items()}
-    return each["other"] if variant.norm_lr == 1.0 else optax.partition(each, labels)
+    return each["other"] if norm_lr == 1.0 else optax.partition(each, labels)
 
 
-def _step(transform: optax.GradientTransformation, centred: frozenset[str]) -> Any:
+@cache
+def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> Any:
+    """Return the optimiser, and its compiled update: model, state, and which elements changed."""
+    transform = WRAPPERS[wrapper](tally(_adamw(lr, norm_lr, ones)))
+
     @eqx.filter_jit(donate="all")
-    def step(model: Any, state: Any, changed: Any, ids: jax.Array) -> Any:
-        loss, grads = eqx.filter_value_and_grad(_loss)(model, ids, centred)
+    def update(model: Any, state: Any, changed: Any, grads: Any) -> Any:
         params = eqx.filter(model, eqx.is_array)
         # optax raises floats to its integer step count, which strict promotion forbids.
         with jax.numpy_dtype_promotion("standard"):
@@ -236,14 +248,23 @@ def _step(transform: optax.GradientTransformation, centred: frozenset[str]) -> A
         before = named_leaves(params)
         after = named_leaves(apply_updates(params, updates))
         changed = {n: changed[n] | (after[n] != before[n]) for n in before}
-        return replace_leaves(model, after), state, changed, loss
+        return replace_leaves(model, after), state, changed
 
-    return step
+    return transform, update
 
 
-def _loss(model: MegalodonForCausalLM, ids: jax.Array, centred: frozenset[str]) -> jax.Array:
+def _loss(
+    model: MegalodonForCausalLM, ids: jax.Array, ones: frozenset[str], centre: jax.Array
+) -> jax.Array:
+    """Return the loss of a model whose norm weights are stored less `centre`, 0 or 1."""
     leaves = named_leaves(model)
-    return replace_leaves(model, {n: leaves[n] + 1.0 for n in centred}).compute_loss(ids, ids)
+    moved = {n: leaves[n] + centre.astype(leaves[n].dtype) for n in ones}
+    return replace_leaves(model, moved).compute_loss(ids, ids)
+
+
+# Apart from the update, and with the centre as a number: variants that differ only in how they
+# move their parameters share the program that takes longest to compile.
+_graded = eqx.filter_jit(eqx.filter_value_and_grad(_loss))
 
 
 def _batches(text: np.ndarray, plan: Plan) -> Iterator[tuple[int, jax.Array]]:
@@ -254,11 +275,18 @@ def _batches(text: np.ndarray, plan: Plan) -> Iterator[tuple[int, jax.Array]]:
 
 
 def _held_out(
-    model: MegalodonForCausalLM, text: np.ndarray, plan: Plan, centred: frozenset[str]
+    model: MegalodonForCausalLM,
+    text: np.ndarray,
+    plan: Plan,
+    ones: frozenset[str],
+    centre: jax.Array,
 ) -> float:
     starts = np.linspace(0, len(text) - plan.length, plan.held_out).astype(int)
     ids = windows(text, starts, plan.length)
-    return float(eqx.filter_jit(_loss)(model, ids, centred))
+    return float(_held_out_loss(model, ids, ones, centre))
+
+
+_held_out_loss = eqx.filter_jit(_loss)
 
 
 def _values(tree: Any, names: Any = None) -> dict[str, np.ndarray]:

@@ -108,7 +108,7 @@ def init_params(variant: Variant, size: Size, seed: int = 0) -> dict[str, Any]:
     def matrix(fan_in: int, fan_out: int) -> jax.Array:
         return jax.random.normal(next(keys), (fan_in, fan_out)) * fan_in**-0.5
 
-    norm = jnp.full(D, variant.init - variant.centred)
+    norm = jnp.full(D, variant.init - variant.centred, jnp.float32)
     params: dict[str, Any] = {
         "embed": matrix(256, D // CONTEXT) * 16.0,
         "layers": [
@@ -230,9 +230,8 @@ def _adamw(variant: Variant, size: Size) -> optax.GradientTransformation:
         )
 
     rates = {"norm": size.lr * variant.norm_lr, "other": size.lr}
-    return optax.partition(
-        {n: optax.adamw(lr, weight_decay=0.0) for n, lr in rates.items()}, labels
-    )
+    each: Any = {n: optax.adamw(lr, weight_decay=0.0) for n, lr in rates.items()}
+    return each["other"] if variant.norm_lr == 1.0 else optax.partition(each, labels)
 
 
 def _rms_norm(x: jax.Array, weight: jax.Array, centred: bool) -> jax.Array:

@@ -177,6 +177,8 @@ class _Replay:
 
 def _bound(eqn, inputs, stack, line, where) -> list[_Value]:
     """Evaluate one operation, and note it if it made what it was not given."""
+    if (moved := _moved(eqn, inputs)) is not None:
+        return [moved]
     # An equation traced with 64-bit types must be bound with them.
     with eqn.ctx.manager:
         arrays = [value.array for value in inputs]
@@ -187,6 +189,31 @@ def _bound(eqn, inputs, stack, line, where) -> list[_Value]:
         return [_Value(array) for array in outputs]
     origin = _origin(eqn.primitive.name, inputs, outputs, stack, line, where)
     return [_Value(array, origin if b else None) for array, b in zip(outputs, bad, strict=True)]
+
+
+def _moved(eqn, inputs) -> _Value | None:
+    """Return an array whose elements only change places; on the host, where nothing compiles.
+
+    None means that this is another operation.
+    """
+    name, params, to = eqn.primitive.name, eqn.params, eqn.outvars[0].aval
+    if name not in _MOVES or jax.dtypes.issubdtype(to.dtype, jax.dtypes.extended):
+        return None
+    value, *dynamic = inputs
+    if dynamic or (name == "reshape" and params["dimensions"] is not None):
+        return None
+    # A literal is a number of Python's.
+    array = np.asarray(value.array, to.dtype)
+    if name == "transpose":
+        array = array.transpose(params["permutation"])
+    elif name == "broadcast_in_dim":
+        at = dict(zip(params["broadcast_dimensions"], array.shape, strict=True))
+        array = np.broadcast_to(array.reshape([at.get(i, 1) for i in range(to.ndim)]), to.shape)
+    with jax.enable_x64(to.dtype.itemsize == 8):
+        return _Value(jax.device_put(array.reshape(to.shape)), value.origin if to.size else None)
+
+
+_MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 
 def _origin(name, inputs, outputs, stack, line, where) -> Origin:

@@ -184,18 +184,19 @@ def run(
         groups[shape, scaled, decay].append(name)
     out: dict[str, Outcome] = {}
     for (shape, scaled, decay), names in groups.items():
-        compiled = _runner(scaled, decay, storage, gradients, steps)
+        compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients)
+        compiled = partial(compiled, lr=np.float32(scaled.lr), steps=np.int32(steps))
+        stacked = (_rows(len(names), shape), *shape)
         for start in range(0, len(names), ROWS):
             part = names[start : start + ROWS]
-            out |= _run_rows(compiled, part, [samples[n] for n in part], shape, storage)
+            out |= _run_rows(compiled, part, [samples[n] for n in part], stacked, storage)
     return {name: out[name] for name in values}
 
 
 def _run_rows(
     compiled: Any, names: Sequence[str], samples: Sequence[np.ndarray], shape: Any, storage: Storage
 ) -> dict[str, Outcome]:
-    # Counts are powers of two, so that a few compiled programs serve any checkpoint.
-    rows = np.zeros((1 << (len(names) - 1).bit_length(), *shape), np.float32)
+    rows = np.zeros(shape, np.float32)
     seeds = np.zeros(len(rows), np.uint32)
     for i, (name, values) in enumerate(zip(names, samples, strict=True)):
         rows[i].reshape(-1)[: values.size] = storage.start(values).reshape(-1)
@@ -208,14 +209,17 @@ def _run_rows(
 
 
 @lru_cache(maxsize=64)
-def _runner(
-    optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients, steps: int
-) -> Any:
-    """Return the compiled run: (rows, *shape), (rows,) -> last, intended, changed."""
-    transform = WRAPPERS[storage.wrapper](tally(optimiser.transform(decay)))
-    dtype = jnp.dtype(storage.dtype)
+def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients) -> Any:
+    """Return the compiled run: (rows, *shape), (rows,), lr, steps -> last, intended, changed.
 
-    def one(values: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    The optimiser's own rate is 1: every one of them scales by its rate last, so a program that is
+    given the rate takes the same steps, and a probe at another rate or length compiles nothing.
+    """
+    unscaled, dtype = optimiser.transform(decay), jnp.dtype(storage.dtype)
+
+    def one(values: jax.Array, seed: jax.Array, lr: jax.Array, steps: jax.Array) -> Any:
+        scaled = optax.chain(unscaled, optax.scale(lr))  # pyright: ignore[reportArgumentType]
+        transform = WRAPPERS[storage.wrapper](tally(scaled))
         params = {"leaf": values.astype(dtype)}
         state = transform.init(params)
         if isinstance(state, StochasticState):
@@ -224,21 +228,25 @@ def _runner(
         key = jax.random.fold_in(jax.random.key(1), seed)
         directions = gradients.directions(key, values.shape)
 
-        def step(carry: Any, index: jax.Array) -> tuple[Any, None]:
+        def step(index: jax.Array, carry: Any) -> Any:
             params, state, changed = carry
             grads = {"leaf": gradients.draw(directions, key, index)}
             with jax.numpy_dtype_promotion("standard"):
                 updates, state = transform.update(grads, state, params)
             after = apply_updates(params, updates)
             moved = after["leaf"].astype(jnp.float32) != params["leaf"].astype(jnp.float32)
-            return (after, state, changed | moved), None
+            return after, state, changed | moved
 
         start = (params, state, jnp.zeros(values.shape, bool))
-        (params, state, changed), _ = jax.lax.scan(step, start, jnp.arange(1, steps + 1))
+        params, state, changed = jax.lax.fori_loop(1, steps + 1, step, start)
         tallied = state if isinstance(state, TallyState) else state.inner
         return params["leaf"].astype(jnp.float32), tallied.total["leaf"], changed
 
-    return jax.jit(jax.vmap(one))
+    @jax.jit
+    def rows(values: jax.Array, seeds: jax.Array, lr: jax.Array, steps: jax.Array) -> Any:
+        return jax.vmap(one, (0, 0, None, None))(values, seeds, lr, steps)
+
+    return rows
 
 
 class TallyState(NamedTuple):
@@ -262,6 +270,15 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
         return moves, TallyState(held, total)
 
     return optax.GradientTransformation(init, update)
+
+
+def _rows(count: int, shape: tuple[int, ...]) -> int:
+    """Return how many rows run together: few counts, so that few programs serve any checkpoint.
+
+    Rows that hold nothing cost less than another program, unless they are matrices.
+    """
+    least = 1 if len(shape) > 1 else ROWS if shape == (_SHORT,) else 4
+    return min(ROWS, max(least, 1 << (count - 1).bit_length()))
 
 
 def _padded(count: int, size: int) -> int:

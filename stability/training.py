@@ -63,7 +63,8 @@ def train_stored(
         )
     if fmt is not None:
         check_rounding(fmt)
-    step, store, transform = _compiled(optimiser, fmt, loss or next_token_loss)
+    step, transform = _stepped(optimiser, loss or next_token_loss)
+    store, settle = _stored(fmt)
     model = store(model)
     state = transform.init(eqx.filter(model, eqx.is_array))
     track = {n: _tracked(n, x) for n, x in named_leaves(model).items()}
@@ -71,7 +72,8 @@ def train_stored(
     intended = {n: np.zeros(x.shape) for n, x in first.items()}
     changed = {n: np.zeros(x.shape, bool) for n, x in first.items()}
     for batch in batches:
-        model, state, updates = step(model, state, batch)
+        state, updates = step(model, state, batch)
+        model = settle(model, updates)
         for n, move in named_leaves(updates).items():
             intended[n] += track[n](move)
         after = {n: track[n](x) for n, x in named_leaves(model).items()}
@@ -82,8 +84,24 @@ def train_stored(
 
 
 @lru_cache(maxsize=8)
-def _compiled(optimiser: Optimiser, fmt: Format | None, loss: Loss) -> Any:
+def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
+    """Return the compiled step, whatever the storage: state and updates; and its transform."""
     transform = optimiser.transform()
+
+    @eqx.filter_jit
+    def step(model: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        grads = eqx.filter_grad(loss)(model, batch)
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        return state, updates
+
+    return step, transform
+
+
+@lru_cache(maxsize=8)
+def _stored(fmt: Format | None) -> Any:
+    """Return how a model is stored, and how one that is stored takes its updates; both compiled."""
 
     def stored(x: Any) -> Any:
         if not eqx.is_inexact_array(x):
@@ -96,17 +114,11 @@ def _compiled(optimiser: Optimiser, fmt: Format | None, loss: Loss) -> Any:
         return jax.tree.map(stored, model)
 
     @eqx.filter_jit
-    def step(model: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
-        grads = eqx.filter_grad(loss)(model, batch)
-        params = eqx.filter(model, eqx.is_array)
-        # optax raises floats to its integer step count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = transform.update(grads, state, params)
-        before, moves = named_leaves(params), named_leaves(updates)
-        after = {n: stored(before[n] + moves[n]) for n in before}
-        return replace_leaves(model, after), state, updates
+    def settle(model: Any, updates: Any) -> Any:
+        before, moves = named_leaves(eqx.filter(model, eqx.is_array)), named_leaves(updates)
+        return replace_leaves(model, {n: stored(before[n] + moves[n]) for n in before})
 
-    return step, store, transform
+    return store, settle
 
 
 def _tracked(name: str, leaf: Any) -> Callable[[Any], np.ndarray]:

@@ -57,9 +57,11 @@ def loss_of(model, ids):
     return model.compute_loss(ids, ids)
 
 
+HELD_OUT = np.concatenate([text(10_000 + i) for i in range(8)])
+
+
 def evaluated(run: Run) -> float:
-    held_out = np.concatenate([text(10_000 + i) for i in range(8)])
-    return float(loss_of(run.model, jnp.asarray(held_out)))
+    return float(loss_of(run.model, jnp.asarray(HELD_OUT)))
 
 
 def clean(number: int):
@@ -153,9 +155,9 @@ def test_without_the_guard_the_same_faults_ruin_the_run() -> None:
     state = plain.init(eqx.filter(model, eqx.is_array))
     grads = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), eqx.filter(model, eqx.is_array))
     with jax.numpy_dtype_promotion("standard"):
-        updates, _ = plain.update(grads, state, eqx.filter(model, eqx.is_array))
-    ruined = eqx.apply_updates(model, updates)
-    assert not np.isfinite(float(loss_of(ruined, jnp.asarray(text(0)))))
+        updates, _ = jax.jit(plain.update)(grads, state, eqx.filter(model, eqx.is_array))
+    ruined = eqx.filter_jit(eqx.apply_updates)(model, updates)
+    assert not np.isfinite(float(loss_of(ruined, jnp.asarray(HELD_OUT))))
 
 
 def test_an_interrupted_run_resumes_bit_for_bit(clean_run, tmp_path: Path) -> None:

@@ -196,7 +196,8 @@ def test_only_linear_weights_decay() -> None:
     zeros = jax.tree.map(np.zeros_like, params)
     with jax.numpy_dtype_promotion("standard"):  # optax relies on it
         moves = [
-            named_leaves(t.update(zeros, t.init(params), params)[0]) for t in (decaying, plain)
+            named_leaves(jax.jit(t.update)(zeros, t.init(params), params)[0])
+            for t in (decaying, plain)
         ]
     moved = {n for n in moves[0] if not np.array_equal(moves[0][n], moves[1][n])}
     assert moved == {

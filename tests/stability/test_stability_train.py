@@ -74,8 +74,9 @@ def test_the_learning_rate_warms_up_from_zero() -> None:
     params = {"norm.weight": np.ones(2, np.float32)}
     transform = optimiser(RECIPE)
     with jax.numpy_dtype_promotion("standard"):  # optax relies on it
-        first, state = transform.update(params, transform.init(params), params)
-        second, _ = transform.update(params, state, params)
+        update = jax.jit(transform.update)
+        first, state = update(params, transform.init(params), params)
+        second, _ = update(params, state, params)
     assert not np.any(first["norm.weight"])
     assert np.any(second["norm.weight"])
 
