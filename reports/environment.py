@@ -17,6 +17,8 @@ from parity.suite import Reference
 from reports.device import device_kind
 from reports.store import SCHEMA, RunKind
 
+FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS")
+"""Environment variables that change in which order sums are taken."""
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 
 
@@ -38,7 +40,8 @@ def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
         "versions": versions,
         "device": {"kind": device_kind(), "name": name},
         "threads": len(os.sched_getaffinity(0)),
-        "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "matmul_precision": "highest"},
+        "flags": {name: os.environ.get(name, "") for name in FLAGS}
+        | {"matmul_precision": "highest"},
     }
 
 

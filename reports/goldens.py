@@ -25,10 +25,12 @@ from reports.store import Run
 
 FOLDER = Path(__file__).parent / "goldens"
 """Where goldens lie, unless another folder is named."""
-SCHEMA = 1
+SCHEMA = 2
 RECENT = 7
 """Newest values that stand for a gate that does not repeat, today's included."""
 # A scalar's error may be zero by luck: only what averages over many elements has a level.
+# A ratio of two errors trembles with both, and both have levels of their own.
+_RATIOS = ("error_over_reference",)
 _KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 
 Group = tuple[str, str, str, str]
@@ -58,6 +60,8 @@ class Golden:
     device: Mapping[str, Any]
     versions: Mapping[str, str]
     reference: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """Threads and flags, which say in which order sums are taken: other ones have other levels."""
     groups: Mapping[Group, Level] = field(default_factory=dict)
 
 
@@ -92,7 +96,8 @@ def levels(
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
-        if m.kind in _KINDS and m.tolerance > 0 and math.isfinite(m.value):
+        gated = m.tolerance > 0 and math.isfinite(m.value)
+        if gated and m.kind in _KINDS and m.metric not in _RATIOS:
             groups.setdefault((m.case, m.edge, m.kind.value, m.metric), []).append(m)
     return {group: _level(gates, past, settle) for group, gates in sorted(groups.items())}
 
@@ -133,6 +138,25 @@ def drifts(now: Mapping[Group, Level], golden: Golden) -> list[Drift]:
     return found
 
 
+def settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run."""
+    return {"threads": manifest.get("threads"), **(manifest.get("flags") or {})}
+
+
+def other_settings(golden: Golden, manifest: Mapping[str, Any]) -> str:
+    """Name the settings that differ from those of the blessed run; empty where none does.
+
+    A single thread in place of two moved levels of gradients by up to 1.28, and a package's new
+    version is what a golden is for: only the former makes levels incomparable.
+    """
+    now = settings_of(manifest)
+    return ", ".join(
+        f"{name} {golden.settings.get(name)!r} → {now.get(name)!r}"
+        for name in sorted({*now, *golden.settings})
+        if golden.settings.get(name) != now.get(name)
+    )
+
+
 def comparable(now: Mapping[Group, Level], golden: Golden) -> int:
     """Return how many groups have a blessed level of the same work."""
     return sum(g in golden.groups and golden.groups[g].work == now[g].work for g in now)
@@ -154,6 +178,7 @@ def golden_of(run: Run, past: Mapping[Key, Past], reason: str, blessed: str) -> 
         device=manifest.get("device") or {},
         versions=manifest.get("versions") or {},
         reference={name: reference.get(name) for name in ("kind", "commit")},
+        settings=settings_of(manifest),
         groups=levels(run.measurements, past, max),
     )
 

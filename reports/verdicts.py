@@ -26,7 +26,7 @@ from reports.changes import (
     ran,
     settle,
 )
-from reports.goldens import Golden, comparable, drifts, levels
+from reports.goldens import Golden, comparable, drifts, levels, other_settings
 from reports.history import Key, Past
 from reports.store import Run
 from reports.text import count, edge_rank, label
@@ -107,11 +107,14 @@ def _against(run: Run, past: Mapping[Key, Past], golden: Golden | None) -> tuple
     if golden is None:
         return [], ""
     now = levels(run.measurements, past)
-    alike = comparable(now, golden)
-    summary = (
+    who = (
         f"run {label(golden.run, 60)}, blessed {label(golden.blessed, 20)} "
-        f"({label(golden.reason, 80)}): {alike} of {count(len(now), 'level')} comparable"
+        f"({label(golden.reason, 80)})"
     )
+    if other := other_settings(golden, run.manifest):
+        return [], f"{who}: no level is comparable, {label(other, 200)}"
+    alike = comparable(now, golden)
+    summary = f"{who}: {alike} of {count(len(now), 'level')} comparable"
     return [drift_change(drift) for drift in drifts(now, golden)], summary
 
 

@@ -212,6 +212,27 @@ def test_a_slow_drift_is_found_against_the_blessed_run(
     assert json.loads(told.stdout)["baseline"] == golden.run
 
 
+def test_other_threads_or_flags_have_other_levels_and_that_is_said(
+    tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "goldens"
+    monkeypatch.setattr(goldens, "FOLDER", folder)
+    blessed, *later = nights(tmp_path / "runs", 1e-6, 2e-6, 2e-6)
+    blessing.bless(blessed, "the first night", folder)
+    manifest = later[0] / "run.json"
+    told = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**told, "flags": {"XLA_FLAGS": "--one"}}))
+    other, same = (judged(night).decision for night in later)
+    assert other.word is not Word.REGRESSED
+    assert other.golden.endswith("no level is comparable, XLA_FLAGS '' → '--one'")
+    assert same.word is Word.REGRESSED
+
+
+def test_a_ratio_of_errors_has_no_level_of_its_own() -> None:
+    rows = [measurement(), measurement(metric="error_over_reference", value=0.7, tolerance=1.5)]
+    assert [metric for *_, metric in goldens.levels(rows, {})] == ["rel_l2"]
+
+
 def test_a_damaged_golden_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goldens, "FOLDER", tmp_path)
     (tmp_path / "cpu.json").write_text('{"schema": 1}')
