@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -42,18 +43,17 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
         yield from Comparison(work, PRODUCTS, NoiseFloors({}), "float32", device).run(actual, exact)
 
 
-def _step(name: str, backend: Backend, *arrays: jax.Array) -> tuple[Any, Any]:
+@partial(jax.jit, static_argnums=(0, 1))
+def _step(
+    name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array
+) -> tuple[Any, Any]:
     """Return the three products, and the dequantised operands of each; one compilation."""
-
-    def both(x: jax.Array, weight: jax.Array, dy: jax.Array) -> tuple[Any, Any]:
-        y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
-        pairs = [
-            tuple(q.dequantised() for q in operands(d, backend, x, weight, given))
-            for d, given in zip(DIRECTIONS, (None, dy, dy), strict=True)
-        ]
-        return (y, *pull(dy)), pairs
-
-    return jax.jit(both)(*arrays)
+    y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
+    pairs = [
+        tuple(q.dequantised() for q in operands(d, backend, x, weight, given))
+        for d, given in zip(DIRECTIONS, (None, dy, dy), strict=True)
+    ]
+    return (y, *pull(dy)), pairs
 
 
 def _flat(blocks: np.ndarray) -> np.ndarray:
