@@ -26,7 +26,7 @@ from stability.what_if import FORMATS, LADDER, Cost
 _WORDS = {
     "forward": "forward",
     "input_grad": "gradient of the input",
-    "weight_grad": "of the weight",
+    "weight_grad": "gradient of the weight",
 }
 
 
