@@ -36,6 +36,18 @@ class Conduct:
         return [*self.requests, *self.logged, *self.errors, *self.dialogs]
 
 
+def until(page: Any, holds: str, seconds: float = 10.0) -> None:
+    """Wait for an expression to hold.
+
+    Playwright's own `wait_for_function` asks again from within the page, where the page's policy
+    forbids evaluating text; it fails where the first answer is no.
+    """
+    end = time.monotonic() + seconds
+    while not page.evaluate(holds):
+        assert time.monotonic() < end, f"never held: {holds}"
+        page.wait_for_timeout(20)
+
+
 @dataclass
 class Visit:
     """A page opened in a context of its own, with its conduct."""
@@ -50,7 +62,7 @@ class Visit:
     def first_failure(self) -> Any:
         """Find the rows that fail and open the first, by keyboard; return what it opens to."""
         self.page.keyboard.press("f")
-        self.page.wait_for_function("document.activeElement?.closest('#records tbody')")
+        until(self.page, "!!document.activeElement?.closest('#records tbody')")
         self.page.keyboard.press("Enter")
         return self.page.locator("#records .detail")
 

@@ -11,7 +11,7 @@ from parity.results import Kind
 from reports.history import History
 from reports.store import Run
 from stability.findings import Severity
-from tests.browser.conftest import page_of, written
+from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import earlier, failing, finding, measurement, run
 
 pytestmark = pytest.mark.browser
@@ -142,7 +142,7 @@ def test_ten_thousand_measurements_open_quickly(visit, big, record_property):
 
 def first_paint(page):
     """Milliseconds from the navigation to the first paint with content."""
-    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+    until(page, "performance.getEntriesByName('first-contentful-paint').length > 0")
     return page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
 
 

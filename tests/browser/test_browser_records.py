@@ -11,7 +11,7 @@ import pytest
 from parity.results import Kind, Verdict
 from reports.records import id_of
 from reports.text import number, share
-from tests.browser.conftest import page_of, written
+from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import measurement, regressed, run
 
 pytestmark = pytest.mark.browser
@@ -58,7 +58,7 @@ def test_a_link_in_a_table_leads_to_the_row_and_one_into_a_fold_opens_it(visit, 
     page.locator("#records tr.target").wait_for()
     folded = page.locator("#changes details[id]").first
     page.evaluate(f"location.hash = '#{folded.get_attribute('id')}'")
-    page.wait_for_function("document.querySelector('#changes details[id]').open")
+    until(page, "document.querySelector('#changes details[id]').open")
 
 
 def test_a_link_to_a_row_of_another_run_says_so(visit, broken):
@@ -159,7 +159,7 @@ def test_single_keys_find_fail_step_and_can_be_switched_off(visit, broken):
     page.keyboard.press("k")
     page.wait_for_url("**#verdict")
     page.keyboard.press("/")
-    page.wait_for_function("document.activeElement?.name === 'q'")
+    until(page, "document.activeElement?.name === 'q'")
     page.keyboard.type("f?")
     assert page.locator("#records").get_by_label("Find").input_value() == "f?"
     page.locator("h1").click()

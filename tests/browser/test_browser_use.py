@@ -7,7 +7,7 @@ import pytest
 from parity.results import Kind, Verdict
 from reports.history import History
 from reports.verdicts import Word
-from tests.browser.conftest import page_of, written
+from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import earlier, failing, measurement, run
 
 pytestmark = pytest.mark.browser
@@ -121,7 +121,7 @@ def test_enter_opens_a_fold_and_arrows_scroll_its_table(visit, broken):
     region = fold.locator(".scroll")
     region.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("e => e.scrollLeft > 0", arg=region.element_handle(), timeout=2000)
+    until(page, "document.activeElement.scrollLeft > 0")
     fold.locator("summary").focus()
     page.keyboard.press("Enter")
     assert fold.get_attribute("open") is None

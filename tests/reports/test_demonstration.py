@@ -38,7 +38,9 @@ def test_the_night_before_held_and_repeated_exactly(last_two):
 def test_the_last_night_is_red_where_the_bug_is(last_two):
     decision = judged(last_two[1]).decision
     assert decision.word is Word.REGRESSED
+    assert int(decision.exit_code) == 1
     assert decision.starts[0].quantity == by_name(FAULT).stage
+    assert by_name(FAULT).stage in decision.sentence
     text = (last_two[1] / PAGE).read_text()
     assert f"planted fault: {FAULT}" in text
     assert f"Trend, {NIGHTS} runs" in text
