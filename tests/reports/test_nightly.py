@@ -1,4 +1,4 @@
-"""The main job: green on the healthy model (`test_demonstration` has a red one), and every bad input."""
+"""The main job: green on the healthy model (red is in `test_demonstration`), and bad input."""
 
 from __future__ import annotations
 
