@@ -249,6 +249,12 @@ TABLE = (
 )
 
 
+SEAMS_RECORDED = 1e-4
+"""Largest relative difference between what a seam amounts to live and in its recording: it is told
+to four digits. 0 measured with the versions that recorded it; another torch may round otherwise."""
+INDEPENDENT = 0.05
+"""Largest relative difference between a product's error and that of two operands whose errors are
+independent, root of the sum of squares: what is left is sampling, over 10^4 and more elements."""
 PORT_EDGES = ("port64:original64", "port32:port64", "original32:port64", "port32:original32")
 """What is compared with what for a port that is not Megalodon (`parity.port`)."""
 PORTS = (

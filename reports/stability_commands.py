@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from reports.console import OK, REGRESSED, examples, progress, quiet_option
 from reports.subject_commands import SUBJECTS, examined
@@ -68,6 +69,7 @@ def stability(
     Exit code 0: nothing, or warnings, which say what would freeze; 1: an error, such as weights
     that are not finite; 2: bad input.
     """
+    _check_together(ctx, subject)
     if subject is not None:
         ctx.exit(examined(path, as_json, quiet, **asked))
     if path is None:
@@ -85,6 +87,20 @@ def stability(
     found = module.diagnose(path, optimiser, lr, storage, text, report)
     click.echo(json.dumps(module.as_document(found)) if as_json else found.text())
     ctx.exit(REGRESSED if module.broken(found) else OK)
+
+
+_OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
+_OF_CHECKPOINT = ("optimiser", "lr", "storage", "text", "what_if")
+
+
+def _check_together(ctx: click.Context, subject: str | None) -> None:
+    """Refuse what would be ignored: options of a subject without one, and the other way round."""
+    of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
+    given = {p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE}
+    names = [p.opts[0] for p in ctx.command.params if p.name in given]
+    if names:
+        wants = "goes with --subject only" if subject is None else "does not go with --subject"
+        raise click.UsageError(f"{', '.join(names)} {wants}; leave it out.", ctx)
 
 
 @click.command(epilog=examples("drill", "drill --steps 20 --out drill.json"))

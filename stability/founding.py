@@ -23,6 +23,7 @@ import optax
 
 from megalodon_jax.weights import named_leaves
 from stability.chart import line_chart
+from stability.document import renew
 from stability.simulate import Survival, summary, tally
 from stability.train import read_text
 from stability.transforms import apply_updates, kahan, stochastic_rounding
@@ -215,12 +216,7 @@ def write(doc: Path, results: Sequence[Result]) -> None:
     Raises:
         ValueError: the document lacks the markers.
     """
-    text = doc.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{doc} needs the markers {BEGIN} and {END}, once each.")
-    head, rest = text.split(BEGIN)
-    doc.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}")
-    (doc.parent / "founding-case.svg").write_text(chart(results))
+    renew(doc, BEGIN, END, table(results), {"founding-case.svg": chart(results)})
 
 
 def _adamw(variant: Variant, size: Size) -> optax.GradientTransformation:

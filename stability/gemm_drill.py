@@ -21,6 +21,7 @@ from megalodon_jax.gemm import BACKENDS
 from parity.cases import BYTE_LM
 from parity.tolerances import TRAINED_LOSS
 from stability.chart import line_chart
+from stability.document import renew
 from stability.drill import Outcome, Plan, Variant, run
 from stability.train import mean_loss, read_text, windows
 
@@ -98,13 +99,7 @@ def write(doc: Path, outcomes: Sequence[Outcome], others: Sequence[float]) -> No
     Raises:
         ValueError: the document lacks the markers.
     """
-    text = doc.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{doc} needs the markers {BEGIN} and {END}, once each.")
-    head, rest = text.split(BEGIN)
-    doc.write_text(f"{head}{BEGIN}\n{table(outcomes, others)}\n{END}{rest.split(END)[1]}")
-    for name, chart in charts(outcomes).items():
-        (doc.parent / name).write_text(chart)
+    renew(doc, BEGIN, END, table(outcomes, others), charts(outcomes))
 
 
 @click.command()

@@ -9,7 +9,7 @@ from parity import seams
 from parity.reference import LiveReference, why_unavailable
 from parity.results import Kind, Verdict
 from parity.seams import SEAMS, measure
-from parity.tolerances import SEAM_BOUNDS
+from parity.tolerances import SEAM_BOUNDS, SEAMS_RECORDED
 
 
 class Facts:
@@ -37,7 +37,7 @@ def test_recorded_seams_equal_the_live_reference():
     rows = [
         {m.quantity: m.value for m in measure(side)} for side in (LiveReference(), seams_recorded())
     ]
-    assert rows[0] == pytest.approx(rows[1], rel=1e-4)
+    assert rows[0] == pytest.approx(rows[1], rel=SEAMS_RECORDED)
 
 
 def seams_recorded():

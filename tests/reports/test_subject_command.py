@@ -57,6 +57,20 @@ def test_bad_input_is_told_in_words_with_exit_code_2(args, words):
     assert "Traceback" not in said.output
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("somewhere", "--fp8-params", "true"), "--fp8-params goes with --subject only"),
+        (("--subject", "mla-moe", "--what-if"), "--what-if does not go with --subject"),
+        (("--subject", "mla-moe", "--lr", "1", "--text", "x"), "--lr, --text does not go with"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(args, words):
+    said = run(*args)
+    assert said.exit_code == 2
+    assert words in said.output
+
+
 def test_without_a_path_or_a_subject_it_asks_for_one():
     said = run()
     assert said.exit_code == 2

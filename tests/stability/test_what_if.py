@@ -19,7 +19,7 @@ from megalodon_jax.policy import resolve
 from megalodon_jax.weights import build_model, named_leaves
 from parity.metrics import relative_l2
 from parity.results import Kind
-from parity.tolerances import FIGURES, FORMAT_BOUNDS, rule
+from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT, rule
 from stability import gemm_drill, what_if
 from stability.findings import Severity
 from stability.what_if import FORMATS, LADDER, Products, advice, captured, costs, findings, rules
@@ -50,7 +50,7 @@ def test_normal_numbers_cost_what_is_known() -> None:
         assert eight.clipped == 0.0 < found["mxfp8 floor", direction].clipped
         # Errors of the two operands are independent, and add up in the product.
         for cost in (four, eight):
-            assert np.isclose(cost.error, np.sqrt(2 * cost.mse), rtol=0.05)
+            assert np.isclose(cost.error, np.sqrt(2 * cost.mse), rtol=INDEPENDENT)
         assert all(c.fraction < 1 for c in found.values())
 
 

@@ -1,0 +1,29 @@
+"""A table that a command writes into a document, between two markers, with charts beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str]) -> None:
+    """Put a table between the markers of a document, and charts by file name beside it.
+
+    Every file is written aside and then renamed, the document last.
+
+    Raises:
+        ValueError: the document lacks the markers; nothing is written.
+    """
+    text = doc.read_text(encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{doc} needs the markers {begin} and {end}, once each.")
+    head, rest = text.split(begin)
+    files = {**charts, doc.name: f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"}
+    for name, content in files.items():
+        aside = doc.with_name(f".{name}.partial")
+        try:
+            aside.write_text(content, encoding="utf-8")
+            os.replace(aside, doc.with_name(name))
+        finally:
+            aside.unlink(missing_ok=True)
