@@ -1,8 +1,9 @@
 """The oracle's answer to a case, and its noise floor: what rounding everywhere does to each number.
 
 The oracle runs again with everything moved by the roundoff of float32 (`parity.jitter`); the floor
-is the root mean square of the relative L2 response over the seeds. A float32 implementation that
-rounds correctly cannot be expected below it. Source: spec/parity.md "Tolerances".
+is the root mean square of the relative L2 response over the seeds, and the responses are kept. A
+float32 implementation that rounds correctly cannot be expected below it. Source: spec/parity.md
+"Tolerances".
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def forward_truth(case: Case) -> Arrays:
     return _forward(case, _wide(case.weights), oracle.unchanged)
 
 
-def noise_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
-    """Return the floor of every quantity of a case, as relative L2."""
+def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
+    """Return what rounding does to every quantity of a case, as relative L2 by seed."""
 
     def run(rng: np.random.Generator) -> Arrays:
         if case.steps:
@@ -40,7 +41,7 @@ def noise_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
         tap = jitter.tap(rng, case.config.model_dim)
         return _run(case, jitter.weights(case.weights, rng), tap, None)
 
-    return jitter.floors(truth(case), run, seeds)
+    return jitter.responses(truth(case), run, seeds)
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
@@ -65,19 +66,28 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
 
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
     """Return the floors with those of further cases measured now: a checkpoint nobody committed."""
-    entries = {case.name: {"hash": case.hash, "floors": noise_floors(case)} for case in cases}
+    entries = {case.name: {"hash": case.hash, "responses": noise_responses(case)} for case in cases}
     return NoiseFloors(floors.cases | entries)
 
 
 def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
-    """Calibrate the cases and rewrite the committed table; review the change as a diff."""
-    entries = {}
+    """Calibrate the cases and rewrite the committed table; review the change as a diff.
+
+    One line per quantity, with its response to every seed: their root mean square is the noise
+    floor, and how far they scatter says how far two machines may be apart (docs/verdicts.md).
+    """
+    parts = []
     for case in cases:
-        floors = {name: float(f"{floor:.2e}") for name, floor in noise_floors(case).items()}
-        entries[case.name] = {"hash": case.hash, "floors": floors}
-    document = {"unit_roundoff": UNIT_ROUNDOFF, "seeds": SEEDS, "cases": entries}
+        found = noise_responses(case)
+        lines = [
+            f"    {json.dumps(name)}: {json.dumps([float(f'{value:.2e}') for value in values])}"
+            for name, values in found.items()
+        ]
+        head = f'  {json.dumps(case.name)}: {{\n   "hash": {json.dumps(case.hash)},'
+        parts.append(head + '\n   "responses": {\n' + ",\n".join(lines) + "\n   }\n  }")
+    head = f' "unit_roundoff": {UNIT_ROUNDOFF},\n "seeds": {SEEDS},\n "cases": {{\n'
     aside = path.with_suffix(".partial")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.write_text("{\n" + head + ",\n".join(parts) + "\n }\n}\n", encoding="utf-8")
     aside.replace(path)
 
 

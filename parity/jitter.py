@@ -9,7 +9,7 @@ oracle is the noise floor. Source: spec/parity.md "Tolerances".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,22 +26,34 @@ Arrays = Mapping[str, np.ndarray]
 Tap = Callable[[str, Any], Any]
 
 
-def floors(
+def responses(
     exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
-) -> dict[str, float]:
-    """Return the root mean square, over seeds, of the relative L2 response of every quantity.
+) -> dict[str, tuple[float, ...]]:
+    """Return the relative L2 response of every quantity, seed by seed.
 
     Args:
         exact: what nothing was moved in.
         run: computes the same with everything moved by the signs of a generator.
         seeds: how often.
     """
-    squares = dict.fromkeys(exact, 0.0)
+    found: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
         noisy = run(np.random.default_rng(seed))
         for name, value in exact.items():
-            squares[name] += relative_l2(noisy[name], value) ** 2
-    return {name: math.sqrt(total / seeds) for name, total in squares.items()}
+            found[name].append(relative_l2(noisy[name], value))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def floor(values: Sequence[float]) -> float:
+    """Return the noise floor of a quantity: the root mean square of its responses."""
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def floors(
+    exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
+) -> dict[str, float]:
+    """Return the floor of every quantity; arguments as of `responses`."""
+    return {name: floor(values) for name, values in responses(exact, run, seeds).items()}
 
 
 def moved(

@@ -231,7 +231,8 @@ class Walk:
         return Comparison(self.case, edge, self._known(floors), dtype)
 
     def _known(self, floors: Mapping[str, float]) -> NoiseFloors:
-        return NoiseFloors({"checkpoint": {"hash": self.case.hash, "floors": dict(floors)}})
+        responses = {name: (floor,) for name, floor in floors.items()}
+        return NoiseFloors({"checkpoint": {"hash": self.case.hash, "responses": responses}})
 
 
 def _closest(rows: list[Measurement]) -> tuple[float, str]:

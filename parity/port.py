@@ -13,8 +13,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -79,6 +78,8 @@ class Report:
     """Free and forced error of each stage against the original, in the order of the port."""
     values: Arrays
     """What the port computed in float32."""
+    responses: dict[str, tuple[float, ...]]
+    """By quantity, the relative L2 response to each seed of rounding (`parity.jitter`)."""
 
     @property
     def holds(self) -> bool:
@@ -125,12 +126,12 @@ def check(
     named = {jax.tree_util.keystr(k): x for k, x in jax.tree_util.tree_leaves_with_path(model)}
     if wrong := [f"{n} {x.dtype}" for n, x in named.items() if _floating(x) and _wide(x)]:
         raise ValueError(f"check: expected float32 parameters, got {', '.join(sorted(wrong))}.")
-    side = _Side(function, model, inputs)
+    side = Side.of(function, model, inputs)
     exact, ours = side.run("float64"), side.run("float32")
     order = tuple(exact)
-    digest = _digest(order, named, inputs)
-    floors = jitter.floors(exact, lambda rng: side.run("float64", rng, exact))
-    known = NoiseFloors({name: {"hash": digest, "floors": floors}})
+    digest = digest_of(order, model, inputs)
+    noise = jitter.responses(exact, lambda rng: side.run("float64", rng, exact))
+    known = NoiseFloors({name: {"hash": digest, "responses": noise}})
     work = Work(name, digest, order)
 
     def edge(sides: str, actual: Mapping[str, Any], expected: Mapping[str, Any]):
@@ -144,12 +145,13 @@ def check(
         wide = {quantity: np.asarray(a) for quantity, a in original64.items()}
         rows += edge("port64:original64", {n: exact[n] for n in exact if n in wide}, wide)
     stages = _stages(side, exact, ours, theirs) if forced else ()
-    return Report(tuple(rows), stages, ours)
+    return Report(tuple(rows), stages, ours, noise)
 
 
-def _digest(order: tuple[str, ...], named: Mapping[str, Any], inputs: tuple[Any, ...]) -> str:
+def digest_of(order: tuple[str, ...], model: Any, inputs: tuple[Any, ...]) -> str:
     """Return a hash of all that decides the numbers but the code: equal hashes mean equal work."""
     found = hashlib.sha256(repr(order).encode())
+    named = {jax.tree_util.keystr(k): x for k, x in jax.tree_util.tree_leaves_with_path(model)}
     arrays = {**named, **{f"input {i}": x for i, x in enumerate(jax.tree.leaves(inputs))}}
     for name, x in sorted(arrays.items()):
         if not eqx.is_array_like(x):
@@ -159,7 +161,7 @@ def _digest(order: tuple[str, ...], named: Mapping[str, Any], inputs: tuple[Any,
     return found.hexdigest()[:16]
 
 
-def _stages(side: _Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Stage, ...]:
+def _stages(side: Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[Stage, ...]:
     """Feed every stage the original's values; nothing can be said of stages it does not name."""
     forced = side.run("float32", forced=theirs)
 
@@ -181,12 +183,31 @@ def _stages(side: _Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[S
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """The port, to be run in any precision, moved or forced."""
 
     function: Callable[..., Any]
     model: Any
     inputs: tuple[Any, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the marks, in the order in which they are computed."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], model: Any, inputs: tuple[Any, ...]) -> Side:
+        """Trace the port once to learn its marks."""
+        found: dict[str, tuple[int, ...]] = {}
+
+        def note(model: Any, inputs: Any) -> Any:
+            marked = _marked(function, model, inputs, {}, {})
+            found.update({name: value.shape for name, value in marked.items()})
+            return marked
+
+        eqx.filter_eval_shape(note, *(_cast(tree, "float32", None) for tree in (model, inputs)))
+        return cls(function, model, inputs, found)
+
+    def on(self, model: Any, inputs: tuple[Any, ...]) -> Side:
+        """Return the same port with other numbers of the same shapes."""
+        return replace(self, model=model, inputs=inputs)
 
     def run(
         self,
@@ -197,7 +218,7 @@ class _Side:
     ) -> Arrays:
         """Return marks and output; with `rng`, everything moved by what rounding does to it."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-            model, inputs = (self._cast(tree, dtype, rng) for tree in (self.model, self.inputs))
+            model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
             offsets = self._still(dtype)
             if rng is not None and exact is not None:
                 offsets = {n: jnp.asarray(jitter.moved(a, rng) - a) for n, a in exact.items()}
@@ -208,36 +229,24 @@ class _Side:
     @property
     def order(self) -> tuple[str, ...]:
         """Names of the marks as they are computed; a compiled function returns them by alphabet."""
-        return tuple(self._shapes)
-
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
-
-        def note(model: Any, inputs: Any) -> Any:
-            marked = _marked(self.function, model, inputs, {}, {})
-            found.update({name: value.shape for name, value in marked.items()})
-            return marked
-
-        arrays = (self._cast(tree, "float32", None) for tree in (self.model, self.inputs))
-        eqx.filter_eval_shape(note, *arrays)
-        return found
+        return tuple(self.shapes)
 
     def _still(self, dtype: str) -> dict[str, jax.Array]:
         """Return offsets of 0: a run that moves nothing is the same program as one that does."""
-        return {name: jnp.zeros(shape, dtype) for name, shape in self._shapes.items()}
+        return {name: jnp.zeros(shape, dtype) for name, shape in self.shapes.items()}
 
-    def _cast(self, tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:
-        def cast(x: Any) -> Any:
-            if not _floating(x):
-                return x
-            wide = np.asarray(x, np.float64)
-            if rng is not None:
-                sums = jitter.summed(x.shape[-1]) if x.ndim > 1 else jitter.UNIT_ROUNDOFF
-                wide = jitter.moved(wide, rng, sums)
-            return jnp.asarray(wide, dtype)
 
-        return jax.tree.map(cast, tree)
+def _cast(tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:
+    def cast(x: Any) -> Any:
+        if not _floating(x):
+            return x
+        wide = np.asarray(x, np.float64)
+        if rng is not None:
+            sums = jitter.summed(x.shape[-1]) if x.ndim > 1 else jitter.UNIT_ROUNDOFF
+            wide = jitter.moved(wide, rng, sums)
+        return jnp.asarray(wide, dtype)
+
+    return jax.tree.map(cast, tree)
 
 
 def _marked(

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parity import jitter
 from parity.results import Kind
 
 if TYPE_CHECKING:
@@ -112,8 +114,12 @@ NOISE_MADS = 5.0
 NOISE_FLOOR = 1.05
 """... and the factor it may always be away: spec/reports.md, 5 %."""
 DRIFT_TYPICAL = 1.3
-"""Factor by which a group's geometric mean may leave the blessed one. SSE4.2 in place of AVX moved
-24 groups by at most 1.17; docs/verdicts.md says what is found, and how often falsely."""
+"""Factor by which a group's geometric mean may leave that of a run on the same machine, where it
+repeats bit by bit until the code or a library changes; docs/verdicts.md says what is found."""
+DRIFT_DEVIATIONS = 4.0
+"""Standard deviations of the difference of two draws of rounding that the level of a group may be
+from that on another machine. The deviation is calibrated (docs/verdicts.md); at 3 none of 20 pairs
+of hosts was red, and a night has hundreds of levels."""
 DRIFT_WORST = 2.0
 """... and the worst gate of the group: one small tensor varies more than a mean does."""
 DRIFT_SHARE = 0.01
@@ -359,7 +365,7 @@ def bound_from(row: Rule | None, floor: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """Calibrated floors, per case name: the case's hash, and relative L2 by quantity."""
+    """Calibrated noise, per case name: the case's hash, and responses by quantity (relative L2)."""
 
     cases: dict[str, dict]
 
@@ -372,14 +378,17 @@ class NoiseFloors:
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
-        return cls(json.loads(path.read_text())["cases"])
+        return cls(json.loads(path.read_text(encoding="utf-8"))["cases"])
+
+    def responses(self, work: Case | Work) -> Mapping[str, Sequence[float]]:
+        """Return each quantity's response to each seed; nothing for a case not calibrated."""
+        entry = self.cases.get(work.name, {})
+        return entry["responses"] if entry.get("hash") == work.hash else {}
 
     def floor(self, work: Case | Work, quantity: str) -> float:
         """Return the floor of a quantity; NaN when it was not calibrated for exactly this case."""
-        entry = self.cases.get(work.name, {})
-        if entry.get("hash") != work.hash:
-            return math.nan
-        return entry["floors"].get(quantity, math.nan)
+        values = self.responses(work).get(quantity)
+        return math.nan if values is None else jitter.floor(values)
 
     def bound(self, edge: str, kind: Kind, work: Case | Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN when no rule or floor applies."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.weights import weight_table
-from parity.calibrate import noise_floors
+from parity.calibrate import noise_responses
 from parity.cases import IGNORED, Batch, Case
 from parity.checkpoints import Stored
 from parity.recordings import RecordingError
@@ -82,8 +82,8 @@ def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> li
     )
     # What is not finite fails its gates; NumPy need not warn of it too.
     with np.errstate(all="ignore"):
-        floors = {case.name: {"hash": case.hash, "floors": noise_floors(case)}}
-        return [_about_the_checkpoint(row) for row in suite.case(case, NoiseFloors(floors))]
+        noise = {case.name: {"hash": case.hash, "responses": noise_responses(case)}}
+        return [_about_the_checkpoint(row) for row in suite.case(case, NoiseFloors(noise))]
 
 
 def _about_the_checkpoint(row: Measurement) -> Measurement:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from reports import goldens
 from reports.environment import git_state
-from reports.goldens import Golden, Group
+from reports.goldens import Golden
 from reports.history import load_history
+from reports.levels import Group, Level
 from reports.schema import RunKind, StoreError, kind_of
 from reports.stored import measured
 from reports.text import number
@@ -30,7 +31,7 @@ class Blessing:
 
     def lines(self) -> list[str]:
         """Say what the diff shows: levels that moved, came and went, the largest move first."""
-        old: Mapping[Group, goldens.Level] = self.before.groups if self.before else {}
+        old: Mapping[Group, Level] = self.before.groups if self.before else {}
         new = self.golden.groups
         moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
         moved = {group: ratio for group, ratio in moved.items() if ratio != 1.0}
@@ -74,8 +75,8 @@ def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Bles
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     past = load_history(folder.parent, run).past
     golden = goldens.golden_of(run, past, reason.strip(), today)
-    before = goldens.load(manifest, goldens_folder)
-    path = goldens.file_of(manifest, goldens_folder)
+    path = goldens.file_of(golden, goldens_folder)
+    before = goldens.read(path)
     try:
         goldens.write(golden, path)
     except OSError as error:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from parity.results import Measurement, Verdict
-from reports.goldens import Drift
+from reports.drift import Drift, Held
 from reports.history import Key, Past
+from reports.host import processor
 from reports.noise import step
 from reports.store import Run
 from reports.text import count, edge_rank, label, number
@@ -47,8 +48,10 @@ class Change:
     tolerance: float
     stage: int = -1
     note: str = ""
-    row: bool = True
-    """Whether it is about one row of the run; a drift is about a group of gates."""
+    kind: str = ""
+    """Of the gates that a drift is about; empty for a change of one row of the run."""
+    excess: float = 0.0
+    """How grave a drift is: its distance as a share of what passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,11 @@ def environment_diff(run: Run, baseline: Run) -> tuple[str, ...]:
     """Name what differs between the two environments, such as "jax 0.10.1 → 0.10.2"."""
     now, then = run.manifest, baseline.manifest
     pairs: list[tuple[str, object, object]] = []
-    for part in ("versions", "device", "flags"):
+    for part in ("versions", "device", "host", "flags"):
         a, b = then.get(part) or {}, now.get(part) or {}
         pairs += [(name, a.get(name), b.get(name)) for name in sorted({*a, *b})]
     pairs.append(("threads", then.get("threads"), now.get("threads")))
-    for part in ("kind", "commit"):
+    for part in ("kind", "commit", "capability"):
         a, b = then.get("reference") or {}, now.get("reference") or {}
         pairs.append((f"reference {part}", a.get(part), b.get(part)))
     absent = "absent"
@@ -157,25 +160,36 @@ def _step(m: Measurement, past: Past) -> Change | None:
     return replace(_change(what, m, None, note), before=m.value / ratio)
 
 
-def drift_change(drift: Drift) -> Change:
-    """Return the change that a group of gates is, in its blessed level's words."""
+def drift_change(drift: Drift, held: Held) -> Change:
+    """Return the change that a group of gates is which left the level of a golden."""
     case, edge, kind, metric = drift.group
-    times = drift.now / drift.before
-    note = f"{drift.what} {metric} of these gates, {times:.2f} times the blessed one"
-    what = What.DRIFTED if drift.grew else What.BETTER
-    limit = drift.before * drift.limit if drift.grew else math.nan
+    note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {whose(held)}"
+    if not held.same:
+        note += f"; rounding on another machine explains {drift.limit:.2f}"
+    grew = drift.ratio > 1
     return Change(
-        what,
+        What.DRIFTED if grew else What.BETTER,
         case,
         edge,
         f"all {kind} gates",
         metric,
         drift.before,
         drift.now,
-        limit,
+        drift.before * drift.limit if grew else math.nan,
         note=note,
-        row=False,
+        kind=kind,
+        excess=drift.excess,
     )
+
+
+def whose(held: Held) -> str:
+    """Name the run that levels are held against, with its machine where that is another one."""
+    golden = held.golden
+    run = f"run {label(golden.run, 60)}"
+    if held.same:
+        return f"{run} on this machine"
+    reference = (golden.environment.get("reference") or {}).get("kind") or "absent"
+    return f"{run} on {label(processor(golden.environment), 80)}, reference {reference}"
 
 
 def _measurement_changes(
@@ -242,13 +256,14 @@ def find_changes(
 
 
 def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """Return changes in the order of `What`; within it gates first, mathematics before accuracy."""
+    """Order changes by `What`, in it by how far a level drifted, then gates, mathematics first."""
     rank = {what: i for i, what in enumerate(What)}
     return tuple(
         sorted(
             changes,
             key=lambda c: (
                 rank[c.what],
+                -c.excess,
                 math.isnan(c.tolerance),
                 edge_rank(c.edge),
                 c.case,

@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, get_args
@@ -20,9 +23,10 @@ from megalodon_jax.gemm import Format, path_of
 from parity.recordings import FOLDER, RecordingError, read_provenance
 from parity.reference import identity, why_unavailable
 from reports import goldens
+from reports import host as hosts
 from reports.device import device_kind
-from reports.environment import PACKAGES, cpu_model
-from reports.schema import StoreError
+from reports.environment import PACKAGES, environment
+from reports.schema import RunKind, StoreError
 from reports.store import check_writable, list_runs
 from reports.text import count
 from stability.recommendation import NEVER, recommend
@@ -58,15 +62,18 @@ def _versions() -> list[Line]:
 
 
 def _devices() -> list[Line]:
-    kind, threads = device_kind(), len(os.sched_getaffinity(0))
+    kind, manifest = device_kind(), _manifest()
     names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
-    device = f"{kind}: {cpu_model() if kind == 'cpu' else names}, {len(jax.devices())}"
+    device = (
+        f"{kind}: {hosts.processor(manifest) if kind == 'cpu' else names}, {len(jax.devices())}"
+    )
     asked = {name: os.environ[name] for name in THREADS if name in os.environ}
     told = ", ".join(f"{name}={value}" for name, value in asked.items())
     advice = recommend(names)
     return [
         Line("device", device),
-        Line("threads", f"{threads}{f' ({told})' if told else ''}"),
+        Line("threads", f"{hosts.threads()}{f' ({told})' if told else ''}"),
+        Line("fingerprint", hosts.fingerprint(manifest) or "unknown: no /proc/cpuinfo to read"),
         Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
     ]
 
@@ -136,12 +143,32 @@ def _runs(out: Path) -> list[Line]:
         folder = Line("folder of runs", found, lost if unreadable else "")
     except StoreError as error:
         folder = Line("folder of runs", str(out), str(error))
-    try:
-        golden = goldens.load({"device": {"kind": device_kind()}})
-        told = f"{golden.run}: {golden.reason}" if golden else "none: `bless` pins one"
-        return [folder, Line("blessed run", told)]
-    except StoreError as error:
-        return [folder, Line("blessed run", "unreadable", str(error))]
+    return [folder, *_blessed()]
+
+
+def _blessed() -> list[Line]:
+    """Say of each blessed run how this machine differs from the one it was made on."""
+    pinned, here = goldens.load(device_kind()), _manifest()
+    lines = []
+    for golden in pinned.goldens:
+        differs = "; ".join(_machine(here, golden)) or "nothing: it is this machine"
+        lines.append(
+            Line("blessed run", f"{golden.run}: {golden.reason} What differs here: {differs}")
+        )
+    lines += [Line("blessed run", "not used", why) for why in pinned.unusable]
+    return lines or [Line("blessed run", "none: `bless` pins one")]
+
+
+def _machine(here: Mapping[str, Any], golden: goldens.Golden) -> tuple[str, ...]:
+    # Which reference a night compares with is decided when it runs.
+    environment = {**golden.environment, "reference": {}}
+    return hosts.differences({**here, "reference": {}}, environment)
+
+
+@cache
+def _manifest() -> dict[str, Any]:
+    """Return what a run made now would say of this machine."""
+    return environment(datetime.now(UTC), RunKind.NIGHTLY)
 
 
 def _tools() -> list[Line]:

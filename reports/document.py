@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.cases import Case
 from parity.results import Kind, Measurement, Verdict
 from parity.seams import SEAMS
 from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
+from reports.changes import What
+from reports.verdicts import Decision
 
 
 def derived(rows: Sequence[Measurement], fault: str | None) -> dict[str, Any]:
@@ -65,14 +68,24 @@ def _tolerances() -> list[dict[str, str]]:
 
 
 def _replay(measurements: Sequence[Measurement], planted: str | None) -> list[dict[str, str]]:
-    command = ".venv/bin/megalodon-numerics nightly"
     entries = [{"label": "everything", "command": "make nightly"}]
     failed = [m for m in measurements if m.verdict is Verdict.FAIL]
     fault = f" --fault {planted}" if planted else ""
-    if any(suite_of(m) == "mla-moe" for m in failed):
-        again = ".venv/bin/megalodon-numerics subject parity"
-        entries.append({"label": "MLA + MoE against Transformers", "command": again})
-    broken = {m.case for m in failed if suite_of(m) == "parity"}
-    return entries + [
-        {"label": name, "command": f"{command} --case {name}{fault}"} for name in sorted(broken)
-    ]
+    # A deliberate difference is asked for by its own name; its case is what it was measured on.
+    broken = {m.quantity if m.kind is Kind.SEAM else m.case for m in failed}
+    return entries + [alone(name, fault) for name in sorted(broken)]
+
+
+def replays(manifest: Mapping[str, Any], decision: Decision) -> list[dict[str, str]]:
+    """Return the commands of a run, and one for each case that its history or machine disowns."""
+    known = list(manifest.get("replay") or [])
+    labels = {entry["label"] for entry in known}
+    left = {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
+    fault = f" --fault {manifest['fault']}" if manifest.get("fault") else ""
+    return known + [alone(name, fault) for name in sorted(left - labels)]
+
+
+def alone(name: str, options: str = "") -> dict[str, str]:
+    """Return the label and the command that measures one case, of any suite, alone."""
+    command = f".venv/bin/megalodon-numerics nightly --case {shlex.quote(name)}{options}"
+    return {"label": name, "command": command}

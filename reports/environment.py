@@ -15,10 +15,9 @@ import jax
 from parity.recordings import RecordedReference
 from parity.suite import Reference
 from reports.device import device_kind
+from reports.host import FIELDS, FLAGS, host, threads
 from reports.store import SCHEMA, RunKind
 
-FLAGS = ("XLA_FLAGS", "OMP_NUM_THREADS")
-"""Environment variables that change in which order sums are taken."""
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 
 
@@ -26,7 +25,8 @@ def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
     """Return what the run document says of the run's kind, of time, code and machine."""
     commit, dirty = git_state(Path(__file__).parent)
     on_cpu = device_kind() == "cpu"
-    name = cpu_model() if on_cpu else jax.devices()[0].device_kind
+    here = host()
+    name = here.pop("name") if on_cpu else jax.devices()[0].device_kind
     versions = {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
     code = commit[:7] if commit else "unversioned"
     suffix = "" if kind is RunKind.NIGHTLY else f"-{kind}"
@@ -39,20 +39,11 @@ def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
         "dirty": dirty,
         "versions": versions,
         "device": {"kind": device_kind(), "name": name},
-        "threads": len(os.sched_getaffinity(0)),
+        "host": {field: here[field] for field in FIELDS},
+        "threads": threads(),
         "flags": {name: os.environ.get(name, "") for name in FLAGS}
         | {"matmul_precision": "highest"},
     }
-
-
-def cpu_model() -> str:
-    """Return the processor's name: another one may round another way, which is no regression."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def git_state(folder: Path) -> tuple[str | None, bool]:
@@ -77,5 +68,7 @@ def describe(reference: Reference) -> dict[str, Any]:
         "kind": reference.kind,
         "commit": provenance["commit"],
         "versions": provenance["versions"],
+        # Recorded numbers are what they are, whatever processor reads them.
+        "capability": provenance.get("capability") if live else None,
         "detail": f"{origin}; not compared: {reference.omits}",
     }

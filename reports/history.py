@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from parity.tolerances import NOISE_WINDOW
+from reports.host import fingerprint
 from reports.query import Answer, Table
 from reports.schema import MEASUREMENTS, RunKind, StoreError, kind_of
 from reports.store import Run, Stored, list_runs, read_run
@@ -105,8 +106,9 @@ def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
     The baseline is the newest earlier run of its kind that shares at least one measurement with
-    equal identity. Runs with a planted fault are left out. Runs that cannot be read are named in
-    `unreadable` and skipped. Raises StoreError where `root` itself cannot be listed.
+    equal identity: of those made on the same machine with the same kind of reference, if there is
+    one among the newest `WINDOW`. Runs with a planted fault are left out. Runs that cannot be read
+    are named in `unreadable` and skipped. Raises StoreError where `root` itself cannot be listed.
     """
     earlier, unreadable = _earlier(root, run)
     baseline: Run | None = None
@@ -122,7 +124,7 @@ def load_history(root: Path, run: Run) -> History:
         unreadable += [(part[i].folder, why) for i, why in broken.items()]
         if start == 0:
             window, answer = part, found
-        baseline = _newest(part, found, unreadable)
+        baseline = _newest(run, part, found, unreadable)
         if baseline is not None:
             break
     return History(
@@ -136,9 +138,16 @@ def load_history(root: Path, run: Run) -> History:
 
 
 def _newest(
-    stored: Sequence[Stored], answer: Answer, unreadable: list[tuple[Path, str]]
+    run: Run, stored: Sequence[Stored], answer: Answer, unreadable: list[tuple[Path, str]]
 ) -> Run | None:
-    for turn in sorted(set(answer.get("run", np.array([], int)).tolist())):
+    """Return the newest run that shares work with `run`, one of the same machine where there is."""
+    mine = fingerprint(run.manifest)
+
+    def elsewhere(turn: int) -> bool:
+        return mine is None or fingerprint(stored[turn].manifest) != mine
+
+    turns = set(answer.get("run", np.array([], int)).tolist())
+    for turn in sorted(turns, key=lambda turn: (elsewhere(turn), turn)):
         try:
             return read_run(stored[turn].folder)
         except StoreError as error:
@@ -179,8 +188,8 @@ def _past(run: Run, window: Sequence[Stored], answer: Answer) -> dict[Key, Past]
     }
 
 
-def _machine(manifest: Mapping[str, Any]) -> tuple[object, object]:
-    return manifest.get("device"), manifest.get("threads")
+def _machine(manifest: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(manifest.get(part) for part in ("device", "host", "threads"))
 
 
 def worst_over(

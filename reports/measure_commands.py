@@ -80,7 +80,7 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_
 
         append(summary_md, markdown(outcome.run, outcome.decision))
     page = str(outcome.page.resolve())
-    say(ctx, outcome.decision, as_json, [page], page=page)
+    say(ctx, outcome.decision, as_json, [*outcome.held, page], page=page)
 
 
 @click.command(

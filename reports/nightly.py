@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.compare import OnFailure
 from parity.deviation import Deviations
 from parity.faults import by_name as fault_by_name
+from parity.pooling import POOLED
 from parity.products import measure as measure_products
 from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
@@ -26,13 +27,15 @@ from parity.seams import measure as measure_seams
 from parity.suite import Reference, Suite, choose_reference, culprit
 from parity.tolerances import NoiseFloors
 from reports.changes import key_of
+from reports.device import device_kind
 from reports.document import case_entry, derived
-from reports.environment import describe, device_kind, environment
+from reports.environment import describe, environment
+from reports.levels import Calibrated, spreads_of
 from reports.page.render import render
 from reports.schema import RunKind, kind_of
 from reports.shards import MLA_MOE_PART, PROBES_PART, PRODUCTS_PART, SEAMS_PART, Shard
 from reports.store import Run, write_run
-from reports.stored import judge
+from reports.stored import held_against, judge
 from reports.verdicts import Decision
 from stability import suite as stability
 from stability.findings import Finding
@@ -63,6 +66,8 @@ class Outcome:
     decision: Decision | None
     """None for a shard, which is judged when all of them are merged."""
     folder: Path
+    held: tuple[str, ...] = ()
+    """One line for each run that levels were held against, and each golden that could not be."""
 
     @property
     def page(self) -> Path:
@@ -78,6 +83,8 @@ class _Suite:
     reason: str = ""
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
+    responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """What rounding does to the quantities of each case (`reports.levels.spreads_of`)."""
 
     def entry(self) -> dict[str, Any]:
         status = "ran" if self.executed == self.planned and not self.reason else "failed"
@@ -103,7 +110,8 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     started = datetime.now(UTC)
     cases = {case.name: case for case in select_cases(options)}
     # A few cases are asked for to answer a question about those cases.
-    plan = (*cases, *(() if options.cases else MEASURED), PROBES_PART)
+    asked = {part: names & set(options.cases) for part, names in elsewhere().items()}
+    plan = (*cases, *(p for p in MEASURED if asked[p] or not options.cases), PROBES_PART)
     parts = options.shard.part_of(plan) if options.shard else plan
     checkpoint = open_checkpoint(options.checkpoint)
     # A broken checkpoint is refused before an hour of work, not after it.
@@ -123,7 +131,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
                 )
             )
         for part in (part for part in parts if part in MEASURED):
-            done.add(*MEASURED[part](reference, report))
+            done.add(*MEASURED[part](reference, report, asked[part]))
     if PROBES_PART in parts:
         step(len(parts) - 1, len(parts))
         findings, done.shown, probes = run_stability(checkpoint, model, report)
@@ -157,11 +165,12 @@ def store(root: Path, run: Run, report: Report) -> Outcome:
     if kind_of(run.manifest) is RunKind.SHARD:
         return Outcome(run, None, write_run(root, run))
     found = judge(root, run)
+    run = replace(run, manifest={**run.manifest, "verdict": found.decision.word.value})
     page = render(run, found.decision, found.history)
     # Should the disk be full, the night's answer is not lost with the night's numbers.
     report(f"verdict: {found.decision.word}")
     folder = write_run(root, run, page)
-    return Outcome(run, found.decision, folder)
+    return Outcome(run, found.decision, folder, tuple(held_against(found)))
 
 
 @dataclass
@@ -176,10 +185,12 @@ class _Done:
     suites: list[_Suite] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
     tensors: Deviations = field(default_factory=Deviations)
+    responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def add(self, rows: list[Measurement], suite: _Suite) -> None:
         self.measurements += rows
         self.findings += suite.findings
+        self.responses |= suite.responses
         self.suites.append(suite)
 
     def run(self, started: datetime, tested: dict[str, Any]) -> Run:
@@ -191,6 +202,7 @@ class _Done:
             "suites": [suite.entry() for suite in self.suites],
             **tested,
             **derived(self.measurements, tested["fault"]),
+            "spreads": spreads_of(self.measurements, self.responses),
             "stability": self.shown,
         }
         if self.shard:
@@ -205,8 +217,20 @@ class _Done:
 
 
 def select_cases(options: Options) -> list[Case]:
-    """Return the cases asked for; a checkpoint of the user's takes the committed one's place."""
-    cases = [by_name(name) for name in options.cases] if options.cases else list(CASES)
+    """Return the cases of the triangle that are asked for; a checkpoint of the user's takes the
+    committed one's place.
+
+    Raises:
+        ValueError: a name is neither one of theirs nor one of another suite (`elsewhere`).
+    """
+    others = {name for names in elsewhere().values() for name in names}
+    mine = [name for name in options.cases if name not in others]
+    if unknown := [name for name in mine if name not in {case.name for case in CASES}]:
+        raise ValueError(
+            f"no case {', '.join(map(repr, unknown))}; there are "
+            f"{', '.join((*(case.name for case in CASES), *sorted(others)))}."
+        )
+    cases = [by_name(name) for name in mine] if options.cases else list(CASES)
     if options.checkpoint is None:
         return cases
     mine = {"name": "checkpoint", "why": f"{options.checkpoint.name} on held-out text"}
@@ -214,6 +238,15 @@ def select_cases(options: Options) -> list[Case]:
         replace(case, checkpoint=options.checkpoint, **mine) if case.checkpoint else case
         for case in cases
     ]
+
+
+def elsewhere() -> dict[str, set[str]]:
+    """Return what can be asked for besides cases of the triangle, by the part of the plan."""
+    return {
+        SEAMS_PART: {seam.id for seam in SEAMS},
+        PRODUCTS_PART: set(BACKENDS),
+        MLA_MOE_PART: {case.title for case in mla_moe.CASES},
+    }
 
 
 def open_checkpoint(folder: Path | None) -> stability.Checkpoint:
@@ -251,34 +284,43 @@ def run_parity(
             continue
         measurements += rows
         suite.executed += 1
+        suite.responses[case.name, "rel_l2"] = floors.responses(case)
         report(f"  {case.name}: {_said(rows)} ({time.perf_counter() - start:.1f} s)")
     suite.seconds = time.perf_counter() - clock
     return measurements, suite
 
 
-def run_seams(reference: Reference, report: Report) -> tuple[list[Measurement], _Suite]:
-    """Measure every deliberate difference; one that cannot be leaves the suite incomplete."""
-    suite, clock = _Suite("seams", planned=len(SEAMS)), time.perf_counter()
+def run_seams(
+    reference: Reference, report: Report, only: Collection[str] = ()
+) -> tuple[list[Measurement], _Suite]:
+    """Measure every deliberate difference, or those asked for by id; one that cannot be measured
+    leaves the suite incomplete.
+    """
+    suite, clock = _Suite("seams", planned=len(only or SEAMS)), time.perf_counter()
     rows: list[Measurement] = []
     try:
         for row in measure_seams(reference, device_kind()):
-            rows.append(row)
-            suite.executed += 1
+            if not only or row.quantity in only:
+                rows.append(row)
+                suite.executed += 1
         rows = replayed(rows, list(measure_seams(reference, device_kind())))
     except (ArithmeticError, RuntimeError, ValueError) as error:
         suite.reason = f"{type(error).__name__}: {error}"[:400]
     suite.seconds = time.perf_counter() - clock
     open_ = sum(row.verdict is Verdict.PASS for row in rows)
-    report(f"  seams: {open_} of {len(SEAMS)} are what they were ({suite.seconds:.1f} s)")
+    report(f"  seams: {open_} of {suite.planned} are what they were ({suite.seconds:.1f} s)")
     return rows, suite
 
 
-def run_products(_: Reference, report: Report) -> tuple[list[Measurement], _Suite]:
-    """Compare every GEMM backend with float64 on the operands it multiplied."""
-    suite, clock = _Suite("products", planned=len(BACKENDS)), time.perf_counter()
+def run_products(
+    _: Reference, report: Report, only: Collection[str] = ()
+) -> tuple[list[Measurement], _Suite]:
+    """Compare every GEMM backend, or those asked for, with float64 on what it multiplied."""
+    suite, clock = _Suite("products", planned=len(only or BACKENDS)), time.perf_counter()
     rows: list[Measurement] = []
     try:
         rows = replayed(*(list(measure_products(device_kind())) for _ in range(2)))
+        rows = [row for row in rows if not only or row.case in only]
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         suite.reason = f"{type(error).__name__}: {error}"[:400]
     suite.executed = len({row.case for row in rows})
@@ -288,17 +330,25 @@ def run_products(_: Reference, report: Report) -> tuple[list[Measurement], _Suit
     return rows, suite
 
 
-def run_mla_moe(reference: Reference, report: Report) -> tuple[list[Measurement], _Suite]:
-    """Compare the second architecture with Transformers, live where megalodon-hf is and it can."""
-    suite, clock = _Suite("mla-moe", planned=len(mla_moe.CASES)), time.perf_counter()
+def run_mla_moe(
+    reference: Reference, report: Report, only: Collection[str] = ()
+) -> tuple[list[Measurement], _Suite]:
+    """Compare the second architecture, or the cases of it that are asked for, with Transformers,
+    live where megalodon-hf is and it can.
+    """
+    suite, clock = _Suite("mla-moe", planned=len(only or mla_moe.CASES)), time.perf_counter()
     which = "auto" if reference.kind == "live" else "recorded"
     rows: list[Measurement] = []
     said: dict[str, Finding] = {}
     try:
-        for case in mla_moe.CASES:
+        for case in (c for c in mla_moe.CASES if not only or c.title in only):
             answer = mla_moe.answer(case, which)
-            twice = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
-            rows += replayed(*(found.measurements for found in twice))
+            once, again = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
+            rows += replayed(once.measurements, again.measurements)
+            suite.responses[case.title, "rel_l2"] = once.report.responses
+            pool = mla_moe.pooled(case, answer.kind == "live", device_kind())
+            rows += pool.measurements
+            suite.responses[case.title, POOLED] = pool.responses
             suite.executed += 1
             found = reference_scatter(answer.refusal, answer.versions["transformers"])
             said[found.message] = found
@@ -311,7 +361,8 @@ def run_mla_moe(reference: Reference, report: Report) -> tuple[list[Measurement]
     return rows, suite
 
 
-MEASURED: dict[str, Callable[[Reference, Report], tuple[list[Measurement], _Suite]]] = {
+Measured = Callable[[Reference, Report, Collection[str]], tuple[list[Measurement], _Suite]]
+MEASURED: dict[str, Measured] = {
     SEAMS_PART: run_seams,
     PRODUCTS_PART: run_products,
     MLA_MOE_PART: run_mla_moe,

@@ -14,8 +14,9 @@ import numpy as np
 
 from parity.results import Kind, Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
-from reports.goldens import golden_of
+from reports.goldens import Golden, golden_of
 from reports.history import Key, Past
+from reports.host import FIELDS
 from reports.schema import SCHEMA
 from reports.store import Run
 from reports.verdicts import Decision, Word, decide
@@ -129,15 +130,16 @@ def _nights(scenario: Scenario, rng: np.random.Generator) -> Iterator[tuple[int,
     event. The golden is blessed in the middle of the quiet nights.
     """
     values: list[float] = []
-    golden, before = None, None
+    pinned: tuple[Golden, ...] = ()
+    before = None
     for night in range(-QUIET, scenario.nights):
         value = scenario.value(rng, night)
         run = _run(value, scenario.repeats)
         seen = {} if scenario.repeats else {KEY: Past(tuple(values[-NOISE_WINDOW:]), True)}
         if len(values) == NOISE_WINDOW:
-            golden = golden_of(run, seen, "synthetic", "2026-11-20")
+            pinned = (golden_of(run, seen, "synthetic", "2026-11-20"),)
         if len(values) >= NOISE_WINDOW:
-            yield night, decide(run, before, seen, golden)
+            yield night, decide(run, before, seen, pinned)
         values.append(value)
         before = run
 
@@ -149,7 +151,9 @@ def _run(value: float, repeats: bool) -> Run:
     )  # fmt: skip
     suite = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
     fixed = {"schema": SCHEMA, "kind": "nightly", "id": "night", "created": "2026-11-20"}
-    return Run({**fixed, "suites": [suite]}, (row,))
+    # One machine throughout: levels of another are held to wider limits.
+    device = {"device": {"kind": "cpu"}, "host": dict.fromkeys(FIELDS, "synthetic")}
+    return Run({**fixed, **device, "suites": [suite]}, (row,))
 
 
 def table(histories: int) -> str:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports import goldens
+from reports.anchors import is_whole
 from reports.history import load_history
+from reports.host import fingerprint
 from reports.schema import FILES, MEASUREMENTS, StoreError
 from reports.store import Stored, list_runs, read_run
+from reports.stored import anchors_of
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,11 @@ class Plan:
 
 
 def plan(root: Path, keep: int) -> Plan:
-    """Keep the newest `keep` runs of each kind and device, blessed runs, and baselines of these.
+    """Keep the newest `keep` runs of each kind and device, blessed runs, baselines of these, and
+    the anchor of every machine.
 
     What cannot be read is never deleted: somebody may still want to restore it.
-    Raises StoreError where the root cannot be listed or a golden cannot be read.
+    Raises StoreError where the root cannot be listed.
     """
     stored, unreadable = list_runs(root)
     groups: dict[object, list[Stored]] = {}
@@ -40,6 +44,7 @@ def plan(root: Path, keep: int) -> Plan:
         groups.setdefault((run.kind, device), []).append(run)
     newest = {run.folder for runs in groups.values() for run in runs[-keep:]}
     blessed, baselines = goldens.blessed(), _baselines(root, groups.values())
+    anchors = _anchors(root, stored)
     goes: list[Path] = []
     spared: list[tuple[Path, str]] = []
     for run in stored:
@@ -48,6 +53,8 @@ def plan(root: Path, keep: int) -> Plan:
             continue
         if name in blessed:
             spared.append((run.folder, "blessed"))
+        elif name in anchors:
+            spared.append((run.folder, f"anchor of the machine of {anchors[name]}"))
         elif name in baselines:
             spared.append((run.folder, f"baseline of {baselines[name]}"))
         else:
@@ -63,6 +70,25 @@ def _baselines(root: Path, groups: Iterable[list[Stored]]) -> dict[str, str]:
             baseline = load_history(root, read_run(runs[-1].folder)).baseline
             if baseline is not None:
                 found[baseline.id] = runs[-1].manifest["id"]
+    return found
+
+
+def _anchors(root: Path, stored: Iterable[Stored]) -> dict[str, str]:
+    """Return by its id what the newest run of each machine and kind of reference is anchored at."""
+    newest: dict[tuple[object, str], Stored] = {}
+    for run in stored:
+        machine = fingerprint(run.manifest)
+        if machine is not None and MEASUREMENTS in FILES[run.kind] and is_whole(run.manifest):
+            newest[run.kind, machine] = run
+    found: dict[str, str] = {}
+    for (_, machine), run in newest.items():
+        pinned = goldens.load(goldens.device_of(run.manifest))
+        read = read_run(run.folder)
+        if any(golden.fingerprint == machine for golden in pinned.goldens):
+            continue
+        # The first run of a machine is the anchor of its next one.
+        for old in anchors_of(root, read, pinned) or (read,):
+            found.setdefault(old.id, read.id)
     return found
 
 

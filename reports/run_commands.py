@@ -38,13 +38,14 @@ def list_command(out: Path, as_json: bool) -> None:
         lost = [{"folder": str(folder), "why": why} for folder, why in unreadable]
         click.echo(json.dumps({"runs": [asdict(run) for run in runs], "unreadable": lost}))
         return
-    table = Table("run", "kind", "device", "reference", "gates", "broken", "planted", box=None)
+    heads = ("run", "verdict", "kind", "device", "reference", "gates", "broken", "planted")
+    table = Table(*heads, box=None)
     # A run is named by its id, so the id is what must not be cut.
     table.columns[0].no_wrap = True
     table.columns[0].min_width = max((len(run.id) for run in runs), default=0)
     for run in runs:
         numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
-        table.add_row(run.id, run.kind, run.device, run.reference, *numbers, run.fault)
+        table.add_row(run.id, run.verdict, run.kind, run.device, run.reference, *numbers, run.fault)
     if runs:
         show(table)
     else:
@@ -75,15 +76,14 @@ def list_command(out: Path, as_json: bool) -> None:
 @click.pass_context
 def gate(ctx, run, against, out, summary_md, as_json) -> None:
     """Judge a stored run again; the exit code is the verdict's."""
-    from reports.stored import find_run, judged
+    from reports.stored import find_run, held_against, judged
     from reports.summary import markdown
 
     other = find_run(out, against) if against else None
     found = judged(find_run(out, run), other)
     if summary_md is not None:
         append(summary_md, markdown(found.run, found.decision))
-    held = [f"held against {found.decision.golden}"] if found.decision.golden else []
-    say(ctx, found.decision, as_json, held)
+    say(ctx, found.decision, as_json, held_against(found))
 
 
 @click.command(

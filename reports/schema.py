@@ -17,7 +17,7 @@ from parity.results import Measurement
 from reports.timings import Timing
 from stability.findings import Finding
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised with every change that an older version could not read, together with a `Migration`."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
@@ -93,6 +93,8 @@ MIGRATIONS = {
         lambda manifest: {"kind": RunKind.NIGHTLY.value, **manifest},
         {MEASUREMENTS: {"deterministic": None}},
     ),
+    # Schema 2 knew its processor by name only, and not how far rounding scatters a level.
+    2: Migration(lambda manifest: {"host": {}, "spreads": {}, **manifest}, {}),
 }
 """By the schema they start from; together they lead from every older schema to `SCHEMA`."""
 

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 
 from parity.results import Measurement, Verdict
-from reports.changes import Change, Counts, What, ran
+from reports.changes import Change, Counts, What, ran, whose
+from reports.drift import Held
+from reports.host import fingerprint
 from reports.store import Run
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
 from stability.findings import Severity
@@ -122,4 +124,45 @@ def changed(changes: Sequence[Change], baseline: Run, rows: Sequence[Measurement
         f"differ{'s' if len(moved) == 1 else ''} from run {label(baseline.id, 60)}{repaired}. "
         f"It starts at {place(first)}: {metric_name(first.metric)} {then} → {now}; "
         f"{tightest(rows)}."
+    )
+
+
+def against(held: Held) -> str:
+    """Say what the levels were held against, why, and how many of them could be compared."""
+    golden = held.golden
+    why = f", blessed {label(golden.blessed, 20)} ({label(golden.reason, 80)})"
+    if not golden.blessed:
+        why = ", the oldest healthy run on this machine"
+    count_of = f"{held.comparable:,} of {count(held.levels, 'level')} comparable"
+    differs = f"; {'; '.join(label(d, 120) for d in held.differs)}" if not held.same else ""
+    return f"run {label(golden.run, 60)}{why}: {count_of}{differs}"
+
+
+def first_night(run: Run, held: Sequence[Held]) -> str:
+    """Say that a healthy night has no level of its own machine to be held against, and what that
+    means; empty where it has.
+    """
+    if any(h.same and h.comparable for h in held):
+        return ""
+    if fingerprint(run.manifest) is None:
+        who = " This machine's processor cannot be read, so it is never held to repeat"
+    elif run.manifest.get("selected"):
+        who = " No whole night of this machine is there to hold levels against"
+    else:
+        who = " It is the first night on this machine, and the anchor of later ones"
+    other = next((h for h in held if not h.same), None)
+    if other is None:
+        return f"{who}; nothing could be compared: no blessed run is there."
+    largest = other.largest
+    if largest is None:
+        differs = other.differs[0] if other.differs else "other work"
+        return (
+            f"{who}; nothing could be compared: {whose(other)} has no level of the same work "
+            f"({label(differs, 160)})."
+        )
+    case, edge, kind, metric = largest.group
+    return (
+        f"{who}. Of {count(other.comparable, 'level')} compared with {whose(other)}, the largest "
+        f"ratio is {largest.ratio:.2f} ({label(case, 40)}, {kind}, {edge_name(edge)}, "
+        f"{metric_name(metric)}); rounding explains up to {largest.limit:.2f}."
     )

@@ -146,7 +146,7 @@ def _class(run: Run) -> object:
 
 
 def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: manifest.get(name) for name in ("device", "threads")}
+    return {name: manifest.get(name) for name in ("device", "host", "threads")}
 
 
 def _machines(runs: Sequence[Run]) -> dict[str, Any]:
@@ -158,7 +158,8 @@ def _machines(runs: Sequence[Run]) -> dict[str, Any]:
         return machines[0]
     names = " + ".join(str((machine["device"] or {}).get("name")) for machine in machines)
     threads = " + ".join(str(machine["threads"]) for machine in machines)
-    return {"device": {**machines[0]["device"], "name": names}, "threads": threads}
+    # Several processors are no known one: such a run is held against other machines only.
+    return {"device": {**machines[0]["device"], "name": names}, "host": {}, "threads": threads}
 
 
 def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
@@ -185,6 +186,7 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> dict[str, Any]:
         "suites": _suites(runs, plan, missing),
         "cases": [cases[name] for name in plan if name in cases],
         "stability": shown,
+        "spreads": {n: s for run in runs for n, s in run.manifest["spreads"].items()},
         "shards": [run.id for run in runs],
     }
 

@@ -110,9 +110,10 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
 def bless(run: str, reason: str, out: Path, as_json: bool) -> None:
     """Pin RUN as the one that later nights may not drift from.
 
-    Writes reports/goldens/DEVICE.json: one line per case, comparison and kind of quantity, to be
-    reviewed and committed as a diff. Refused (exit code 2) in a tree with uncommitted changes, and
-    for a run made in one, of only some cases, with a planted fault or a broken tolerance.
+    Writes a file in reports/goldens for the run's machine and kind of reference: one line per case,
+    comparison and kind of quantity, to be reviewed and committed as a diff. Refused (exit code 2)
+    in a tree with uncommitted changes, and for a run made in one, of only some cases, with a
+    planted fault or a broken tolerance.
     """
     from reports import blessing
     from reports.stored import find_run

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ import numpy as np
 
 from parity.results import Verdict
 from reports import goldens
+from reports.anchors import anchored, find_anchors
 from reports.changes import Change
 from reports.history import History, load_history
+from reports.host import fingerprint
 from reports.query import Table
 from reports.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError, kind_of
 from reports.store import Run, Stored, list_runs, read_run
 from reports.text import contrast, count, edge_name, metric_name
-from reports.verdicts import Decision, decide
+from reports.verdicts import Decision, ExitCode, decide
 
 _COUNTS = "SELECT run, verdict, count(*) AS rows FROM measurements GROUP BY ALL"
 _NO_VERDICT = {
@@ -45,6 +47,8 @@ class Listed:
     """Measurements held to a tolerance, or that could not be; 0 for a bench."""
     broken: int
     fault: str
+    verdict: str
+    """What was said of it when it was stored; `gate` judges it again, by all that is known now."""
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -101,6 +105,7 @@ def _entry(run: Stored, counts: Mapping[str, int]) -> Listed:
         gates=gates,
         broken=gates - counts.get(Verdict.PASS.value, 0),
         fault=str(run.manifest.get("fault") or ""),
+        verdict=str(run.manifest.get("verdict") or ""),
     )
 
 
@@ -114,14 +119,36 @@ class Judged:
 
 
 def judge(root: Path, run: Run) -> Judged:
-    """Return a run's verdict by its history under `root` and by the golden of its device.
+    """Return a run's verdict by its history under `root`, by blessed runs of its class of device,
+    and by the oldest healthy run of its own machine where nobody blessed one there.
 
     Raises:
-        StoreError: the root cannot be listed, or the golden not read.
+        StoreError: the root cannot be listed.
     """
     history = load_history(root, run)
-    golden = goldens.load(run.manifest)
-    return Judged(run, decide(run, history.baseline, history.past, golden), history)
+    pinned = goldens.load(goldens.device_of(run.manifest))
+    own = own_goldens(root, run, pinned)
+    decision = decide(run, history.baseline, history.past, (*own, *pinned.goldens))
+    unusable = [(goldens.FOLDER, why) for why in pinned.unusable]
+    history = replace(history, unreadable=(*history.unreadable, *unusable))
+    return Judged(run, decision, history)
+
+
+def own_goldens(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[goldens.Golden, ...]:
+    """Return the anchor of a run's machine; none where a blessed run of that machine is."""
+    mine = fingerprint(run.manifest)
+    if any(golden.fingerprint == mine for golden in pinned.goldens):
+        return ()
+    return anchored(anchors_of(root, run, pinned))
+
+
+def anchors_of(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[Run, ...]:
+    """Return the oldest healthy runs of a run's machine: those that pass without an anchor."""
+
+    def healthy(old: Run) -> bool:
+        return decide(old, None, {}, pinned.goldens).exit_code is ExitCode.PASS
+
+    return find_anchors(root, run, healthy)
 
 
 def judged(folder: Path, against: Path | None = None) -> Judged:
@@ -134,6 +161,12 @@ def judged(folder: Path, against: Path | None = None) -> Judged:
     if against is None:
         return judge(folder.parent, run)
     return Judged(run, decide(run, measured(against)), History())
+
+
+def held_against(found: Judged) -> list[str]:
+    """Return one line for each run whose levels a run was held against, and why others were not."""
+    lines = [f"held against {text}" for text in found.decision.against]
+    return lines + [why for folder, why in found.history.unreadable if folder == goldens.FOLDER]
 
 
 def page_of(folder: Path) -> str:
@@ -179,7 +212,7 @@ def as_document(decision: Decision) -> dict[str, Any]:
         "exit_code": int(decision.exit_code),
         "sentence": decision.sentence,
         "baseline": decision.baseline_id,
-        "golden": decision.golden,
+        "against": list(decision.against),
         "environment": list(decision.environment),
         "changes": [
             {

@@ -65,7 +65,7 @@ def _facts(run: Run, decision: Decision) -> list[str]:
         f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, {counts.changed:,} changed, "
         f"{counts.skipped:,} skipped, {counts.not_run:,} not run",
     ]
-    return [*facts, f"held against {decision.golden}"] if decision.golden else facts
+    return [*facts, *(f"held against {text}" for text in decision.against)]
 
 
 def _row(change: Change) -> str:

@@ -316,7 +316,7 @@ _STANDING = {
 
 def _id(c: Change) -> str:
     """Return the id of the row a change is about; nothing for a row this run does not have."""
-    if c.what is What.GONE or not c.row:
+    if c.what is What.GONE or c.kind:
         return ""
     return record_id(
         c.case.removeprefix("probe ") if not c.edge else c.case, *(c.edge, c.quantity, c.metric)
@@ -339,7 +339,9 @@ def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, ob
                 "before": contrast(c.before, c.now)[0],
                 "now": contrast(c.before, c.now)[1],
                 "tolerance": number(None if math.isnan(c.tolerance) else c.tolerance),
-                "note": label(c.note, 160),
+                "note": label(c.note, 320),
+                # Words that the rows of the gates a drift is about have, and few others.
+                "filter": f"{c.case} {edge_name(c.edge)} {metric_name(c.metric)}" if c.kind else "",
             }
             for c in part[:limit]
         ]

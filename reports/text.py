@@ -41,6 +41,7 @@ _QUESTIONS = {
 }
 _METRICS = {
     "rel_l2": "relative L2",
+    "rel_l2_pooled": "relative L2 over draws",
     "max_abs": "max abs",
     "cosine": "cosine",
     "kl_p50": "KL p50",

@@ -26,7 +26,8 @@ from reports.changes import (
     ran,
     settle,
 )
-from reports.goldens import Golden, comparable, drifts, levels, other_settings
+from reports.drift import Held, hold, levels_of
+from reports.goldens import Golden
 from reports.history import Key, Past
 from reports.store import Run
 from reports.text import count, edge_rank, label
@@ -68,8 +69,13 @@ class Decision:
     baseline_id: str | None
     environment: tuple[str, ...]
     """What differs from the baseline's environment: while anything does, no value is CHANGED."""
-    golden: str = ""
-    """Which blessed run the levels were held against, and how many of them; empty without one."""
+    held: tuple[Held, ...] = ()
+    """What the levels were held against: a run of this machine, one of another, or none."""
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """Say for each of `held` who it is and how many levels could be compared."""
+        return tuple(say.against(held) for held in self.held)
 
 
 def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ...]:
@@ -102,27 +108,11 @@ def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
     return tuple(str(s.get("name")) for s in before if ran(s) and s.get("name") not in known)
 
 
-def _against(run: Run, past: Mapping[Key, Past], golden: Golden | None) -> tuple[list[Change], str]:
-    """Hold the levels of a run against the blessed ones; return what left them, and a summary."""
-    if golden is None:
-        return [], ""
-    now = levels(run.measurements, past)
-    who = (
-        f"run {label(golden.run, 60)}, blessed {label(golden.blessed, 20)} "
-        f"({label(golden.reason, 80)})"
-    )
-    if other := other_settings(golden, run.manifest):
-        return [], f"{who}: no level is comparable, {label(other, 200)}"
-    alike = comparable(now, golden)
-    summary = f"{who}: {alike} of {count(len(now), 'level')} comparable"
-    return [drift_change(drift) for drift in drifts(now, golden)], summary
-
-
 def decide(
     run: Run,
     baseline: Run | None,
     past: Mapping[Key, Past] | None = None,
-    golden: Golden | None = None,
+    goldens: Sequence[Golden] = (),
 ) -> Decision:
     """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
 
@@ -133,17 +123,21 @@ def decide(
             environments are equal; it still exits 0, since every tolerance holds.
         past: Earlier values of the gates that do not repeat (`reports.history`): a step beyond them
             is REGRESSED although the tolerance holds.
-        golden: The blessed run (`reports.goldens`); so is a level that drifted from it.
+        goldens: Runs whose levels it may be held against (`reports.drift.hold`), the ones to be
+            preferred first; so is a level that drifted from one of them.
     """
     rows, past = [settle(m) for m in run.measurements], past or {}
     environment = environment_diff(run, baseline) if baseline else ()
-    drifted, against = _against(run, past, golden)
+    held = hold(run, levels_of(run, past), goldens)
+    drifted = [drift_change(drift, to) for to in held for drift in to.drifts]
     found = find_changes(run, rows, baseline, past, equal=not environment)
     changes = gravest_first([*found, *drifted])
     counts = counted(run, rows, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
     starts = _starts(rows, new)
-    word, exit_code, sentence = _verdict(run, rows, baseline, changes, counts, starts, environment)
+    word, exit_code, sentence = _verdict(
+        run, rows, baseline, changes, counts, starts, environment, held
+    )
     return Decision(
         word=word,
         exit_code=exit_code,
@@ -153,7 +147,7 @@ def decide(
         starts=starts,
         baseline_id=baseline.id if baseline else None,
         environment=environment,
-        golden=against,
+        held=held,
     )
 
 
@@ -165,6 +159,7 @@ def _verdict(
     counts: Counts,
     starts: Sequence[Measurement],
     environment: Sequence[str],
+    held: Sequence[Held],
 ) -> tuple[Word, ExitCode, str]:
     suites, missing = run.manifest.get("suites") or [], _missing(run, baseline)
     whole = bool(suites) and all(ran(s) for s in suites) and not missing
@@ -187,6 +182,6 @@ def _verdict(
         return Word.CHANGED, ExitCode.PASS, say.changed(changes, baseline, rows)
     sentence = (
         f"All {count(counts.gates, 'gate')} hold; {say.tightest(rows)}. "
-        f"{say.since(baseline, environment, changes)}"
+        f"{say.since(baseline, environment, changes)}{say.first_night(run, held)}"
     )
     return Word.PASS, ExitCode.PASS, sentence

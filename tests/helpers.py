@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,8 +12,11 @@ import numpy as np
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
+from parity.calibrate import extended
+from parity.cases import Case
+from parity.compare import kind_of
 from parity.results import Kind
-from parity.tolerances import rule
+from parity.tolerances import NoiseFloors, rule
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""
@@ -43,6 +47,15 @@ TINY = MegalodonConfig(
     chunk_size=4,
     norm_num_groups=2,
 )
+
+
+def same_program(case: Case) -> Callable[[str], float]:
+    """Return by quantity how far two float32 programs of one case's mathematics may be apart.
+
+    The rule for recordings and what is live: a multiple of the case's own noise floor.
+    """
+    floors = extended(NoiseFloors({}), [case])
+    return lambda name: floors.bound("recorded32:live32", kind_of(name), case, name)
 
 
 def tiny(**changes: Any) -> MegalodonConfig:

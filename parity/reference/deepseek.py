@@ -81,6 +81,7 @@ def run(
     import torch
 
     with ExitStack() as stack:
+        stack.enter_context(_one_thread())
         if wide:
             stack.enter_context(_no_narrowing())
         model = _model(fields, weights).to(getattr(torch, dtype))
@@ -109,6 +110,21 @@ def float64_refusal(
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     return ""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Context in which torch uses one thread: what it splits among several here takes longer, and
+    the order of its sums would follow the machine.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _model(fields: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:

@@ -41,7 +41,7 @@ class LiveReference:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What ran: commit, versions, threads, device."""
+        """What ran: commit, versions, threads, what torch found on the processor, device."""
         import torch
 
         return {
@@ -50,6 +50,7 @@ class LiveReference:
                 name: metadata.version(name) for name in ("megalodon-hf", "torch", "transformers")
             },
             "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
             "device": self.device,
         }
 

@@ -75,10 +75,10 @@ const explorer = (() => {
   };
 
   function chosen() {
-    const { of, text, all } = data, q = state.q.trim().toLowerCase();
+    const { of, text, all } = data, words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
     const kept = all.filter((i) =>
       (state.verdict ? of.verdict(i) === state.verdict : data.columns.id[i] !== "") &&
-      (!state.suite || of.suite(i) === state.suite) && (!q || text[i].includes(q)));
+      (!state.suite || of.suite(i) === state.suite) && words.every((word) => text[i].includes(word)));
     const [name, down] = [state.sort.replace("-", ""), state.sort.startsWith("-")];
     if (!KEYS[name]) return kept;
     const key = new Map(kept.map((i) => [i, KEYS[name](i)]));

@@ -12,9 +12,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.results import Kind
-from reports import architectures, facts, heat, precision, probes, records, tables, trends, what_if
+from reports import (
+    architectures,
+    facts,
+    heat,
+    marks,
+    precision,
+    probes,
+    records,
+    tables,
+    trends,
+    what_if,
+)
 from reports.changes import settle
-from reports.document import suite_of
+from reports.document import replays, suite_of
 from reports.drilldown import drilldown
 from reports.history import History
 from reports.page import svg
@@ -131,6 +142,9 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "when": facts.moment(manifest["created"]),
         "overview": tables.overview(data, history),
         "changes": tables.change_rows(decision.changes),
+        "against": decision.against,
+        "marks": marks.of_sections(rows, run.findings, decision),
+        "replay": replays(manifest, decision),
         "tensors": shown,
         "tensors_more": len(drilldowns) - len(shown),
         "tensors_omitted": len(run.tensors) - len(drilldowns),

@@ -12,6 +12,7 @@ import numpy as np
 from parity.deviation import Deviation, Deviations
 from parity.results import Kind, Measurement, Verdict
 from reports.bench import Times, memory_timings, timings
+from reports.host import FIELDS
 from reports.store import SCHEMA, Run
 from stability.findings import Finding, Severity
 
@@ -75,6 +76,8 @@ def manifest(**changes: object) -> dict[str, object]:
         "dirty": False,
         "versions": {"jax": "0.10.1", "numpy": "2.3.4"},
         "device": {"kind": "cpu", "name": "x86_64"},
+        "host": dict.fromkeys(FIELDS, "known"),
+        "spreads": {},
         "threads": 2,
         "flags": {"XLA_FLAGS": ""},
         "reference": {

@@ -120,17 +120,17 @@ def test_a_step_regresses_and_says_from_what() -> None:
 
 def test_a_drift_is_held_against_the_blessed_run_of_the_same_work_only() -> None:
     golden = golden_of(run(measurement()), {}, "the first", "2026-11-01")
-    near = decide(run(measurement(value=1.29e-6)), None, {}, golden)
-    far = decide(run(measurement(value=1.31e-6)), None, {}, golden)
+    near = decide(run(measurement(value=1.29e-6)), None, {}, [golden])
+    far = decide(run(measurement(value=1.31e-6)), None, {}, [golden])
     assert (near.word, far.word) == (Word.PASS, Word.REGRESSED)
-    assert "1.31 times the blessed one" in far.sentence
-    assert "1 of 1 level comparable" in far.golden
-    other = decide(run(measurement(value=1.31e-6, identity="other")), None, {}, golden)
-    assert (other.word, "0 of 1 level" in other.golden) == (Word.PASS, True)
+    assert "1.31 times that of run" in far.sentence
+    assert "1 of 1 level comparable" in far.against[0]
+    other = decide(run(measurement(value=1.31e-6, identity="other")), None, {}, [golden])
+    assert (other.word, "0 of 1 level" in other.against[0]) == (Word.PASS, True)
     # Far below its tolerance a value may move freely.
     tiny = golden_of(run(measurement(value=1e-12)), {}, "tiny", "2026-11-01")
     free = tolerances.DRIFT_SHARE * measurement().tolerance
-    assert decide(run(measurement(value=free)), None, {}, tiny).word is Word.PASS
+    assert decide(run(measurement(value=free)), None, {}, [tiny]).word is Word.PASS
 
 
 def test_a_suite_that_vanished_is_incomplete_unless_cases_were_selected() -> None:

@@ -12,10 +12,8 @@ import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.cases import Case
-from parity.results import Kind
 from parity.subject import JaxSubject, evaluate
 from parity.taps import COTANGENT, stages
-from parity.tolerances import rule
 from stability.activations import HEADROOM, Range, Ranges, measure_ranges, range_findings, summary
 from stability.attention import (
     PEAKED,
@@ -26,10 +24,8 @@ from stability.attention import (
     weight_error,
 )
 from stability.findings import Severity
-from tests.helpers import ROUNDING, rel_l2
+from tests.helpers import ROUNDING, rel_l2, same_program
 
-SAME = rule("recorded32:live32", Kind.GRADIENT).absolute
-"""Relative L2 between two programs of the same mathematics in float32."""
 CASE = Case("activations", "two chunks and a tail", overrides={"num_layers": 1}, length=37)
 PADDED = dataclasses.replace(CASE, padding="right")
 
@@ -59,10 +55,13 @@ def test_ranges_are_those_of_the_arrays_themselves() -> None:
     found = measured()
     assert tuple(found.taps) == stages(CASE.config)
     assert set(found.cotangents) == {COTANGENT + name for name in found.taps}
+    bound = same_program(CASE)
     for name, found_range in (found.taps | found.cotangents).items():
         values = np.abs(expected()[name].astype(np.float64))
-        assert rel_l2(found_range.largest, values.max()) < SAME, name
-        assert rel_l2(found_range.rms, np.sqrt(np.mean(values**2))) < SAME, name
+        norm, same = np.linalg.norm(values), bound(name)
+        # No element and no norm moves by more than the norm of the difference.
+        assert rel_l2(found_range.largest, values.max()) <= same * norm / values.max(), name
+        assert rel_l2(found_range.rms, np.sqrt(np.mean(values**2))) <= same, name
         assert float(found_range.bad) == 0.0
 
 
@@ -70,11 +69,13 @@ def test_gradient_norms_add_up_to_the_global_one() -> None:
     found = measured()
     assert set(found.gradients) == set(named_leaves(model()))
     by_hand = {n: expected()[f"grad/{n}"].astype(np.float64) for n in found.gradients}
+    bound = same_program(CASE)
+    worst = max(bound(f"grad/{name}") for name in by_hand)
     cema = [g for n, g in by_hand.items() if n.startswith("model.layers.0.attn.cema.")]
     norm = np.sqrt(sum(np.sum(g**2) for g in cema))
-    assert rel_l2(found.norms["model.layers.0.attn.cema"], norm) < SAME
+    assert rel_l2(found.norms["model.layers.0.attn.cema"], norm) <= worst
     total = np.sqrt(sum(np.sum(g**2) for g in by_hand.values()))
-    assert rel_l2(np.linalg.norm(list(found.norms.values())), total) < SAME
+    assert rel_l2(np.linalg.norm(list(found.norms.values())), total) <= worst
 
 
 def severities(**changes) -> dict[str, Severity]:

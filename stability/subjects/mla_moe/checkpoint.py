@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(.*)")
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
+@cache
 def abstract(config: MLAMoEConfig) -> MLAMoEForCausalLM:
     """Return a model of shapes and dtypes without an array."""
     return eqx.filter_eval_shape(MLAMoEForCausalLM, config, key=jax.random.key(0))

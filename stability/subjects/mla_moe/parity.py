@@ -25,6 +25,7 @@ from megalodon_jax.weights import named_leaves
 from parity import recordings
 from parity.cases import Work
 from parity.compare import Comparison
+from parity.pooling import DRAWS, Draw, Pool, pool
 from parity.port import OUTPUT, Arrays, Report, check
 from parity.reference import deepseek
 from parity.results import Measurement
@@ -71,11 +72,13 @@ class Case:
     batch: int = 1
     bias: float = 0.0
     """Standard deviation of the selection bias."""
+    draw: int = 0
+    """Which draw of weights and text; levels are pooled over several (`pooled`)."""
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """Weights by DeepSeek-V3's names, float32, none at its initial value."""
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng([0, self.draw] if self.draw else 0)
         drawn = {}
         for name, leaf in named_leaves(abstract(self.config)).items():
             std = self.bias if name.endswith(BUFFER) else leaf.shape[-1] ** -0.5
@@ -86,7 +89,7 @@ class Case:
     @cached_property
     def ids(self) -> np.ndarray:
         """Token ids (B, L) int32."""
-        rng = np.random.default_rng(1)
+        rng = np.random.default_rng([1, self.draw] if self.draw else 1)
         return rng.integers(0, self.config.vocab_size, (self.batch, self.length)).astype(np.int32)
 
     @property
@@ -245,11 +248,10 @@ def compare(
     if not gradients:
         narrow, wide = (_without_gradients(side) for side in (answer.float32, answer.float64))
         answer = replace(answer, float32=narrow, float64=wide)
-    positions = np.broadcast_to(np.arange(case.length, dtype=np.float32), case.ids.shape)
     report = check(
         traced if gradients else forward,
         case.model() if model is None else model,
-        (jnp.asarray(case.ids), jnp.asarray(positions)),
+        (jnp.asarray(case.ids), jnp.asarray(_positions(case))),
         answer.float32,
         answer.float64,
         name=case.title,
@@ -259,6 +261,34 @@ def compare(
     return Found(
         case, report, (*report.measurements, *_flips(case, report, answer, device)), answer
     )
+
+
+def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
+    """Measure a case over `parity.pooling.DRAWS` draws of weights and text; the first is its own.
+
+    Args:
+        case: the work.
+        live: whether the reference runs on every draw; recordings hold the first only, and without
+            it our own error alone is pooled.
+        device: what measurements call the default device.
+
+    Raises:
+        ReferenceUnavailableError: the reference cannot run here.
+    """
+    draws = []
+    for number in range(DRAWS):
+        one = replace(case, draw=number)
+        original = None
+        if live:
+            original = _named(deepseek.run(case.config.to_hf(), one.weights, one.ids))
+        draws.append(
+            Draw(one.model(), (jnp.asarray(one.ids), jnp.asarray(_positions(one))), original)
+        )
+    return pool(traced, draws, name=case.title, device=device)
+
+
+def _positions(case: Case) -> np.ndarray:
+    return np.broadcast_to(np.arange(case.length, dtype=np.float32), case.ids.shape)
 
 
 def _flips(case: Case, report: Report, answer: Answer, device: str) -> list[Measurement]:

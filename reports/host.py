@@ -1,0 +1,151 @@
+"""The machine a run was made on, as an identity: equal fingerprints round alike.
+
+"AMD EPYC" names a dozen processors with different vector units, and another vector unit adds in
+another order. A host is vendor, family, model, stepping and instruction set; a fingerprint adds all
+else that chooses kernels: threads, flags, versions, and what the reference's library found on the
+processor. See docs/verdicts.md, "Another machine".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+UNKNOWN = "unknown"
+"""What cannot be read. It equals nothing, itself included: such a host is always another one."""
+FIELDS = ("vendor", "family", "model", "stepping", "instructions")
+"""What tells processors apart."""
+FLAGS = (
+    *("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
+    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE"),
+)
+"""Environment variables that choose kernels, and so the order in which sums are taken."""
+_CPUINFO = Path("/proc/cpuinfo")
+# Arithmetic and vector instructions only: kernels add and drop flags about mitigations.
+_ARITHMETIC = (
+    *("sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni"),
+    *("fp", "asimd", "neon", "sve", "sme", "bf16", "i8mm"),
+)
+_X86 = {"vendor": "vendor_id", "family": "cpu family", "model": "model", "stepping": "stepping"}
+_ARM = {
+    "vendor": "CPU implementer",
+    "family": "CPU architecture",
+    "model": "CPU part",
+    "stepping": "CPU revision",
+}
+_SYSCTL = "machdep.cpu."
+
+
+def host() -> dict[str, str]:
+    """Return `FIELDS` and the processor's `name`; `UNKNOWN` stands for what cannot be read."""
+    found = _linux() if _CPUINFO.is_file() else _macos()
+    known = {field: found.get(field) or UNKNOWN for field in FIELDS}
+    return known | {"name": found.get("name") or platform.machine() or UNKNOWN}
+
+
+def threads() -> int:
+    """Return how many processors this process may use; macOS has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _linux() -> dict[str, str]:
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    entries: dict[str, str] = {}
+    for line in text.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        entries[name.strip()] = value.strip()
+    names = _X86 if "vendor_id" in entries else _ARM
+    found = {field: entries.get(name, "") for field, name in names.items()}
+    instructions = entries.get("flags") or entries.get("Features") or ""
+    return found | {"instructions": _hash(instructions), "name": entries.get("model name", "")}
+
+
+def _macos() -> dict[str, str]:
+    try:
+        command = ["sysctl", "machdep.cpu", "hw.optional"]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    entries = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    cpu = {n.removeprefix(_SYSCTL): v for n, v in entries.items() if n.startswith(_SYSCTL)}
+    name = cpu.get("brand_string", "")
+    features = f"{cpu.get('features', '')} {cpu.get('leaf7_features', '')}".lower()
+    # Apple's own processors have no family: the name, and which optional instructions there are.
+    arm = " ".join(n for n, v in entries.items() if n.startswith("hw.optional.arm.") and v != "0")
+    instructions = _hash(features) or (hashlib.sha256(arm.encode()).hexdigest()[:8] if arm else "")
+    return {
+        "vendor": cpu.get("vendor") or ("Apple" if name.startswith("Apple") else ""),
+        "family": cpu.get("family") or name,
+        "model": cpu.get("model") or name,
+        "stepping": cpu.get("stepping") or name,
+        "instructions": instructions,
+        "name": name,
+    }
+
+
+def _hash(flags: str) -> str:
+    """Return a hash of the arithmetic instructions among a processor's flags; "" without any."""
+    kept = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})
+    return hashlib.sha256(" ".join(kept).encode()).hexdigest()[:8] if kept else ""
+
+
+def settings(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return by name, as text, all that a run's fingerprint is made of; its reference included."""
+    reference = manifest.get("reference") or {}
+    device = manifest.get("device") or {}
+    parts = {"device": device.get("kind"), "processor": device.get("name")}
+    parts |= {f"processor {n}": (manifest.get("host") or {}).get(n, UNKNOWN) for n in FIELDS}
+    parts |= {"threads": manifest.get("threads")}
+    parts |= {n: v for n, v in (manifest.get("flags") or {}).items() if v}
+    parts |= manifest.get("versions") or {}
+    parts |= {f"reference {n}": reference.get(n) for n in ("kind", "commit", "capability")}
+    return {name: UNKNOWN if value is None else str(value) for name, value in parts.items()}
+
+
+def fingerprint(manifest: Mapping[str, Any], *, versions: bool = True) -> str | None:
+    """Return a hash of `settings`, None where a run does not know what it was made on.
+
+    Without `versions` it stays the same when a package or the reference is updated: it names a
+    machine and a kind of reference, and says nothing of how they round.
+    """
+    parts = settings(manifest)
+    if parts["device"] == "cpu" and any(parts[f"processor {n}"] == UNKNOWN for n in FIELDS):
+        return None
+    if not versions:
+        updated = {*(manifest.get("versions") or {}), "reference commit", "reference capability"}
+        parts = {name: value for name, value in parts.items() if name not in updated}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say how the settings of a run differ from those of another, such as "threads 2 → 1".
+
+    The processor comes first, in one line; a setting that only one run has reads "none".
+    """
+    ours, theirs = settings(now), settings(then)
+    names = [n for n in dict.fromkeys((*theirs, *ours)) if ours.get(n) != theirs.get(n)]
+    others = [n for n in names if not n.startswith("processor")]
+    lines = [f"{n} {theirs.get(n, 'none')} → {ours.get(n, 'none')}" for n in others]
+    if len(others) < len(names):
+        lines.insert(0, f"processor {processor(then)} → {processor(now)}")
+    return tuple(lines)
+
+
+def processor(manifest: Mapping[str, Any]) -> str:
+    """Name a run's processor for a reader: its name, family, model and stepping."""
+    name = (manifest.get("device") or {}).get("name") or UNKNOWN
+    cpu = manifest.get("host") or {}
+    known = [f"{n} {cpu[n]}" for n in FIELDS[1:] if cpu.get(n, UNKNOWN) != UNKNOWN]
+    return f"{name} ({', '.join(known)})" if known else f"{name} (otherwise unknown)"

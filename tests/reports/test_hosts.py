@@ -1,0 +1,260 @@
+"""Machines: what identifies one, and what a run is held against on its own and on another."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nights import finding, measurement, run
+
+from parity.pooling import POOLED
+from parity.results import Kind
+from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
+from reports import goldens, host, levels
+from reports.drift import hold, levels_of, limit
+from reports.goldens import golden_of
+from reports.host import FIELDS, UNKNOWN, differences, fingerprint
+from reports.marks import of_sections
+from reports.retention import plan
+from reports.store import Run, write_run
+from reports.stored import change_lines, held_against, judged, listed
+from reports.verdicts import Word, decide
+from stability.findings import Severity
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+HERE = dict.fromkeys(FIELDS, "known")
+THERE = HERE | {"model": "another"}
+GROUP = "baseline | jax32:oracle | logits | rel_l2"
+
+
+def night(value: float = 1e-6, day: int = 1, **changes: Any) -> Run:
+    row = measurement(value=value, **changes.pop("row", {}))
+    name = f"2026-11-{day:02d}T21-30-00Z-0000000"
+    created = f"2026-11-{day:02d}T21:30:00+00:00"
+    return run(row, **{"id": name, "created": created, "suites": SUITES, **changes})
+
+
+@pytest.fixture
+def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
+    """Pin runs in an empty folder of goldens."""
+    folder = tmp_path / "goldens"
+    folder.mkdir()
+    monkeypatch.setattr(goldens, "FOLDER", folder)
+
+    def pin(made: Run) -> None:
+        golden = golden_of(made, {}, "as measured", "2026-11-01")
+        goldens.write(golden, goldens.file_of(golden))
+
+    return pin
+
+
+AMD = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 17
+model name\t: AMD EPYC
+stepping\t: 1
+flags\t\t: fpu sse sse2 avx avx2 fma ibpb
+"""
+ARM = """processor\t: 0
+BogoMIPS\t: 50.00
+Features\t: fp asimd sve
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU part\t: 0xd4f
+CPU revision\t: 1
+"""
+
+
+@pytest.mark.parametrize(("text", "vendor"), [(AMD, "AuthenticAMD"), (ARM, "0x41")])
+def test_a_processor_is_more_than_its_name(tmp_path: Path, monkeypatch, text, vendor) -> None:
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+
+    def read(content: str) -> dict[str, str]:
+        (tmp_path / "cpuinfo").write_text(f"{content}\n{content}", encoding="utf-8")
+        return host.host()
+
+    known = read(text)
+    assert known["vendor"] == vendor
+    assert UNKNOWN not in known.values()
+    # A kernel that knows of another mitigation computes as before; another vector unit does not.
+    assert read(text.replace("ibpb", "ibpb ibrs")) == known
+    wider = read(text.replace(" avx2", " avx2 avx512f").replace(" sve", " sve sve2"))
+    assert {n for n in FIELDS if wider[n] != known[n]} == {"instructions"}
+
+
+def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(host.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError()))
+    assert {host.host()[name] for name in FIELDS} == {UNKNOWN}
+    unknown = night(host={})
+    assert fingerprint(unknown.manifest) is None
+    [held] = hold(unknown, levels_of(unknown, {}), [golden_of(unknown, {})])
+    assert not held.same
+    assert "cannot be read" in decide(unknown, None).sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"host": THERE}, "processor x86_64"),
+        ({"threads": 1}, "threads 2 → 1"),
+        ({"flags": {"ATEN_CPU_CAPABILITY": "default"}}, "ATEN_CPU_CAPABILITY none → default"),
+        ({"versions": {"jax": "0.11"}}, "jax 0.10.1 → 0.11"),
+        ({"reference": {"kind": "live", "capability": "AVX2"}}, "reference kind recorded → live"),
+    ],
+    ids=["processor", "threads", "flags", "versions", "reference"],
+)
+def test_whatever_chooses_kernels_is_another_machine_and_is_named(changes, said) -> None:
+    one, other = night(), night(**changes)
+    assert fingerprint(one.manifest) == fingerprint(night().manifest)
+    assert fingerprint(one.manifest) != fingerprint(other.manifest)
+    assert any(said in line for line in differences(other.manifest, one.manifest))
+
+
+def test_levels_of_another_machine_may_differ_as_far_as_rounding_scatters_them() -> None:
+    """The limit is four deviations of a difference of two draws, and never under that of here."""
+    spreads = {GROUP: [0.2, 0.2]}
+    allowed = limit(DRIFT_TYPICAL, 0.2, same=False)
+    assert allowed == pytest.approx(math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * 0.2))
+    assert limit(DRIFT_TYPICAL, 0.0, same=False) == limit(DRIFT_TYPICAL, 0.2, same=True)
+    golden = golden_of(night(spreads=spreads), {}, "as measured", "2026-11-01")
+
+    def word(value: float, **changes: Any) -> Word:
+        return decide(night(value, spreads=spreads, **changes), None, {}, [golden]).word
+
+    inside, outside = 1e-6 * allowed * 0.99, 1e-6 * allowed * 1.02
+    assert (word(inside, host=THERE), word(outside, host=THERE)) == (Word.PASS, Word.REGRESSED)
+    # The same night on the golden's own machine has drifted.
+    assert (word(inside), word(1.29e-6)) == (Word.REGRESSED, Word.PASS)
+    # Nothing is explained by rounding where nothing was calibrated.
+    still = golden_of(night(), {}, "as measured", "2026-11-01")
+    uncalibrated = decide(night(1.31e-6, host=THERE), None, {}, [still])
+    assert uncalibrated.word is Word.REGRESSED
+
+
+def test_a_change_beyond_rounding_names_both_machines_the_furthest_first() -> None:
+    rows = [measurement(), measurement(case="slow", value=1e-6)]
+    golden = golden_of(run(*rows), {}, "as measured", "2026-11-01")
+    now = [replace(rows[0], value=1.4e-6), replace(rows[1], value=1.9e-6)]
+    found = decide(run(*now, host=THERE, reference={"kind": "live"}), None, {}, [golden])
+    assert [c.case for c in found.changes] == ["slow", "baseline"]
+    assert "slow" in found.sentence
+    [line, _] = change_lines(found.changes)
+    assert "1.90 times that of run" in line
+    assert "x86_64" in line and "reference recorded" in line and "rounding on another" in line
+
+
+def test_the_first_night_on_a_machine_passes_and_says_what_it_is(tmp_path: Path, pinned) -> None:
+    root = tmp_path / "runs"
+    pinned(night(spreads={GROUP: [0.1, 0.1]}))
+    folder = write_run(root, night(1.5e-6, host=THERE, spreads={GROUP: [0.1, 0.1]}))
+    found = judged(folder)
+    assert found.decision.word is Word.PASS
+    for said in ("first night on this machine, and the anchor", "ratio is 1.50", "up to 1.76"):
+        assert said in found.decision.sentence
+    assert "1 of 1 level comparable" in held_against(found)[0]
+    # The next one has an anchor, and is held to it as closely as ever.
+    later = [night(value, day, host=THERE) for day, value in ((2, 1.7e-6), (3, 2.0e-6))]
+    near, far = (judged(write_run(root, made)).decision for made in later)
+    assert "first night" not in near.sentence
+    assert (near.word, far.word) == (Word.CHANGED, Word.REGRESSED)
+    assert "the oldest healthy run on this machine" in far.against[0]
+
+
+def test_nothing_to_compare_with_is_said(tmp_path: Path, pinned) -> None:
+    found = judged(write_run(tmp_path / "runs", night()))
+    assert found.decision.word is Word.PASS
+    assert "nothing could be compared: no blessed run is there" in found.decision.sentence
+    pinned(night(row={"identity": "other work"}))
+    found = judged(write_run(tmp_path / "runs", night(host=THERE, day=2)))
+    assert "nothing could be compared" in found.decision.sentence
+    (goldens.FOLDER / "cpu.json").write_text(json.dumps({"schema": 2}), encoding="utf-8")
+    found = judged(write_run(tmp_path / "runs", night(day=3)))
+    assert any(
+        "cpu.json is not used: expected a golden of schema" in s for s in held_against(found)
+    )
+
+
+def test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow(tmp_path: Path, pinned) -> None:
+    """One percent a night is found in four weeks where nobody blessed anything."""
+    root = tmp_path / "runs"
+    unfit = [
+        night(5e-6, 1),  # Breaks its tolerance.
+        night(5e-7, 2, fault="conjugate"),
+        night(5e-7, 3, selected=["plain"]),
+        night(5e-7, 4, suites=[{**SUITES[0], "executed": 0}]),
+        night(5e-7, 5, threads=1),
+    ]
+    for made in unfit:
+        write_run(root, made)
+    folders = [write_run(root, night(1e-6 * 1.06**n, 6 + n)) for n in range(6)]
+    words = [judged(folder).decision.word for folder in folders]
+    assert words == [Word.CHANGED] * 5 + [Word.REGRESSED]
+    found = judged(folders[-1]).decision
+    assert folders[0].name in found.against[0]
+    # An anchor is never pruned, also that of another machine.
+    spared = {folder.name[:10]: why for folder, why in plan(root, 1).spared}
+    assert spared["2026-11-06"].startswith("anchor of the machine of 2026-11-11")
+    assert spared["2026-11-05"].startswith("anchor")
+    assert "2026-11-02" not in spared
+
+
+def test_the_baseline_is_of_the_same_machine_where_there_is_one(tmp_path: Path, pinned) -> None:
+    root = tmp_path / "runs"
+    for day, where in ((1, HERE), (2, THERE)):
+        write_run(root, night(day=day, host=where))
+    decision = judged(write_run(root, night(1.01e-6, day=3))).decision
+    assert (decision.word, decision.baseline_id[:10]) == (Word.CHANGED, "2026-11-01")
+
+
+def test_a_list_shows_what_was_said_of_each_run(tmp_path: Path) -> None:
+    write_run(tmp_path, night(verdict="REGRESSED"))
+    assert listed(tmp_path)[0][0].verdict == "REGRESSED"
+
+
+def test_red_sections_are_marked() -> None:
+    drifted = [measurement(case="mla-moe moe", edge="port32:port64"), measurement(kind=Kind.STATE)]
+    golden = golden_of(run(*drifted), {}, "as measured", "2026-11-01")
+    rows = [replace(m, value=3e-6) for m in drifted[:1]] + drifted[1:]
+    errors = [finding(probe="survival", severity=Severity.ERROR)]
+    decision = decide(run(*rows), None, {}, [golden])
+    assert of_sections(rows, errors, decision).keys() == {
+        *("architectures", "changes", "records", "underflow"),
+    }
+    healthy = decide(run(*drifted), None, {}, [golden])
+    assert of_sections(drifted, [], healthy) == {}
+
+
+def test_the_spread_of_a_level_is_that_of_repeating_it() -> None:
+    """Both estimates agree with drawing levels again, for gates that move together."""
+    rng = np.random.default_rng(0)
+
+    def draw(draws: int) -> np.ndarray:
+        shared, own = rng.normal(size=(1, draws)), rng.normal(size=(8, draws))
+        return np.exp(0.3 * shared + 0.1 * own)
+
+    expected = math.hypot(0.3, 0.1 / math.sqrt(8))
+    seeds = np.mean([levels.scattered(draw(10).tolist())[0] ** 2 for _ in range(400)]) ** 0.5
+    draws = np.mean([levels.jackknifed(draw(16).tolist())[0] ** 2 for _ in range(400)]) ** 0.5
+    sampling = 4 / math.sqrt(2 * 9 * 400)  # Relative error of a deviation, four times.
+    assert abs(seeds / expected - 1) < sampling
+    assert abs(draws * 4 / expected - 1) < sampling
+    # Gates as independent numbers would be said to scatter three times less than they do.
+    assert expected > 2 * math.hypot(0.3, 0.1) / math.sqrt(8)
+
+
+def test_what_was_pooled_has_its_level_there() -> None:
+    rows = [measurement(edge="port32:port64", metric=metric) for metric in ("rel_l2", POOLED)] + [
+        measurement(edge="port32:original32")
+    ]
+    assert [(e, metric) for _, e, _, metric in levels.grouped(rows)] == [
+        ("port32:original32", "rel_l2"),
+        ("port32:port64", POOLED),
+    ]

@@ -1,0 +1,285 @@
+"""Nights and tests under the instruction sets and threads of other machines, as a table.
+
+    python -m tools.simulated_hosts             # run every host, then print the table
+    python -m tools.simulated_hosts --write     # ... and put it in docs/verdicts.md
+    python -m tools.simulated_hosts --table     # only the table of what was run
+
+XLA, ATen, oneDNN, MKL, OpenBLAS and NumPy are limited together, so one processor computes as
+several others would. Each host runs a night live and recorded, the tests that compare with stored
+numbers, and a night in which accuracy is lost on purpose: that one must be REGRESSED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "verdicts.md"
+BEGIN, END = "<!-- simulated hosts -->", "<!-- end of simulated hosts -->"
+TESTS = (
+    "tests/stability/mla_moe/test_mla_parity.py",
+    "tests/stability/mla_moe/test_mla_model.py",
+    "tests/parity/test_parity_triangle.py",
+    "tests/parity/test_lowprecision.py",
+    "tests/stability/test_activations.py",
+    "tests/stability/test_nonfinite.py",
+    "tests/stability/test_what_if.py",
+    "tests/megalodon_jax/test_gemm.py",
+)
+"""What compares with stored numbers, or holds something to a bound that no noise floor gives."""
+LOSS_CASES = ("plain", "byte_lm")
+"""What a night with a loss of accuracy measures."""
+LOST_BITS = 2
+"""Of the 23 bits of a float32 product that the negative control takes away."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine to be simulated: the instructions its libraries may use, and its threads."""
+
+    name: str
+    needs: str
+    """The processor flag without which this machine cannot simulate it."""
+    limits: Mapping[str, str]
+    threads: int
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a process on it."""
+        kept = {n: v for n, v in os.environ.items() if n not in {*_LIMITS, "EQX_ON_ERROR"}}
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
+        return {**cache, **kept, **self.limits, "PYTHONPATH": str(ROOT)}
+
+
+def _limits(xla: str, aten: str, onednn: str, mkl: str, openblas: str) -> dict[str, str]:
+    values = (f"--xla_cpu_max_isa={xla}", aten, onednn, mkl, openblas)
+    return dict(zip(_LIMITS, values, strict=True))
+
+
+_LIMITS = (
+    *("XLA_FLAGS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"),
+    "OPENBLAS_CORETYPE",
+)
+_AVX512 = _limits("AVX512", "avx512", "AVX512_CORE", "AVX512", "SkylakeX")
+_AVX2 = _limits("AVX2", "avx2", "AVX2", "AVX2", "Haswell")
+_AVX = _limits("AVX", "default", "AVX", "AVX", "Sandybridge")
+_SSE = _limits("SSE4_2", "default", "SSE41", "SSE4_2", "Nehalem")
+HOSTS = (
+    Host("no limit, 2 threads", "sse4_2", {}, 2),
+    Host("no limit, 1 thread", "sse4_2", {}, 1),
+    Host("AVX512, 2 threads", "avx512f", _AVX512, 2),
+    Host("AVX2, 2 threads", "avx2", _AVX2, 2),
+    Host("AVX, 1 thread", "avx", _AVX, 1),
+    Host("SSE4.2, 2 threads", "sse4_2", _SSE, 2),
+    Host("SSE4.2, 1 thread", "sse4_2", _SSE, 1),
+)
+
+
+def available() -> list[Host]:
+    """Return the hosts this machine can simulate."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return [host for host in HOSTS if host.needs in text.split()]
+
+
+def folder_of(out: Path, host: Host, what: str) -> Path:
+    """Return where the runs of a host lie."""
+    return out / host.name.replace(", ", "-").replace(" ", "-") / what
+
+
+def measure(host: Host, out: Path, say=print) -> None:
+    """Run what is not there yet: nights live and recorded, tests, and the negative control."""
+    for what, command in _commands(host, out).items():
+        folder = folder_of(out, host, what)
+        if (folder / "exit").is_file():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log").open("w", encoding="utf-8") as log:
+            code = subprocess.run(
+                _pinned(host, command), cwd=ROOT, env=host.environment(), stdout=log, stderr=log
+            ).returncode
+        (folder / "exit").write_text(str(code), encoding="utf-8")
+        say(f"{host.name}: {what}: exit {code}")
+
+
+def _commands(host: Host, out: Path) -> dict[str, list[str]]:
+    def night(what: str, *more: str) -> list[str]:
+        folder = folder_of(out, host, what)
+        return ["-m", "reports.cli", "nightly", "--out", str(folder / "runs"), *more]
+
+    python, control = sys.executable, folder_of(out, host, "control")
+    return {
+        "live": [python, *night("live", "--reference", "live")],
+        "recorded": [python, *night("recorded", "--reference", "recorded")],
+        "control": [python, "-m", "tools.simulated_hosts", "--lose", str(control)],
+        "tests": [python, "-m", "pytest", "-q", "-x", *TESTS],
+    }
+
+
+def _pinned(host: Host, command: list[str]) -> list[str]:
+    # Threads of a process are the processors it may use (`reports.host.threads`).
+    return ["taskset", "-c", ",".join(map(str, range(host.threads))), *command]
+
+
+@contextlib.contextmanager
+def lost_accuracy(bits: int = LOST_BITS) -> Iterator[None]:
+    """Context in which float32 products of linear maps keep fewer bits, in both directions.
+
+    It is a loss no tolerance sees: gates stay within their noise floors' multiples.
+    """
+    from unittest.mock import patch
+
+    import jax
+    import jax.numpy as jnp
+
+    from megalodon_jax.layers import linear
+
+    healthy = linear.matmul
+
+    def narrow(*args, **kwargs):
+        y = healthy(*args, **kwargs)
+        if y.dtype != jnp.float32:
+            return y
+        return jax.lax.reduce_precision(y, exponent_bits=8, mantissa_bits=23 - bits)
+
+    jax.clear_caches()
+    try:
+        with patch.object(linear, "matmul", narrow):
+            yield
+    finally:
+        jax.clear_caches()
+
+
+def lose(folder: Path) -> int:
+    """Run a night with a loss of accuracy; returns its exit code."""
+    os.environ.setdefault("EQX_ON_ERROR", "off")
+    from reports.nightly import Options, nightly
+
+    with lost_accuracy():
+        options = Options(folder / "runs", cases=LOSS_CASES, reference="recorded")
+        outcome = nightly(options, lambda line: print(line, file=sys.stderr))
+    assert outcome.decision is not None
+    print(f"{outcome.decision.word}: {outcome.decision.sentence}")
+    return int(outcome.decision.exit_code)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one host's nights say beside the blessed run."""
+
+    host: str
+    verdicts: tuple[str, str, str]
+    """Live, recorded, and with the loss of accuracy."""
+    tests: str
+    compared: int
+    """Levels compared with the blessed run, live."""
+    megalodon: tuple[float, float]
+    """Least and largest ratio of a typical level to the blessed one, live."""
+    second: tuple[float, float]
+    excess: float
+    """The furthest level, live or recorded, as a share of what passes, in ln."""
+    share: float
+    """The largest share of a tolerance that any gate used, live or recorded."""
+    control: float
+    """The largest ratio of a typical level in the night with a loss."""
+
+
+def row_of(out: Path, host: Host) -> Row | None:
+    """Return the row of a host, None where it was not measured."""
+    from reports.stored import judged
+
+    runs: dict[str, Path] = {}
+    for what in ("live", "recorded", "control"):
+        stored = sorted(folder_of(out, host, what).glob("runs/*/run.json"))
+        if not stored:
+            return None
+        runs[what] = stored[0].parent
+    found = {what: judged(folder) for what, folder in runs.items()}
+    held = {what: found[what].decision.held[0] for what in found}
+    typical = [d for d in held["live"].compared if d.what == "typical"]
+    second = [d.ratio for d in typical if d.group[0].startswith("mla-moe")]
+    first = [d.ratio for d in typical if not d.group[0].startswith("mla-moe")]
+    shares = [
+        m.fraction
+        for what in ("live", "recorded")
+        for m in found[what].run.measurements
+        if math.isfinite(m.fraction)
+    ]
+    log = folder_of(out, host, "tests") / "log"
+    tests = log.read_text(encoding="utf-8").strip().splitlines()[-1] if log.is_file() else "not run"
+    largest = held["control"].largest
+
+    def word(what: str) -> str:
+        return found[what].decision.word.value
+
+    return Row(
+        host.name,
+        (word("live"), word("recorded"), word("control")),
+        tests.strip("= ").partition(" in ")[0],
+        held["live"].comparable,
+        (min(first), max(first)),
+        (min(second), max(second)),
+        max(d.excess for what in ("live", "recorded") for d in held[what].compared),
+        max(shares),
+        largest.ratio if largest else math.nan,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as the Markdown table of docs/verdicts.md."""
+    lines = [
+        "| host | night live / recorded | tests | levels | Megalodon | MLA + MoE, pooled "
+        "| furthest level | closest gate | with a loss |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        spans = " | ".join(f"{low:.2f}-{high:.2f}" for low, high in (r.megalodon, r.second))
+        lines.append(
+            f"| {r.host} | {r.verdicts[0]} / {r.verdicts[1]} | {r.tests} | {r.compared} | {spans} "
+            f"| {r.excess:.2f} | {r.share:.2f} | {r.verdicts[2]}, {r.control:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def written(text: str, lines: str) -> str:
+    """Return a document with the table in its place."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    if not tail:
+        raise SystemExit(f"{DOCUMENT}: expected {BEGIN} and {END} around the table.")
+    return f"{head}{BEGIN}\n{lines}\n{END}{tail}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0 where every host is as it should be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "hosts", help="where runs go")
+    parser.add_argument("--host", action="append", help="only this host (repeatable)")
+    parser.add_argument("--table", action="store_true", help="run nothing, print the table")
+    parser.add_argument("--write", action="store_true", help="put the table in docs/verdicts.md")
+    parser.add_argument("--lose", type=Path, help="run one night with a loss of accuracy, here")
+    asked = parser.parse_args(arguments)
+    if asked.lose:
+        return lose(asked.lose)
+    hosts = [host for host in available() if not asked.host or host.name in asked.host]
+    for host in hosts if not asked.table else ():
+        measure(host, asked.out)
+    rows = [row for host in hosts if (row := row_of(asked.out, host))]
+    print(table(rows))
+    if asked.write:
+        text = written(DOCUMENT.read_text(encoding="utf-8"), table(rows))
+        aside = DOCUMENT.with_suffix(".partial")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(DOCUMENT)
+    good = ("PASS", "PASS", "REGRESSED")
+    return 0 if rows and all(r.verdicts == good and "failed" not in r.tests for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
