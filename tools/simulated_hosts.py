@@ -99,9 +99,11 @@ def folder_of(out: Path, host: Host, what: str) -> Path:
     return out / host.name.replace(", ", "-").replace(" ", "-") / what
 
 
-def measure(host: Host, out: Path, say=print) -> None:
-    """Run what is not there yet: nights live and recorded, tests, and the negative control."""
+def measure(host: Host, out: Path, tests: bool = True) -> None:
+    """Run what is not there yet: nights live and recorded, the negative control, and `TESTS`."""
     for what, command in _commands(host, out).items():
+        if what == "tests" and not tests:
+            continue
         folder = folder_of(out, host, what)
         if (folder / "exit").is_file():
             continue
@@ -111,7 +113,7 @@ def measure(host: Host, out: Path, say=print) -> None:
                 pinned(host, command), cwd=ROOT, env=host.environment(), stdout=log, stderr=log
             ).returncode
         (folder / "exit").write_text(str(code), encoding="utf-8")
-        say(f"{host.name}: {what}: exit {code}")
+        print(f"{host.name}: {what}: exit {code}", file=sys.stderr)
 
 
 def _commands(host: Host, out: Path) -> dict[str, list[str]]:
@@ -320,6 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "hosts", help="where runs go")
     parser.add_argument("--host", action="append", help="only this host (repeatable)")
+    parser.add_argument("--tests", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--table", action="store_true", help="run nothing, print the table")
     parser.add_argument("--write", action="store_true", help="put the table in docs/verdicts.md")
     parser.add_argument("--lose", type=Path, help="run one night with a loss of accuracy, here")
@@ -328,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return lose(asked.lose)
     hosts = [host for host in available() if not asked.host or host.name in asked.host]
     for host in hosts if not asked.table else ():
-        measure(host, asked.out)
+        measure(host, asked.out, asked.tests)
     rows = [row for host in hosts if (row := row_of(asked.out, host))]
     tables = {HOSTS_TABLE: table(rows), BOUNDS_TABLE: bounds(asked.out, hosts)}
     print("\n\n".join(tables.values()))
