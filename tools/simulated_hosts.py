@@ -20,10 +20,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parity.results import Measurement
+    from parity.tolerances import Rule
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "verdicts.md"
-BEGIN, END = "<!-- simulated hosts -->", "<!-- end of simulated hosts -->"
+HOSTS_TABLE, BOUNDS_TABLE = "simulated hosts", "bounds by host"
+"""What stands in the comments around each table of the document."""
 TESTS = (
     "tests/stability/mla_moe/test_mla_parity.py",
     "tests/stability/mla_moe/test_mla_model.py",
@@ -93,19 +99,21 @@ def folder_of(out: Path, host: Host, what: str) -> Path:
     return out / host.name.replace(", ", "-").replace(" ", "-") / what
 
 
-def measure(host: Host, out: Path, say=print) -> None:
-    """Run what is not there yet: nights live and recorded, tests, and the negative control."""
+def measure(host: Host, out: Path, tests: bool = True) -> None:
+    """Run what is not there yet: nights live and recorded, the negative control, and `TESTS`."""
     for what, command in _commands(host, out).items():
+        if what == "tests" and not tests:
+            continue
         folder = folder_of(out, host, what)
         if (folder / "exit").is_file():
             continue
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log").open("w", encoding="utf-8") as log:
             code = subprocess.run(
-                _pinned(host, command), cwd=ROOT, env=host.environment(), stdout=log, stderr=log
+                pinned(host, command), cwd=ROOT, env=host.environment(), stdout=log, stderr=log
             ).returncode
         (folder / "exit").write_text(str(code), encoding="utf-8")
-        say(f"{host.name}: {what}: exit {code}")
+        print(f"{host.name}: {what}: exit {code}", file=sys.stderr)
 
 
 def _commands(host: Host, out: Path) -> dict[str, list[str]]:
@@ -122,7 +130,8 @@ def _commands(host: Host, out: Path) -> dict[str, list[str]]:
     }
 
 
-def _pinned(host: Host, command: list[str]) -> list[str]:
+def pinned(host: Host, command: list[str]) -> list[str]:
+    """Return a command that may use as many processors as a host has threads."""
     # Threads of a process are the processors it may use (`reports.host.threads`).
     return ["taskset", "-c", ",".join(map(str, range(host.threads))), *command]
 
@@ -247,13 +256,65 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def written(text: str, lines: str) -> str:
-    """Return a document with the table in its place."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    if not tail:
-        raise SystemExit(f"{DOCUMENT}: expected {BEGIN} and {END} around the table.")
-    return f"{head}{BEGIN}\n{lines}\n{END}{tail}"
+def bounds(out: Path, hosts: Sequence[Host]) -> str:
+    """Return the largest share of each bound that is no multiple of a floor, by host, as Markdown.
+
+    A bound with a floor beside it counts for the gates whose floor is below it.
+    """
+    from reports.text import edge_name, metric_name
+
+    nights = {host.name: _gates(out, host) for host in hosts}
+    nights = {name: gates for name, gates in nights.items() if gates}
+    lines = [
+        f"| compared | kind | bound | {' | '.join(nights)} |",
+        "| --- | --- | --- |" + " --- |" * len(nights),
+    ]
+    for row in rules():
+        shares = [
+            max((m.fraction for m in gates if is_of(row, m)), default=None)
+            for gates in nights.values()
+        ]
+        if all(share is None for share in shares):
+            continue
+        kinds = ", ".join(row.kinds)
+        told = " | ".join("-" if share is None else f"{share:.2g}" for share in shares)
+        words = f"{metric_name(row.metric)} {row.absolute:.1e}"
+        lines.append(f"| {edge_name(row.edge)} | {kinds} | {words} | {told} |")
+    return "\n".join(lines)
+
+
+def rules() -> list[Rule]:
+    """Return the rows of the tolerance table that are, or hold, a bound that is no multiple."""
+    from parity.tolerances import PORTS, TABLE
+
+    return [row for row in (*TABLE, *PORTS) if row.absolute]
+
+
+def _gates(out: Path, host: Host) -> list[Measurement]:
+    from reports.store import read_run
+
+    stored = [
+        path
+        for what in ("live", "recorded")
+        for path in folder_of(out, host, what).glob("runs/*/run.json")
+    ]
+    rows = [m for path in stored for m in read_run(path.parent).measurements]
+    return [m for m in rows if math.isfinite(m.fraction)]
+
+
+def is_of(row: Rule, m: Measurement) -> bool:
+    """Whether a measurement was held to the bound of a row that is no multiple of a floor."""
+    named = (m.edge, m.metric) == (row.edge, row.metric) and m.kind in row.kinds
+    return named and m.tolerance == row.absolute
+
+
+def written(text: str, name: str, lines: str) -> str:
+    """Return a document with a table in its place."""
+    head, begin, rest = text.partition(f"<!-- {name} -->")
+    _, end, tail = rest.partition(f"<!-- end of {name} -->")
+    if not end:
+        raise SystemExit(f"{DOCUMENT}: expected comments `{name}` and `end of {name}`.")
+    return f"{head}{begin}\n{lines}\n{end}{tail}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -261,6 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "hosts", help="where runs go")
     parser.add_argument("--host", action="append", help="only this host (repeatable)")
+    parser.add_argument("--tests", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--table", action="store_true", help="run nothing, print the table")
     parser.add_argument("--write", action="store_true", help="put the table in docs/verdicts.md")
     parser.add_argument("--lose", type=Path, help="run one night with a loss of accuracy, here")
@@ -269,11 +331,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return lose(asked.lose)
     hosts = [host for host in available() if not asked.host or host.name in asked.host]
     for host in hosts if not asked.table else ():
-        measure(host, asked.out)
+        measure(host, asked.out, asked.tests)
     rows = [row for host in hosts if (row := row_of(asked.out, host))]
-    print(table(rows))
+    tables = {HOSTS_TABLE: table(rows), BOUNDS_TABLE: bounds(asked.out, hosts)}
+    print("\n\n".join(tables.values()))
     if asked.write:
-        text = written(DOCUMENT.read_text(encoding="utf-8"), table(rows))
+        text = DOCUMENT.read_text(encoding="utf-8")
+        for name, lines in tables.items():
+            text = written(text, name, lines)
         aside = DOCUMENT.with_suffix(".partial")
         aside.write_text(text, encoding="utf-8")
         aside.replace(DOCUMENT)

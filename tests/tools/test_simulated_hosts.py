@@ -1,0 +1,63 @@
+"""A small part of the simulated hosts: a healthy night on another one, and a loss that is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parity.results import Kind, Measurement, Verdict
+from reports.nightly import Options, nightly
+from reports.verdicts import Word
+from tools import simulated_hosts as tool
+
+SSE = next(host for host in tool.HOSTS if host.name == "SSE4.2, 1 thread")
+
+
+def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Path) -> None:
+    """Instructions and threads that nothing was pinned on: only rounding differs."""
+    command = [*("nightly", "--case", "plain", "--reference", "recorded", "--json"), "--out"]
+    found = subprocess.run(
+        tool.pinned(SSE, [tool.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]),
+        cwd=tool.ROOT,
+        env=SSE.environment(),
+        capture_output=True,
+        text=True,
+    )
+    told = json.loads(found.stdout)
+    assert (found.returncode, told["verdict"]) == (0, "PASS"), found.stderr
+    assert any("--xla_cpu_max_isa=SSE4_2" in line for line in told["against"])
+    assert "rounding explains up to" in told["sentence"]
+
+
+def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:
+    """The negative control: every gate holds, and the levels do not."""
+    with tool.lost_accuracy():
+        options = Options(tmp_path, cases=("plain",), reference="recorded")
+        decision = nightly(options, lambda line: None).decision
+    assert decision is not None
+    assert (decision.word, decision.counts.new) == (Word.REGRESSED, 0)
+    assert not decision.held[0].same
+    # A true loss of about half: not a bug that any tolerance would have found.
+    assert 1.2 < decision.changes[0].now / decision.changes[0].before < 2.5
+
+
+def test_tables_are_put_in_their_place_and_nowhere_else() -> None:
+    text = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
+    assert tool.written(text, "x", "new") == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
+    with pytest.raises(SystemExit, match="expected comments `y`"):
+        tool.written(text, "y", "new")
+
+
+def test_a_bound_is_counted_where_it_is_what_was_applied() -> None:
+    row = next(r for r in tool.rules() if r.edge == "jax32:oracle" and r.absolute == 3e-7)
+    m = Measurement(
+        "plain", row.edge, "logits", Kind.LOGITS, 1, "rel_l2", 1e-7, 3e-7, Verdict.PASS,
+        "float32", "cpu", "same",
+    )  # fmt: skip
+    assert tool.is_of(row, m)
+    assert not tool.is_of(row, replace(m, tolerance=9e-7))
+    assert not tool.is_of(row, replace(m, kind=Kind.GRADIENT))
