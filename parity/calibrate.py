@@ -77,7 +77,7 @@ def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
         entries[case.name] = {"hash": case.hash, "floors": floors}
     document = {"unit_roundoff": UNIT_ROUNDOFF, "seeds": SEEDS, "cases": entries}
     aside = path.with_suffix(".partial")
-    aside.write_text(json.dumps(document, indent=1) + "\n")
+    aside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
