@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import equinox as eqx
+import jax.numpy as jnp
 import pytest
+
+from megalodon_jax.checks import checked
 
 ROOT = Path(__file__).parent.parent
 TRIANGLE = "tests/parity/test_parity_triangle.py"
@@ -37,3 +42,30 @@ def test_the_requirement_itself_is_checked():
     result = run("--require-run", "torch:1", TRIANGLE)
     assert "expected MARKER:N" in result.stderr
     assert result.returncode == 4
+
+
+def test_sweeps_that_are_left_out_are_counted_and_ask_for_nothing():
+    # With pytest-xdist the count comes from the worker.
+    result = run("-n", "1", "-m", "not (sweep or cuda)", "-k", "changed_loses or live", TRIANGLE)
+    assert re.search(r"^sweep: [1-9]\d* not run; make test-all runs them$", result.stdout, re.M)
+    assert "NOT GREEN" not in result.stdout
+    assert result.returncode == 0
+
+
+@eqx.filter_jit
+def not_negative(x):
+    return checked(x, x < 0, "a negative number")
+
+
+def test_a_program_has_checks_only_where_all_are_asked_for(request):
+    if request.config.getoption("--traced-checks") == "always":
+        with pytest.raises(eqx.EquinoxRuntimeError, match="a negative number"):
+            not_negative(jnp.asarray(-1))
+    else:
+        assert not_negative(jnp.asarray(-1)) == -1
+
+
+@pytest.mark.traced_checks
+def test_a_marked_test_has_checks_though_the_program_was_traced_without():
+    with pytest.raises(eqx.EquinoxRuntimeError, match="a negative number"):
+        not_negative(jnp.asarray(-1))
