@@ -33,7 +33,7 @@ QUICK = (
     "stream_tokens",
     "left_padding",
 )
-"""One case for each kind of program: options, mask, stream, seam. Those that share one are cheap."""
+"""One case for each kind of program: options, mask, stream, seam; some share one and are cheap."""
 LIVE = ("plain", "stream", "adamw")
 """One recording of each kind is compared with the live reference."""
 
