@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +30,19 @@ def test_cuda_without_a_device_is_not_green(arguments):
     assert result.returncode == 5
 
 
-def test_too_few_torch_ref_tests_are_not_green():
-    result = run("-k", "changed_loses", "--require-run", "torch_ref:1", TRIANGLE)
+@pytest.mark.parametrize(
+    "workers",
+    [(), pytest.param(("-n", "1"), marks=pytest.mark.sweep)],
+    ids=["alone", "with a worker"],
+)
+def test_too_few_torch_ref_tests_are_not_green_and_sweeps_left_out_are_told(workers):
+    # Both tests of the case are sweeps; an expression that excludes a marker does not ask for it.
+    arguments = ("-m", "not (sweep or cuda)", "-k", "changed_loses or length_c_minus_1")
+    result = run(*workers, *arguments, "--require-run", "torch_ref:1", TRIANGLE)
     assert "1 passed" in result.stdout
     assert "NOT GREEN: torch_ref: 0 ran, 1 required" in result.stdout
+    assert "NOT GREEN: cuda" not in result.stdout
+    assert "sweep: 2 not run; make test-all runs them" in result.stdout
     assert result.returncode == 5
 
 
@@ -42,14 +50,6 @@ def test_the_requirement_itself_is_checked():
     result = run("--require-run", "torch:1", TRIANGLE)
     assert "expected MARKER:N" in result.stderr
     assert result.returncode == 4
-
-
-def test_sweeps_that_are_left_out_are_counted_and_ask_for_nothing():
-    # With pytest-xdist the count comes from the worker.
-    result = run("-n", "1", "-m", "not (sweep or cuda)", "-k", "changed_loses or live", TRIANGLE)
-    assert re.search(r"^sweep: [1-9]\d* not run; make test-all runs them$", result.stdout, re.M)
-    assert "NOT GREEN" not in result.stdout
-    assert result.returncode == 0
 
 
 @eqx.filter_jit
