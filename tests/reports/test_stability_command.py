@@ -63,7 +63,9 @@ def test_a_large_enough_rate_freezes_nothing(tmp_path) -> None:
     assert "Nothing found" in result.stdout
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "lion", "muon"])
+@pytest.mark.parametrize(
+    "optimiser", ["sgd", pytest.param("lion", marks=pytest.mark.sweep), "muon"]
+)
 def test_every_optimiser_and_format_can_be_asked_about(tmp_path, optimiser) -> None:
     path = small(tmp_path, weight=np.full((8, 8), 0.5, np.float32))
     result = run("stability", path, "--optimiser", optimiser, "--format", "float16")
