@@ -9,15 +9,17 @@ RUN := $(BIN)/megalodon-numerics
 INPUTS := pyproject.toml constraints.txt
 WORKERS ?= 2
 
-# Compiled functions survive between runs; delete .cache to measure compilation.
+# Compiled functions survive between runs; delete .cache to measure compilation. Small ones too: a
+# run of the tests compiles thousands of them.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test lint reference record checkpoint clean
+.PHONY: help nightly test test-all lint reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
-	@echo "make test        lint and run the test suite"
+	@echo "make test        lint and run the tests, but for the sweeps"
+	@echo "make test-all    lint and run every test, with every check on traced values"
 	@echo "make lint        ruff, basedpyright, import-linter"
 	@echo "make reference   install megalodon-hf, so that comparisons are live"
 	@echo "make record      renew noise floors and recordings (needs the reference)"
@@ -26,8 +28,12 @@ help:
 nightly: $(VENV)/.base
 	@$(RUN) nightly $(ARGS)
 
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=2
 test: $(VENV)/.dev lint
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(PYTEST) -m "not sweep" $(ARGS)
+
+test-all: $(VENV)/.dev lint
+	@$(PYTEST) --traced-checks always $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -21,7 +21,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Shapes and dtypes of every annotated signature are checked while testing.
 with install_import_hook("megalodon_jax", "beartype.beartype"):
-    import megalodon_jax  # noqa: F401
+    import megalodon_jax
 
 pytest_plugins = ["reports.recorder"]
 GUARDED = ("torch_ref", "cuda", "browser")
@@ -37,6 +37,12 @@ def pytest_addoption(parser):
         help="fail unless at least N tests with MARKER were executed (repeatable)",
     )
     parser.addoption(
+        "--traced-checks",
+        choices=("marked", "always"),
+        default="marked",
+        help="which tests trace their programs with the model's checks on traced values",
+    )
+    parser.addoption(
         "--reference",
         choices=("auto", "live", "recorded"),
         default="auto",
@@ -46,6 +52,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(GuardedMarkers(config))
+    config.pluginmanager.register(Sweeps(config))
 
 
 def pytest_report_header(config):
@@ -56,7 +63,24 @@ def pytest_report_header(config):
     live = asked == "live" or (asked == "auto" and reason is None)
     kind = "live megalodon-hf" if live else f"recordings of megalodon-hf ({reason or 'asked for'})"
     devices = ", ".join(sorted({device.platform for device in jax.devices()}))
-    return [f"torch_ref compares with: {kind}", f"jax {jax.__version__} on {devices}"]
+    checks = "every test" if config.getoption("--traced-checks") == "always" else "marked tests"
+    return [
+        f"torch_ref compares with: {kind}",
+        f"jax {jax.__version__} on {devices}",
+        f"checks on traced values: in {checks}",
+    ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Leave the checks on traced values out of the programs of tests that are not about them.
+
+    A check is a callback, and JAX stores no program with a callback between runs.
+    """
+    always = item.config.getoption("--traced-checks") == "always"
+    marked = item.get_closest_marker("traced_checks") is not None
+    with megalodon_jax.traced_checks(always or marked):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items):
@@ -104,6 +128,29 @@ class GuardedMarkers:
         return f"{self.ran[name]} ran"
 
 
+class Sweeps:
+    """Says how many sweeps `-m "not sweep"` left out: what did not run is told, not forgotten."""
+
+    def __init__(self, config):
+        self.config, self.left = config, 0
+
+    def pytest_deselected(self, items):
+        self.left += sum(item.get_closest_marker("sweep") is not None for item in items)
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workerinput"):
+            session.config.workeroutput["sweeps"] = self.left
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        # Each worker of pytest-xdist collects everything, so each leaves out the same.
+        self.left = max(self.left, getattr(node, "workeroutput", {}).get("sweeps", 0))
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.left and "sweep" in (self.config.getoption("-m") or ""):
+            terminalreporter.write_line(f"sweep: {self.left} not run; make test-all runs them")
+
+
 def missing(name):
     """Return why tests with a guarded marker cannot run, or None."""
     if name == "browser":
@@ -115,7 +162,8 @@ def missing(name):
 
 def names(expression, marker):
     """Whether a -m expression asks for a marker rather than excludes it."""
-    return re.search(rf"(?<!not )\b{marker}\b", expression) is not None
+    asked = re.sub(r"\bnot\s+\w+|\bnot\s*\([^()]*\)", "", expression)
+    return re.search(rf"\b{marker}\b", asked) is not None
 
 
 def requirement(text):

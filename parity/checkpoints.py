@@ -269,7 +269,7 @@ def _headers(file: Path) -> dict[str, Tensor]:
     if not file.name.endswith(".index.json"):
         return dict(_entries(file))
     try:
-        places = json.loads(file.read_text())["weight_map"]
+        places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         shards = {name: file.parent / shard for name, shard in places.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a shard index with a weight_map: {error!r}") from error

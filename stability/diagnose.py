@@ -179,7 +179,7 @@ def _config_beside(source: Any) -> MegalodonConfig | None:
     if not file.is_file():
         return None
     try:
-        fields = json.loads(file.read_text())
+        fields = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not readable JSON: {error}") from error
     ours = isinstance(fields, dict) and (

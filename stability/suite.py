@@ -47,7 +47,7 @@ class Checkpoint:
     def training(self) -> dict[str, Any] | None:
         """What `training.json` says, or None without one."""
         path = self.folder / "training.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     @property
     def optimiser(self) -> AdamW:

@@ -178,8 +178,8 @@ def write(out: Path, model: MegalodonForCausalLM, training: dict) -> None:
     try:
         save_safetensors(model, aside / "model.safetensors")
         dump = partial(json.dumps, indent=1)
-        (aside / "config.json").write_text(dump(model.config.to_dict()) + "\n")
-        (aside / "training.json").write_text(dump(training) + "\n")
+        (aside / "config.json").write_text(dump(model.config.to_dict()) + "\n", encoding="utf-8")
+        (aside / "training.json").write_text(dump(training) + "\n", encoding="utf-8")
         (aside / "heldout.txt").write_bytes(read_text()[1][:HELDOUT_BYTES].tobytes())
         aside.chmod(0o755)
         _replace(out, aside)

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import equinox as eqx
+import jax.numpy as jnp
 import pytest
+
+from megalodon_jax.checks import checked
 
 ROOT = Path(__file__).parent.parent
 TRIANGLE = "tests/parity/test_parity_triangle.py"
@@ -26,10 +30,20 @@ def test_cuda_without_a_device_is_not_green(arguments):
     assert result.returncode == 5
 
 
-def test_too_few_torch_ref_tests_are_not_green():
-    result = run("-k", "changed_loses", "--require-run", "torch_ref:1", TRIANGLE)
+@pytest.mark.parametrize(
+    "workers",
+    [(), pytest.param(("-n", "1"), marks=pytest.mark.sweep)],
+    ids=["alone", "with a worker"],
+)
+def test_too_few_torch_ref_tests_are_not_green_and_sweeps_left_out_are_told(workers):
+    # An expression that excludes a marker does not ask for it.
+    arguments = ("-m", "not (sweep or cuda)", "--require-run", "torch_ref:1")
+    tests = ("test_a_case_that_changed_loses_its_tolerances", "test_triangle[length_c_minus_1]")
+    result = run(*workers, *arguments, *(f"{TRIANGLE}::{test}" for test in tests))
     assert "1 passed" in result.stdout
     assert "NOT GREEN: torch_ref: 0 ran, 1 required" in result.stdout
+    assert "NOT GREEN: cuda" not in result.stdout
+    assert "sweep: 1 not run; make test-all runs them" in result.stdout
     assert result.returncode == 5
 
 
@@ -37,3 +51,22 @@ def test_the_requirement_itself_is_checked():
     result = run("--require-run", "torch:1", TRIANGLE)
     assert "expected MARKER:N" in result.stderr
     assert result.returncode == 4
+
+
+@eqx.filter_jit
+def not_negative(x):
+    return checked(x, x < 0, "a negative number")
+
+
+def test_a_program_has_checks_only_where_all_are_asked_for(request):
+    if request.config.getoption("--traced-checks") == "always":
+        with pytest.raises(eqx.EquinoxRuntimeError, match="a negative number"):
+            not_negative(jnp.asarray(-1))
+    else:
+        assert not_negative(jnp.asarray(-1)) == -1
+
+
+@pytest.mark.traced_checks
+def test_a_marked_test_has_checks_though_the_program_was_traced_without():
+    with pytest.raises(eqx.EquinoxRuntimeError, match="a negative number"):
+        not_negative(jnp.asarray(-1))

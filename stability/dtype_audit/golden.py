@@ -78,7 +78,7 @@ def read_golden(name: str, folder: Path = FOLDER) -> Golden:
     if not path.is_file():
         raise ValueError(f"golden audit {name!r}: {path.name} is not there; run `{RENEW}`.")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         schema = content["schema"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
@@ -96,7 +96,9 @@ def write_golden(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(entry) for entry in to_json(rows))
     head = f' "schema": {SCHEMA},\n "versions": {json.dumps(versions_now(name))},\n'
-    (folder / f"{name}.json").write_text(f'{{\n{head} "rows": [\n{lines}\n ]\n}}\n')
+    (folder / f"{name}.json").write_text(
+        f'{{\n{head} "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8"
+    )
 
 
 def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[Change, ...]:

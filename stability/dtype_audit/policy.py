@@ -90,7 +90,7 @@ def load_policy(path: Path | None = None) -> Policy:
     """
     file = path or resources.files("stability") / "data" / "dtype_policy.toml"
     try:
-        content = tomllib.loads(file.read_text())
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"dtype policy: {file} is not TOML: {error}.") from error
     if content.get("version") != VERSION or not content.get("rule"):

@@ -142,7 +142,7 @@ def test_the_download_holds_every_row_exactly(visit, broken, night, kind):
     with page.expect_download() as download:
         page.get_by_role("button", name=f"Download {kind}").click()
     assert download.value.suggested_filename == f"{night.id}.{kind.lower()}"
-    with open(download.value.path(), newline="") as file:
+    with open(download.value.path(), newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file)) if kind == "CSV" else json.load(file)["rows"]
     assert len(found) == len(night.measurements) + len(night.findings)
     told = {(r["case"], r["edge"], r["quantity"], r["metric"]): r for r in found}

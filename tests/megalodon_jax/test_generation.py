@@ -351,6 +351,7 @@ def test_a_draw_with_bad_options_is_refused(options, message: str) -> None:
         sample_token(jnp.zeros((1, 4)), key(), **options)
 
 
+@pytest.mark.traced_checks
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"input_ids must be in \[0, 17\)"):
         run(ids=np.full((B, PROMPT), 17, np.int32))

@@ -52,7 +52,7 @@ def filled(text: str, replacements: dict[str, str]) -> str:
 
 def run(path: Path, namespace: dict[str, Any]) -> None:
     """Execute the blocks in one namespace; a traceback shows the document's own lines."""
-    found = blocks(filled(path.read_text(), PLACEHOLDERS | SMALLER))
+    found = blocks(filled(path.read_text(encoding="utf-8"), PLACEHOLDERS | SMALLER))
     assert found
     for line, block in found:
         exec(compile("\n" * line + block, str(path), "exec"), namespace)
@@ -74,7 +74,7 @@ def test_the_snippets_of_our_documents_run(name: str) -> None:
 def test_the_snippets_people_already_have_run_too() -> None:
     namespace: dict[str, Any] = {"jnp": jnp}
     guide: dict[str, Any] = {}
-    for _, block in blocks((ROOT / "docs/guide.md").read_text()):
+    for _, block in blocks((ROOT / "docs/guide.md").read_text(encoding="utf-8")):
         if "sizes = {" in block:
             exec(re.search(r"^sizes = \{.*?^\}", block, re.S | re.M).group(), guide)
     namespace["sizes"] = guide["sizes"]
@@ -88,11 +88,11 @@ def test_the_snippets_people_already_have_run_too() -> None:
 
 @pytest.mark.skipif(not SOURCES.is_dir(), reason="no ../shared/sources beside this checkout")
 def test_the_guide_carries_every_snippet_people_already_have() -> None:
-    guide = (ROOT / "docs/guide.md").read_text()
+    guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
     carried = [
         line in guide.splitlines()
         for name in SNIPPETS
-        for _, block in blocks(filled(source(name).read_text(), PLACEHOLDERS))
+        for _, block in blocks(filled(source(name).read_text(encoding="utf-8"), PLACEHOLDERS))
         for line in block.splitlines()
     ]
     assert carried

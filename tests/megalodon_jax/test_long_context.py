@@ -283,12 +283,15 @@ def growth(function: Callable, first: Any, inputs: Callable, length: int) -> flo
     return math.sqrt(large / small)
 
 
+@pytest.mark.sweep  # the model below holds the filter, and its gradients
 @pytest.mark.parametrize("function", [filter_of, gradient_of])
 def test_memory_of_the_ema_is_linear_in_length(function) -> None:
     assert growth(function, slow_ema(), signal_of, L // 4) <= MEMORY_PER_DOUBLING
 
 
-@pytest.mark.parametrize("function", [logits_only, loss_gradient])
+@pytest.mark.parametrize(
+    "function", [pytest.param(logits_only, marks=pytest.mark.sweep), loss_gradient]
+)
 def test_memory_of_the_model_is_linear_in_length(function) -> None:
     assert growth(function, model_of(SMALL), ids_of, L // 4) <= MEMORY_PER_DOUBLING
 

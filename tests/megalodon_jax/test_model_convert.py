@@ -105,7 +105,7 @@ except ImportError as error:
 
 def test_safetensors_need_no_torch_and_pickles_say_that_they_do(tmp_path: Path) -> None:
     save_safetensors(model_of(TINY), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_dict()), encoding="utf-8")
     pickled = tmp_path / "pytorch_model.bin"
     torch.save(convert_jax_to_torch(model_of(TINY)), pickled)
     again = tmp_path / "again.safetensors"
@@ -123,7 +123,7 @@ def directory(path: Path, model: MegalodonForCausalLM, **bookkeeping) -> Path:
     """A model directory as Hugging Face lays it out."""
     save_safetensors(model, path / "model.safetensors")
     fields = model.config.to_hf() | {"model_type": "megalodon"} | bookkeeping
-    (path / "config.json").write_text(json.dumps(fields))
+    (path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     return path
 
 
@@ -158,7 +158,7 @@ def shards(path: Path, model: MegalodonForCausalLM) -> Path:
         save_file(content, path / name)
     index = path / "model.safetensors.index.json"
     where = {n: name for name, content in files.items() for n in content}
-    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
     return index
 
 
@@ -236,7 +236,7 @@ def test_a_bad_config_file_is_named_with_its_fault(
     # Annotations are checked in tests only; users meet the configuration's own messages.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     file = tmp_path / "config.json"
-    file.write_text(content)
+    file.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message) as raised:
         convert.read_config(file)
     assert str(file) in str(raised.value)

@@ -112,6 +112,7 @@ def test_no_mask_means_all_valid() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, V])
+@pytest.mark.traced_checks
 def test_an_id_outside_the_vocabulary_raises(bad: int) -> None:
     ids = jnp.asarray(IDS[:1, :2]).at[0, 1].set(bad)
     message = rf"input_ids must be in \[0, {V}\)"
@@ -136,6 +137,7 @@ def test_ids_of_another_shape_or_kind_are_refused(ids: jax.Array, message: str) 
 
 
 @pytest.mark.parametrize("bad", [-1, V])
+@pytest.mark.traced_checks
 def test_a_label_outside_the_vocabulary_raises_under_jit(bad: int) -> None:
     ids = jnp.asarray(IDS[:, :3])
     message = rf"labels must be in \[0, {V}\) or ignore_index=-100"

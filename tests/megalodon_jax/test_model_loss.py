@@ -94,6 +94,7 @@ def test_the_first_label_is_never_a_target() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, V])
+@pytest.mark.traced_checks
 def test_a_label_out_of_range_raises(bad: int) -> None:
     labels = jnp.asarray(LABELS).at[1, 3].set(bad)
     message = rf"labels must be in \[0, {V}\) or ignore_index=-100"
@@ -157,6 +158,7 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int) -> None:
         assert rel_l2(actual, wanted) <= EXACT_GRADIENT
 
 
+@pytest.mark.traced_checks
 def test_chunks_check_labels_and_survive_having_nothing_to_count() -> None:
     weights = jnp.asarray(HIDDEN, jnp.float32), jnp.asarray(HEAD, jnp.float32)
     with pytest.raises(eqx.EquinoxRuntimeError, match=r"labels must be in \[0, 5\)"):

@@ -58,7 +58,7 @@ def test_a_model_returns_bit_for_bit(config, tmp_path: Path) -> None:
 
 
 def test_the_manifest_says_what_is_in_the_folder(saved: Path) -> None:
-    manifest = json.loads((saved / "manifest.json").read_text())
+    manifest = json.loads((saved / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["step"] == 3
     assert manifest["packages"]["jax"] == jax.__version__
     assert manifest["dtype_policy"]["sensitive_dtype"] == "float32"
@@ -117,10 +117,14 @@ def edit(name: str, change: Callable[[dict], Any]) -> Callable[[Path], None]:
 
     def damage(folder: Path) -> None:
         file = folder / name
-        content = json.loads(file.read_text()) if file.suffix == ".json" else load_file(file)
+        content = (
+            json.loads(file.read_text(encoding="utf-8"))
+            if file.suffix == ".json"
+            else load_file(file)
+        )
         change(content)
         if file.suffix == ".json":
-            file.write_text(json.dumps(content))
+            file.write_text(json.dumps(content), encoding="utf-8")
         else:
             save_file(content, file)
 
@@ -161,7 +165,7 @@ DAMAGES = {
     "cut model": (cut("model.safetensors"), ValueError, "not a readable safetensors file"),
     "cut manifest": (cut("manifest.json"), ValueError, "not readable JSON"),
     "list": (
-        lambda f: (f / "config.json").write_text("[]"),
+        lambda f: (f / "config.json").write_text("[]", encoding="utf-8"),
         ValueError,
         "a JSON object, found list",
     ),
@@ -288,10 +292,10 @@ def test_without_exchange_a_failed_rename_brings_the_old_one_back(
 
 
 def test_a_folder_that_is_no_checkpoint_is_not_replaced(saved: Path, tmp_path: Path) -> None:
-    (saved / "notes.txt").write_text("mine")
+    (saved / "notes.txt").write_text("mine", encoding="utf-8")
     (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_text("exported")
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "weights" / "model.safetensors").write_text("exported", encoding="utf-8")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
     for folder in (saved, tmp_path / "weights", tmp_path / "file"):
         with pytest.raises(ValueError, match="is not a checkpoint of ours"):
             save_checkpoint(folder, model_of(TINY), step=4)

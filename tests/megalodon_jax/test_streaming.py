@@ -126,6 +126,7 @@ def assert_statistics(state, x: np.ndarray) -> None:
 # Masks, and nothing at all.
 
 
+@pytest.mark.traced_checks
 def test_a_padded_mask_and_a_cache_are_refused_and_a_full_mask_is_not() -> None:
     model, ids = model_of(tiny(num_layers=1)), jnp.asarray(IDS[:, :3])
     full, message = jnp.ones((B, 3), bool), "a cache and a mask with padding do not go together"

@@ -96,6 +96,7 @@ def test_reordered_beams_are_the_reordered_rows_run_again(rows: list[int]) -> No
 
 
 @pytest.mark.parametrize("bad", [-1, B])
+@pytest.mark.traced_checks
 def test_a_row_the_cache_does_not_have_is_refused(bad: int) -> None:
     held = init_cache(LOCAL, B, allocate_norm=True)
     rows, message = jnp.asarray([0, bad], jnp.int32), rf"indices must be in \[0, {B}\)"

@@ -119,6 +119,7 @@ def test_an_unbounded_cache_grows_by_chunks_outside_of_jit_and_keeps_what_it_hol
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.traced_checks
 def test_a_full_unbounded_cache_says_so_under_jit() -> None:
     model = wide(UNBOUNDED)
     _, held = streamed(model, [3])

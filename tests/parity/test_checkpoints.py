@@ -35,7 +35,9 @@ def made(tmp_path_factory):
     """A sharded bfloat16 folder and a text; copy before changing."""
     folder = tmp_path_factory.mktemp("made")
     synthetic.write(folder / "torch", CONFIG)
-    (folder / "text.txt").write_text("What is equal passes, and what is not is named.")
+    (folder / "text.txt").write_text(
+        "What is equal passes, and what is not is named.", encoding="utf-8"
+    )
     return folder
 
 
@@ -300,17 +302,19 @@ def test_a_truncated_shard_is_named(work):
 
 def test_an_index_of_another_export_is_refused(work):
     index = work / "torch" / "model.safetensors.index.json"
-    places = json.loads(index.read_text())
+    places = json.loads(index.read_text(encoding="utf-8"))
     places["weight_map"]["model.phantom"] = "model-00001-of-00004.safetensors"
-    index.write_text(json.dumps(places))
+    index.write_text(json.dumps(places), encoding="utf-8")
     code, said = parity(work)
     assert code == 2
     assert "such as model.phantom in model-00001-of-00004.safetensors" in said
 
 
 def test_a_config_of_another_model_lists_every_problem(work):
-    fields = json.loads((work / "torch" / "config.json").read_text())
-    (work / "torch" / "config.json").write_text(json.dumps(fields | {"swiglu": True}))
+    fields = json.loads((work / "torch" / "config.json").read_text(encoding="utf-8"))
+    (work / "torch" / "config.json").write_text(
+        json.dumps(fields | {"swiglu": True}), encoding="utf-8"
+    )
     code, said = parity(work)
     assert code == 2
     assert "does not fit its configuration, 6 problems" in said
@@ -318,7 +322,7 @@ def test_a_config_of_another_model_lists_every_problem(work):
 
 
 def test_a_text_too_short_is_refused(work):
-    (work / "text.txt").write_text("short")
+    (work / "text.txt").write_text("short", encoding="utf-8")
     code, said = parity(work)
     assert code == 2
     assert "gives 5 token(s), 9 are needed" in said
@@ -357,7 +361,7 @@ def test_a_tokeniser_beside_the_weights_is_used(work):
     tokeniser = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}}
     missing = ("truncation", "padding", "added_tokens", "normalizer", "post_processor", "decoder")
     tokeniser |= {name: [] if name == "added_tokens" else None for name in missing}
-    (work / "torch" / "tokenizer.json").write_text(json.dumps(tokeniser))
+    (work / "torch" / "tokenizer.json").write_text(json.dumps(tokeniser), encoding="utf-8")
     code, said = parity(work, "--layerwise")
     assert code == 0, said
     assert "through" in said["how"]["text"]
@@ -393,7 +397,7 @@ def test_a_checkpoint_of_a_billion_and_a_half_in_a_quarter_of_its_size(tmp_path)
         (tmp_path / "text.txt").write_bytes(Path(__file__).read_bytes())
         command = [sys.executable, "-m", "reports.cli", "parity", "--layerwise", "--json"]
         command += ["--torch", str(tmp_path / "big"), "--text", str(tmp_path / "text.txt")]
-        with (tmp_path / "said.json").open("w") as out:
+        with (tmp_path / "said.json").open("w", encoding="utf-8") as out:
             child = subprocess.Popen(command, stdout=out)
             _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -401,7 +405,7 @@ def test_a_checkpoint_of_a_billion_and_a_half_in_a_quarter_of_its_size(tmp_path)
         peak = usage.ru_maxrss * 1024
         print(f"peak {peak / 1e6:.0f} MB of {size / 1e6:.0f} MB: {100 * peak / size:.1f} %")
         assert peak < size / 4
-        said = json.loads((tmp_path / "said.json").read_text())
+        said = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))
         assert len(said["layers"]) == synthetic.BIG.num_layers + 3
     finally:
         shutil.rmtree(tmp_path / "big")

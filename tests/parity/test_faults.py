@@ -191,6 +191,6 @@ def test_healthy_cases_are_distinct_and_reproducible():
     assert len({case.config for case in cases}) == 3
 
 
-@pytest.mark.parametrize("first", [0, 16])
+@pytest.mark.parametrize("first", [0, pytest.param(16, marks=pytest.mark.sweep)])
 def test_healthy_cases_raise_no_alarm(first):
     assert not list(alarms(range(first, first + 5)))

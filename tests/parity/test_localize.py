@@ -79,7 +79,7 @@ def test_an_account_names_stage_parameters_and_replay() -> None:
 
 
 def test_an_account_of_a_healthy_case_says_what_holds() -> None:
-    text, holds = explain(by_name("length_c"), None)
+    text, holds = explain(PLAIN, None)
     assert holds
     assert "no divergence. 23 stages hold on their own" in text
 

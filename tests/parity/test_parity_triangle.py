@@ -22,7 +22,31 @@ FLOORS = NoiseFloors.load()
 TRUTH = {"jax64:oracle", "jax32:oracle"}
 REFERENCE = {"reference32:oracle", "jax32:reference32"}
 NARROW = {f"{side}:oracle" for side in lowprecision.SIDES}
-ANSWERED = [case for case in CASES if not case.seam]
+QUICK = (
+    "plain",
+    "swiglu_rescale_scale",
+    "right_padding",
+    "pad_inside",
+    "slow_decay",
+    "large_mean",
+    "stream",
+    "stream_tokens",
+    "left_padding",
+)
+"""One case for each kind of program: options, mask, stream, seam; some share one and are cheap."""
+LIVE = ("plain", "stream", "adamw")
+"""One recording of each kind is compared with the live reference."""
+
+
+def swept(cases, quick):
+    """The cases as parameters; those that are not in `quick` are a sweep."""
+    return [c if c.name in quick else pytest.param(c, marks=pytest.mark.sweep) for c in cases]
+
+
+every_case = pytest.mark.parametrize("case", swept(CASES, QUICK), ids=lambda case: case.name)
+every_answer = pytest.mark.parametrize(
+    "case", swept([c for c in CASES if not c.seam], LIVE), ids=lambda case: case.name
+)
 
 
 def broken(rows):
@@ -31,7 +55,7 @@ def broken(rows):
 
 
 @pytest.mark.torch_ref
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case
 def test_triangle(case, reference, numerics):
     rows = numerics(Suite(reference).case(case, FLOORS))
     assert not broken(rows)
@@ -40,7 +64,7 @@ def test_triangle(case, reference, numerics):
 
 
 @pytest.mark.torch_ref
-@pytest.mark.parametrize("case", ANSWERED, ids=lambda case: case.name)
+@every_answer
 def test_recordings_equal_the_live_reference(case, numerics):
     if reason := why_unavailable():
         pytest.skip(f"not run: {reason}")

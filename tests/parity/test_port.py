@@ -87,7 +87,7 @@ def test_a_path_that_leads_nowhere_is_named():
 
 
 def test_the_document_runs_and_says_what_it_prints(capsys):
-    text, namespace = DOCUMENT.read_text(), {}
+    text, namespace = DOCUMENT.read_text(encoding="utf-8"), {}
     with jax.numpy_dtype_promotion("standard"):
         for line, block in blocks(text):
             exec(compile("\n" * line + block, str(DOCUMENT), "exec"), namespace)

@@ -59,14 +59,14 @@ def test_the_hash_is_of_sources_and_not_of_the_version_file(tmp_path, monkeypatc
     package = tmp_path / "megalodon"
     package.mkdir()
     for name in ("__init__", "model"):
-        (package / f"{name}.py").write_text(name)
+        (package / f"{name}.py").write_text(name, encoding="utf-8")
 
     class Spec:
         submodule_search_locations = (str(package),)
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: Spec)
     before = installed.source_hash()
-    (package / "_version.py").write_text("generated")
+    (package / "_version.py").write_text("generated", encoding="utf-8")
     assert installed.source_hash() == before
-    (package / "model.py").write_text("changed")
+    (package / "model.py").write_text("changed", encoding="utf-8")
     assert installed.source_hash() != before

@@ -291,11 +291,11 @@ def test_rows_of_another_kind_are_refused(tmp_path: Path, wrong: Run) -> None:
 
 
 def set_kind(folder: Path, kind: str | None) -> None:
-    manifest = json.loads((folder / "run.json").read_text())
+    manifest = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     manifest.pop("kind", None)
     if kind is not None:
         manifest["kind"] = kind
-    (folder / "run.json").write_text(json.dumps(manifest))
+    (folder / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def test_a_kind_of_a_newer_version_is_named_and_skipped(tmp_path: Path) -> None:

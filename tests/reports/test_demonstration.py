@@ -41,7 +41,7 @@ def test_the_last_night_is_red_where_the_bug_is(last_two):
     assert int(decision.exit_code) == 1
     assert decision.starts[0].quantity == by_name(FAULT).stage
     assert by_name(FAULT).stage in decision.sentence
-    text = (last_two[1] / PAGE).read_text()
+    text = (last_two[1] / PAGE).read_text(encoding="utf-8")
     assert f"planted fault: {FAULT}" in text
     assert f"Trend, {NIGHTS} runs" in text
 
@@ -63,5 +63,5 @@ def test_its_failing_tensors_are_described_with_the_bits_that_differ(last_two):
     assert first.quantity == by_name(FAULT).stage
     assert sum(first.histogram[1:]) > 0.9 * sum(first.histogram)
     assert all(w.actual != w.expected for w in first.worst)
-    text = (last_two[1] / PAGE).read_text()
+    text = (last_two[1] / PAGE).read_text(encoding="utf-8")
     assert re.search(r'<details id="t-[0-9a-f]{10}">\s*<summary>Element by element', text)

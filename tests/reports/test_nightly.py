@@ -49,15 +49,15 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     some = {name: probe for name, probe in PROBES.items() if name in ("survival", "drill")}
     monkeypatch.setattr(stability_suite, "PROBES", some)
     summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
+    summary.write_text("before\n", encoding="utf-8")
     result = run(
         "--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded",
         "--summary-md", summary,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert summary.read_text().startswith("before\n## PASS")
+    assert summary.read_text(encoding="utf-8").startswith("before\n## PASS")
     [folder] = (tmp_path / "runs").iterdir()
-    page = (folder / PAGE).read_text()
+    page = (folder / PAGE).read_text(encoding="utf-8")
     assert "PASS" in page
     assert "recorded" in page
     stored = read_run(folder)
@@ -139,7 +139,7 @@ def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch)
     outcome = nightly(Options(tmp_path, ("length_c",), "recorded"), quiet)
     assert outcome.decision.word is Word.INCOMPLETE
     assert int(outcome.decision.exit_code) == 3
-    assert "out of luck" in outcome.page.read_text()
+    assert "out of luck" in outcome.page.read_text(encoding="utf-8")
 
 
 def run(*arguments):
@@ -194,14 +194,17 @@ def test_a_corrupt_file_is_refused_by_name(tmp_path, checkpoint):
 
 def test_a_config_that_contradicts_the_weights_is_refused(tmp_path, checkpoint):
     path = checkpoint / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 3}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"num_layers": 3}),
+        encoding="utf-8",
+    )
     result = run("--out", tmp_path / "runs", "--checkpoint", checkpoint)
     assert result.exit_code == 2
     assert "unexpected model.layers.3." in result.output
 
 
 def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     result = run("--out", tmp_path / "file" / "runs")
     assert result.exit_code == 2
     assert "can be written" in result.output

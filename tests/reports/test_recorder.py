@@ -47,7 +47,7 @@ def test_silent():
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_tiny.py").write_text(TESTS)
+    (folder / "test_tiny.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "reports.recorder", "--numerics-run", "runs", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -55,7 +55,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     option = (
         'def pytest_addoption(parser):\n    parser.addoption("--reference", default="recorded")\n'
     )
-    (folder / "conftest.py").write_text(option)
+    (folder / "conftest.py").write_text(option, encoding="utf-8")
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

@@ -22,8 +22,12 @@ from reports.store import StoreError, check_writable, list_runs, read_run, write
 
 def as_schema_1(folder: Path) -> Path:
     """Rewrite a run the way schema 1 had it: no kind, no column that tells of a replay."""
-    old = {k: v for k, v in json.loads((folder / "run.json").read_text()).items() if k != "kind"}
-    (folder / "run.json").write_text(json.dumps(old | {"schema": 1}))
+    old = {
+        k: v
+        for k, v in json.loads((folder / "run.json").read_text(encoding="utf-8")).items()
+        if k != "kind"
+    }
+    (folder / "run.json").write_text(json.dumps(old | {"schema": 1}), encoding="utf-8")
     path = folder / "measurements.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["deterministic"]), path)
     return folder
@@ -35,7 +39,7 @@ def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
     folder = write_run(tmp_path, night, "<p>page</p>")
     assert folder == tmp_path / night.id
     assert read_run(folder) == night
-    assert (folder / "report.html").read_text() == "<p>page</p>"
+    assert (folder / "report.html").read_text(encoding="utf-8") == "<p>page</p>"
     assert {p.name for p in folder.iterdir()} == {
         *("run.json", "measurements.parquet", "findings.parquet", "report.html")
     }
@@ -68,13 +72,13 @@ def test_two_writers_of_one_id_both_survive(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         folders = list(pool.map(write, (1e-7, 2e-7, 3e-7, 4e-7)))
     assert {f.name for f in folders} == {f"{first.name}-{n}" for n in (2, 3, 4, 5)}
-    assert (first / "report.html").read_text() == "<p>first</p>"
+    assert (first / "report.html").read_text(encoding="utf-8") == "<p>first</p>"
     stored, unreadable = list_runs(tmp_path)
     assert (len(stored), unreadable) == (5, [])
     for value, folder in zip((1e-7, 2e-7, 3e-7, 4e-7), folders, strict=True):
         back = read_run(folder)
         assert (back.id, back.measurements[0].value) == (folder.name, value)
-        assert (folder / "report.html").read_text() == f"<p>{folder.name}</p>"
+        assert (folder / "report.html").read_text(encoding="utf-8") == f"<p>{folder.name}</p>"
 
 
 def test_copies_of_a_run_count_once_and_are_named(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
 
 def test_only_a_migration_excuses_a_missing_column(tmp_path: Path) -> None:
     folder = as_schema_1(write_run(tmp_path, run(measurement()), ""))
-    (folder / "run.json").write_text(json.dumps(manifest()))
+    (folder / "run.json").write_text(json.dumps(manifest()), encoding="utf-8")
     with pytest.raises(StoreError, match="expected the columns deterministic"):
         read_run(folder)
 
@@ -130,13 +134,13 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
 def test_a_killed_run_is_never_listed(tmp_path: Path) -> None:
     stray = tmp_path / ".partial-2026-11-20T21-30-00Z-1a2b3c4-0a0a0a0a"
     stray.mkdir()
-    (stray / "run.json").write_text(json.dumps(manifest()))
+    (stray / "run.json").write_text(json.dumps(manifest()), encoding="utf-8")
     assert list_runs(tmp_path) == ([], [])
 
 
 def test_an_unwritable_root_is_named(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
+    blocker.write_text("not a folder", encoding="utf-8")
     with pytest.raises(StoreError, match=r"file.*nothing was stored.*--out"):
         write_run(blocker / "runs", run(), "")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -146,7 +150,7 @@ def test_an_unwritable_root_is_found_before_the_run(tmp_path: Path) -> None:
     check_writable(tmp_path / "new" / "runs")
     assert list((tmp_path / "new" / "runs").iterdir()) == []
     blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
+    blocker.write_text("not a folder", encoding="utf-8")
     with pytest.raises(StoreError, match=r"file.*--out"):
         check_writable(blocker)
 
@@ -175,7 +179,9 @@ def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> Non
 
 def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run(), "")
-    (folder / "run.json").write_text(json.dumps(manifest(schema=store.SCHEMA + 1)))
+    (folder / "run.json").write_text(
+        json.dumps(manifest(schema=store.SCHEMA + 1)), encoding="utf-8"
+    )
     with pytest.raises(StoreError, match=r"newer.*update megalodon-numerics"):
         read_run(folder)
 
@@ -183,7 +189,7 @@ def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "1"}'])
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     folder = write_run(tmp_path, run(), "")
-    (folder / "run.json").write_text(text)
+    (folder / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(StoreError, match=r"run\.json"):
         read_run(folder)
 
@@ -200,6 +206,6 @@ def test_a_root_that_does_not_exist_holds_no_runs(tmp_path: Path) -> None:
 
 def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_text("")
+    path.write_text("", encoding="utf-8")
     with pytest.raises(StoreError, match="expected a folder of runs"):
         list_runs(path)

@@ -81,10 +81,10 @@ def test_two_runs_are_compared_by_what_changed(runs: Path) -> None:
 def test_a_page_is_drawn_again_beside_the_run_and_not_in_it(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "again.html"
     assert call("report", "latest", "--out", runs, "--page", page).exit_code == 0
-    assert "REGRESSED" in page.read_text()
+    assert "REGRESSED" in page.read_text(encoding="utf-8")
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["again.html"]
     stored = next(p for p in runs.iterdir() if p.name.startswith("2026-11-20"))
-    assert (stored / "report.html").read_text() == "<p>new</p>"
+    assert (stored / "report.html").read_text(encoding="utf-8") == "<p>new</p>"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_doctor_survives_what_it_is_called_for(
 
     monkeypatch.setattr(doctor_module, "read_provenance", unreadable)
     blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
+    blocked.write_text("not a folder", encoding="utf-8")
     advice = {line.topic: line.advice for line in examine(blocked)}
     assert "not a readable recording" in advice["megalodon-hf, recorded"]
     assert advice["folder of runs"]

@@ -46,11 +46,13 @@ def damaged(tmp_path: Path) -> Path:
     folders = nights(root, *(1e-7 * n for n in range(1, 8)))
     path = folders[1] / "measurements.parquet"
     path.write_bytes(path.read_bytes()[:-20])
-    newer = json.loads((folders[2] / "run.json").read_text()) | {"schema": 99}
-    (folders[2] / "run.json").write_text(json.dumps(newer))
+    newer = json.loads((folders[2] / "run.json").read_text(encoding="utf-8")) | {"schema": 99}
+    (folders[2] / "run.json").write_text(json.dumps(newer), encoding="utf-8")
     shutil.copytree(folders[3], root / "0-copy")
-    planted = json.loads((folders[4] / "run.json").read_text()) | {"fault": "conjugate"}
-    (folders[4] / "run.json").write_text(json.dumps(planted))
+    planted = json.loads((folders[4] / "run.json").read_text(encoding="utf-8")) | {
+        "fault": "conjugate"
+    }
+    (folders[4] / "run.json").write_text(json.dumps(planted), encoding="utf-8")
     # Its footer is whole, so only reading the rows finds this one out.
     path = folders[5] / "measurements.parquet"
     middle = bytearray(path.read_bytes())
@@ -123,14 +125,16 @@ def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
 def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None:
     rows = [measurement(quantity=f"q{i}", identity=str(i)) for i in range(500)]
     first = write_run(tmp_path, earlier(*rows, day=1), "")
-    said = json.loads((first / "run.json").read_text())
+    said = json.loads((first / "run.json").read_text(encoding="utf-8"))
     for n in range(1, 365):
         folder = tmp_path / f"r{n}"
         folder.mkdir()
         for name in ("measurements.parquet", "findings.parquet"):
             (folder / name).hardlink_to(first / name)
         created = f"2025-{1 + n // 31:02d}-{1 + n % 31:02d}T00:00:00+00:00"
-        (folder / "run.json").write_text(json.dumps(said | {"id": folder.name, "created": created}))
+        (folder / "run.json").write_text(
+            json.dumps(said | {"id": folder.name, "created": created}), encoding="utf-8"
+        )
     start = time.process_time()
     found = look_back(str(tmp_path), "baseline", "q7")
     assert time.process_time() - start < 2
@@ -158,7 +162,7 @@ def test_blessing_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, cle
     assert goldens.load("cpu", folder).goldens == (first.golden,)
     second = blessing.bless(better, "twice as large, because", folder)
     assert "1.0e-06 → 2.0e-06, 2.00 times" in second.lines()[1]
-    changed = set(second.path.read_text().splitlines()) - set(before)
+    changed = set(second.path.read_text(encoding="utf-8").splitlines()) - set(before)
     assert sum('"typical"' in line for line in changed) == 1
     assert any("twice as large, because" in line for line in changed)
     assert goldens.blessed(folder) == {second.golden.run}
@@ -256,7 +260,7 @@ def test_pruning_spares_what_others_are_held_against(
         rows = [{**row, "identity": "rare"} for row in table]
         pq.write_table(type(pq.read_table(path)).from_pylist(rows, pq.read_schema(path)), path)
     blessing.bless(folders[0], "first")
-    (folders[2] / "run.json").write_text("{")
+    (folders[2] / "run.json").write_text("{", encoding="utf-8")
     write_run(root, bench(day=1))
     asked = call("prune", "--keep", 1, "--out", root, "--json")
     told = json.loads(asked.stdout)

@@ -28,12 +28,12 @@ TINY = ["--case", "length_c", "--case", "stream_tokens", "--reference", "recorde
 
 def steps(name: str, job: str) -> list[str]:
     """The `run:` lines of a job, in order."""
-    document = yaml.safe_load((WORKFLOWS / name).read_text())
+    document = yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))
     return [step["run"] for step in document["jobs"][job]["steps"] if "run" in step]
 
 
 def shards(name: str, job: str) -> list[str]:
-    document = yaml.safe_load((WORKFLOWS / name).read_text())
+    document = yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))
     return yaml.safe_load(document["jobs"][job]["with"]["shards"])
 
 
@@ -88,8 +88,8 @@ def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> N
     suites = {s["name"]: (s["planned"], s["executed"]) for s in run.manifest["suites"]}
     assert suites == {"parity": (2, 2), "stability": (1, 1)}
     assert len(run.manifest["shards"]) == 3
-    assert "PASS" in (tmp_path / "report.html").read_text()
-    assert (tmp_path / "summary.md").read_text().startswith("## PASS")
+    assert "PASS" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8").startswith("## PASS")
 
 
 def test_a_broken_tolerance_is_the_exit_code_of_the_gate(tiny, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_broken_tolerance_is_the_exit_code_of_the_gate(tiny, tmp_path: Path) -
     told = night()
     assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 1)
     assert told["report"].exit_code == 0
-    assert "logits" in (tmp_path / "summary.md").read_text()
+    assert "logits" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
 def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
@@ -156,8 +156,10 @@ def test_shards_cover_a_plan_once() -> None:
 
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda p: p.name)
 def test_every_command_of_a_workflow_exists(path: Path) -> None:
-    document = yaml.safe_load(path.read_text())
-    targets = set(re.findall(r"^([\w./$()-]+):", (ROOT / "Makefile").read_text(), re.M))
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    targets = set(
+        re.findall(r"^([\w./$()-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    )
     targets |= {".venv/.base", ".venv/.dev"}
     for job in document["jobs"].values():
         for step in job.get("steps", ()):

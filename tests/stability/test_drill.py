@@ -82,7 +82,7 @@ def stored() -> dict:
 
 def test_a_drill_is_stored_and_read_back(tmp_path) -> None:
     path = tmp_path / "drill.json"
-    path.write_text("before")
+    path.write_text("before", encoding="utf-8")
     write(path, stored())
     assert read(path) == json.loads(json.dumps(stored()))
     assert [p.name for p in tmp_path.iterdir()] == ["drill.json"]
@@ -90,10 +90,10 @@ def test_a_drill_is_stored_and_read_back(tmp_path) -> None:
 
 def test_an_interrupted_write_leaves_the_old_drill(tmp_path) -> None:
     path = tmp_path / "drill.json"
-    path.write_text("before")
+    path.write_text("before", encoding="utf-8")
     with pytest.raises(ValueError, match="Out of range"):
         write(path, {"not": math.nan})
-    assert path.read_text() == "before"
+    assert path.read_text(encoding="utf-8") == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["drill.json"]
 
 
@@ -105,7 +105,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 99, "variants": [{"name": "x"}]}'])
 def test_a_drill_that_cannot_be_read_is_refused(tmp_path, content: str) -> None:
     path = tmp_path / "drill.json"
-    path.write_text(content)
+    path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=r"drill\.json .*run `megalodon-numerics drill`"):
         read(path)
     path.unlink()

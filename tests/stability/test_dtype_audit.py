@@ -280,7 +280,10 @@ def test_a_table_returns_from_its_file_and_a_broken_one_is_refused(tmp_path: Pat
     assert from_json(to_json(rows)) == rows
     write_golden("float32", rows, tmp_path)
     assert changes_since("float32", rows, tmp_path) == ()
-    assert json.loads((tmp_path / "float32.json").read_text())["versions"]["jax"] == jax.__version__
+    assert (
+        json.loads((tmp_path / "float32.json").read_text(encoding="utf-8"))["versions"]["jax"]
+        == jax.__version__
+    )
     (finding,) = golden_findings("float32", (*rows, row(op="exp2")), tmp_path)
     assert (finding.severity, finding.metric, finding.value) == (Severity.WARNING, "added", 2.0)
     assert "renew" in finding.remedy
@@ -288,7 +291,7 @@ def test_a_table_returns_from_its_file_and_a_broken_one_is_refused(tmp_path: Pat
     assert clean.severity is Severity.OK
     with pytest.raises(ValueError, match="is not there; run"):
         read_golden("other", tmp_path)
-    (tmp_path / "float32.json").write_text('{"schema": 99, "rows": []}')
+    (tmp_path / "float32.json").write_text('{"schema": 99, "rows": []}', encoding="utf-8")
     with pytest.raises(ValueError, match="has schema 99, expected 1"):
         read_golden("float32", tmp_path)
     with pytest.raises(ValueError, match="has 2 fields, expected"):

@@ -252,6 +252,6 @@ def test_float64_is_allowed_where_the_policy_gives_a_reason() -> None:
 )
 def test_a_broken_policy_file_is_refused_in_words(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=said):
         load_policy(path)

@@ -207,7 +207,7 @@ def test_a_cut_rate_outlives_the_checkpoint_it_returns_to(tmp_path: Path) -> Non
 def test_without_a_readable_checkpoint_it_stops_and_says_so(tmp_path: Path) -> None:
     def broken(number: int):
         for folder in CheckpointFolder(tmp_path).folder.glob("step-*"):
-            (folder / "manifest.json").write_text("{")
+            (folder / "manifest.json").write_text("{", encoding="utf-8")
         return jnp.asarray(text(number)), jnp.int32(NAN_GRADIENT)
 
     with pytest.raises(RecoveryFailedError, match="no checkpoint can be read"):

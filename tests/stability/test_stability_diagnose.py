@@ -93,14 +93,16 @@ def test_a_healthy_tree_is_called_healthy() -> None:
 def test_a_checkpoint_of_a_megalodon_is_checked_by_its_config(tmp_path: Path) -> None:
     config = tiny(vocab_size=16)  # of its leaves none is longer than those above
     save_safetensors(model_of(config), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
     found = report(tmp_path, "lion", remedies=(NOTHING,))
     assert {f.probe for f in found.findings} >= {"survival", "poles"}
     assert any("Lion" in line for line in found.basis)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"num_layers": 3}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config.to_dict() | {"num_layers": 3}), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match=r"not the weights of a Megalodon.*missing"):
         report(tmp_path)
-    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="not readable JSON"):
         report(tmp_path)
 
@@ -169,20 +171,20 @@ def test_the_founding_case_freezes_and_its_remedies_thaw_it() -> None:
 def test_the_document_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     results = [variant("to(bfloat16)")]
     doc = tmp_path / "doc.md"
-    doc.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    doc.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
     founding.write(doc, results)
-    text = doc.read_text()
+    text = doc.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{BEGIN}\n| storage |")
     assert text.endswith(f"{END}\nafter\n")
     assert "old" not in text
-    assert (tmp_path / "founding-case.svg").read_text().startswith("<svg")
-    doc.write_text("no markers")
+    assert (tmp_path / "founding-case.svg").read_text(encoding="utf-8").startswith("<svg")
+    doc.write_text("no markers", encoding="utf-8")
     with pytest.raises(ValueError, match="needs the markers"):
         founding.write(doc, results)
 
 
 def test_the_committed_document_names_every_variant() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "stability.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "stability.md").read_text(encoding="utf-8")
     table = text.split(BEGIN)[1].split(END)[0]
     assert all(f"| {v.name} | {v.option} |" in table for v in VARIANTS)
 

@@ -111,5 +111,5 @@ def test_a_sample_is_decided_by_the_name_and_holds_elements_of_the_leaf() -> Non
 
 def test_a_config_beside_the_file_is_not_needed(tmp_path: Path) -> None:
     save_file({"w": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
     assert set(leaves_of(tmp_path)) == {"w"}

@@ -94,7 +94,7 @@ def test_a_written_folder_is_a_checkpoint(written: Path) -> None:
     }
     assert same_leaves(load_from_pretrained(written), model_of(CONFIG))
     assert (written / "heldout.txt").stat().st_size == train.HELDOUT_BYTES
-    assert json.loads((written / "training.json").read_text())["lr"] == 1e-3
+    assert json.loads((written / "training.json").read_text(encoding="utf-8"))["lr"] == 1e-3
     checkpoint = Checkpoint(written, written / "heldout.txt")
     assert (checkpoint.optimiser.lr, checkpoint.optimiser.beta2) == (1e-3, 0.98)
     assert checkpoint.optimiser.weight_decay == 0.1

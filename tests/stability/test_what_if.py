@@ -117,21 +117,23 @@ def test_the_document_of_a_drill_is_rewritten_between_its_markers(tmp_path) -> N
         for variant, held_out in zip(gemm_drill.VARIANTS, (1.0, 1.5, 2.0), strict=False)
     ]
     doc = tmp_path / "doc.md"
-    doc.write_text(f"before\n{gemm_drill.BEGIN}\nold\n{gemm_drill.END}\nafter\n")
+    doc.write_text(f"before\n{gemm_drill.BEGIN}\nold\n{gemm_drill.END}\nafter\n", encoding="utf-8")
     gemm_drill.write(doc, outcomes, (1.0, 1.25, 1.5))
-    text = doc.read_text()
+    text = doc.read_text(encoding="utf-8")
     assert "old" not in text
     assert text.endswith("\nafter\n")
     assert "| mxfp8 | 2.0000 | +100.00% | 1% | +50.00% |" in text
     charts = sorted(p.name for p in tmp_path.glob("*.svg"))
     assert charts == ["formats-distance.svg", "formats-loss.svg"]
-    doc.write_text("no markers")
+    doc.write_text("no markers", encoding="utf-8")
     with pytest.raises(ValueError, match="needs the markers"):
         gemm_drill.write(doc, outcomes, (1.0, 1.25, 1.5))
 
 
 def test_the_committed_document_says_which_backends_stay_within_their_bounds() -> None:
-    rows = re.findall(r"^\| (\S+) \| \S+ \| ([+-]\S+)% \| (\d+)% \|", DOC.read_text(), re.M)
+    rows = re.findall(
+        r"^\| (\S+) \| \S+ \| ([+-]\S+)% \| (\d+)% \|", DOC.read_text(encoding="utf-8"), re.M
+    )
     found = {name: float(above) <= float(allowed) for name, above, allowed in rows}
     assert set(found) == set(BACKENDS)
     assert found["mxfp8"]

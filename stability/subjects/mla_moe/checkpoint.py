@@ -111,7 +111,7 @@ def load(folder: str | os.PathLike[str]) -> MLAMoEForCausalLM:
     if not file.is_file():
         raise FileNotFoundError(f"{file} not found: expected a DeepSeek-V3 directory.")
     try:
-        fields = json.loads(file.read_text())
+        fields = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not readable JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -141,5 +141,5 @@ def save(model: MLAMoEForCausalLM, folder: str | os.PathLike[str]) -> None:
     save_file(unstacked(named_leaves(model)), aside, metadata={"format": "pt"})
     aside.replace(path / "model.safetensors")
     aside = path / ".config.json"
-    aside.write_text(json.dumps(model.config.to_hf(), indent=1) + "\n")
+    aside.write_text(json.dumps(model.config.to_hf(), indent=1) + "\n", encoding="utf-8")
     aside.replace(path / "config.json")

@@ -151,7 +151,7 @@ def test_contradictions_fail_at_construction_with_both_numbers(fields, words):
     ],
 )
 def test_a_checkpoint_that_is_not_one_is_refused(tmp_path, fields, words):
-    (tmp_path / "config.json").write_text(json.dumps(TINY.to_hf() | fields))
+    (tmp_path / "config.json").write_text(json.dumps(TINY.to_hf() | fields), encoding="utf-8")
     with pytest.raises(ValueError, match=words):
         load(tmp_path)
 
@@ -163,7 +163,9 @@ def test_a_checkpoint_comes_back_as_it_was_and_strictly(tmp_path):
     assert again.config == model.config
     for name, leaf in named_leaves(model).items():
         assert np.array_equal(leaf, named_leaves(again)[name]), name
-    (tmp_path / "config.json").write_text(json.dumps(TINY.to_hf() | {"moe_intermediate_size": 9}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(TINY.to_hf() | {"moe_intermediate_size": 9}), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match=r"shape \(8, 8, 16\), expected \(8, 9, 16\)"):
         load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"config\.json not found"):

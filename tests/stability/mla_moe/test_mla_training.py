@@ -82,7 +82,7 @@ def test_a_plan_that_injects_after_its_end_is_refused():
 
 @pytest.mark.parametrize("name", ["defect", "training"])
 def test_the_document_shows_what_was_stored(name):
-    text = (Path(__file__).parents[3] / "docs" / "mla-moe.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "mla-moe.md").read_text(encoding="utf-8")
     content = results.read({"defect": "defects"}.get(name, name))
     assert getattr(results, f"{name}_markdown")(content) in text, f"run subject {name} and copy it"
 
