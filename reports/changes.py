@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from parity.results import Measurement, Verdict
 from reports.drift import Drift, Held
@@ -160,12 +161,12 @@ def _step(m: Measurement, past: Past) -> Change | None:
     return replace(_change(what, m, None, note), before=m.value / ratio)
 
 
-def drift_change(drift: Drift, held: Held) -> Change:
-    """Return the change that a group of gates is which left the level of a golden."""
+def drift_change(drift: Drift, held: Held, run: Run) -> Change:
+    """Return the change that a group of gates of `run` is which left the level of a golden."""
     case, edge, kind, metric = drift.group
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {whose(held)}"
     if not held.same:
-        note += f"; rounding on another machine explains {drift.limit:.2f}"
+        note += f"; here {where(run.manifest)}; rounding between them explains {drift.limit:.2f}"
     grew = drift.ratio > 1
     return Change(
         What.DRIFTED if grew else What.BETTER,
@@ -188,8 +189,13 @@ def whose(held: Held) -> str:
     run = f"run {label(golden.run, 60)}"
     if held.same:
         return f"{run} on this machine"
-    reference = (golden.environment.get("reference") or {}).get("kind") or "absent"
-    return f"{run} on {label(processor(golden.environment), 80)}, reference {reference}"
+    return f"{run} on {where(golden.environment)}"
+
+
+def where(manifest: Mapping[str, Any]) -> str:
+    """Name the processor of a run and what kind of reference it was compared with."""
+    reference = (manifest.get("reference") or {}).get("kind") or "absent"
+    return f"{label(processor(manifest), 80)}, reference {label(str(reference), 20)}"
 
 
 def _measurement_changes(

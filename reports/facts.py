@@ -12,6 +12,7 @@ from typing import Any
 
 from parity.results import Measurement, Verdict
 from reports import speed
+from reports.host import fingerprint, processor
 from reports.store import Run
 from reports.text import count, edge_name, label, number
 
@@ -45,10 +46,12 @@ def reference(manifest: Manifest) -> dict[str, str]:
 def machine(manifest: Manifest) -> list[tuple[str, str]]:
     """Return code, device, threads, versions and flags by name."""
     device = manifest.get("device") or {}
+    kind, name = device.get("kind", "unknown"), processor(manifest)
     commit = label(str(manifest.get("commit") or "unknown"), 60)
     return [
         ("commit", f"{commit} with uncommitted changes" if manifest.get("dirty") else commit),
-        ("device", label(f"{device.get('kind', 'unknown')} ({device.get('name', '')})", 120)),
+        ("device", label(f"{kind}: {name}", 120)),
+        ("fingerprint", fingerprint(manifest) or "unknown"),
         ("threads", str(manifest.get("threads", "unknown"))),
         *_pairs(manifest.get("versions")),
         *_pairs(manifest.get("flags")),

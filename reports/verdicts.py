@@ -129,7 +129,7 @@ def decide(
     rows, past = [settle(m) for m in run.measurements], past or {}
     environment = environment_diff(run, baseline) if baseline else ()
     held = hold(run, levels_of(run, past), goldens)
-    drifted = [drift_change(drift, to) for to in held for drift in to.drifts]
+    drifted = [drift_change(drift, to, run) for to in held for drift in to.drifts]
     found = find_changes(run, rows, baseline, past, equal=not environment)
     changes = gravest_first([*found, *drifted])
     counts = counted(run, rows, changes)

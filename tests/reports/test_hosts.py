@@ -148,7 +148,9 @@ def test_a_change_beyond_rounding_names_both_machines_the_furthest_first() -> No
     assert "slow" in found.sentence
     [line, _] = change_lines(found.changes)
     assert "1.90 times that of run" in line
-    assert "x86_64" in line and "reference recorded" in line and "rounding on another" in line
+    # Both machines and both kinds of reference.
+    assert "reference recorded" in line and "here x86_64" in line and "reference live" in line
+    assert "model another" in line and "rounding between them explains" in line
 
 
 def test_the_first_night_on_a_machine_passes_and_says_what_it_is(tmp_path: Path, pinned) -> None:

@@ -69,6 +69,32 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert stored.manifest["stability"].keys() == {"drill"}
 
 
+def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
+    rows = {"mla-moe moe": [measurement(case="mla-moe moe", edge="port32:port64")], "mxfp8": []}
+    asked = {}
+
+    def measured(part):
+        def run_part(reference, report, only):
+            asked[part] = set(only)
+            return rows["mla-moe moe"], nightly_module._Suite(part, planned=1, executed=1)
+
+        return run_part
+
+    parts = {part: measured(part) for part in nightly_module.MEASURED}
+    monkeypatch.setattr(nightly_module, "MEASURED", parts)
+    options = Options(tmp_path, cases=("mla-moe moe", "mxfp8"), reference="recorded")
+    monkeypatch.setattr(nightly_module, "run_stability", lambda *_: ([], {}, suite_of_none()))
+    with pytest.raises(ValueError, match=r"no case 'mla-moe none'; there are .*mla-moe grouped"):
+        nightly_module.select_cases(replace(options, cases=("mla-moe none",)))
+    assert nightly_module.select_cases(options) == []
+    nightly(options, quiet)
+    assert asked == {"(products)": {"mxfp8"}, "(mla-moe)": {"mla-moe moe"}}
+
+
+def suite_of_none():
+    return nightly_module._Suite("stability", planned=1, executed=1)
+
+
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
     monkeypatch.setattr(nightly_module, "measure_products", lambda device: iter(rows))
