@@ -138,9 +138,9 @@ def pinned(host: Host, command: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def lost_accuracy(bits: int = LOST_BITS) -> Iterator[None]:
-    """Context in which float32 products of linear maps keep fewer bits, in both directions.
+    """Context in which linear maps in float32 see and give numbers with fewer bits.
 
-    It is a loss no tolerance sees: gates stay within their noise floors' multiples.
+    Errors grow by about half. No tolerance sees it: gates stay within multiples of their floors.
     """
     from unittest.mock import patch
 
@@ -151,15 +151,17 @@ def lost_accuracy(bits: int = LOST_BITS) -> Iterator[None]:
 
     healthy = linear.matmul
 
-    def narrow(*args, **kwargs):
-        y = healthy(*args, **kwargs)
-        if y.dtype != jnp.float32:
-            return y
-        return jax.lax.reduce_precision(y, exponent_bits=8, mantissa_bits=23 - bits)
+    def narrow(x):
+        if x.dtype != jnp.float32:
+            return x
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=23 - bits)
+
+    def lossy(x, *args, **kwargs):
+        return narrow(healthy(narrow(x), *args, **kwargs))
 
     jax.clear_caches()
     try:
-        with patch.object(linear, "matmul", narrow):
+        with patch.object(linear, "matmul", lossy):
             yield
     finally:
         jax.clear_caches()
