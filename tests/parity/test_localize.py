@@ -23,7 +23,7 @@ PLAIN = by_name("plain")
 CEMA = fault_by_name("cema_gamma_conjugated")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.sweep)])
 def test_no_stage_of_a_healthy_model_is_wrong_on_its_own(dtype: str) -> None:
     told = account(PLAIN, dtype)
     assert told.culprit is None
