@@ -372,7 +372,7 @@ class NoiseFloors:
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
-        return cls(json.loads(path.read_text())["cases"])
+        return cls(json.loads(path.read_text(encoding="utf-8"))["cases"])
 
     def floor(self, work: Case | Work, quantity: str) -> float:
         """Return the floor of a quantity; NaN when it was not calibrated for exactly this case."""

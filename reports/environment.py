@@ -48,7 +48,7 @@ def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
 def cpu_model() -> str:
     """Return the processor's name: another one may round another way, which is no regression."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
