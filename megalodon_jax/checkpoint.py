@@ -210,7 +210,7 @@ def _write(
         manifest["files"][name] = {at: row for at, (_, row) in stored.items()}
     manifest["sha256"] = _digest(manifest)
     for name, content in ((CONFIG, fields), (MANIFEST, manifest)):
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     folder.chmod(0o755)
     for file in folder.iterdir():
         file.chmod(0o644)
@@ -283,7 +283,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         hint = f" An interrupted save may have left it in {left}." if left else ""
         raise FileNotFoundError(f"no checkpoint at {file.parent}: {file.name} is not there.{hint}")
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not readable JSON: {error}") from error
     if not isinstance(content, dict):

@@ -161,7 +161,7 @@ def read_config(path: Path) -> MegalodonConfig:
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found: pass config=..., or put config.json there.")
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -195,7 +195,7 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
 
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
     try:
-        shards = set(json.loads(index.read_text())["weight_map"].values())
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
     tensors: dict[str, np.ndarray] = {}

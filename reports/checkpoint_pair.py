@@ -126,11 +126,13 @@ def available_memory() -> float:
     limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
-        lines = (line.split() for line in meminfo.read_text().splitlines())
+        lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
         limits += [1024.0 * int(line[1]) for line in lines if line[0] == "MemAvailable:"]
     group = Path("/sys/fs/cgroup")
     try:
-        most, used = ((group / f"memory.{n}").read_text().strip() for n in ("max", "current"))
+        most, used = (
+            (group / f"memory.{n}").read_text(encoding="utf-8").strip() for n in ("max", "current")
+        )
         limits += [float(most) - float(used)] if most != "max" else []
     except OSError:
         pass

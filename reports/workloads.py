@@ -212,7 +212,7 @@ def _peak_bytes(side: str) -> int:
             return peak_bytes()
         return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
     # Not getrusage: its maximum starts at that of the process that started this one.
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak.split()[1]) * 1024
 
