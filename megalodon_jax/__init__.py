@@ -1,5 +1,6 @@
 """Megalodon in JAX and Equinox: chunked attention over a complex exponential moving average."""
 
+from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.inference import (
     decode_step,
@@ -39,5 +40,6 @@ __all__ = [
     "init_cache",
     "reserve_cache",
     "sample_token",
+    "traced_checks",
     "trim_cache",
 ]

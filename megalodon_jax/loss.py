@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from megalodon_jax.checks import checked
 from megalodon_jax.config import widened
 
 
@@ -185,7 +186,7 @@ def _counted(labels: Array, mask: Array | None, ignore_index: int) -> Array:
 def _targets(labels: Array, mask: Array | None, V: int, ignore_index: int) -> tuple[Array, Array]:
     """Return the targets (B, L-1), checked and safe to index with, and which of them count."""
     targets, valid = labels[:, 1:], _counted(labels, mask, ignore_index)
-    targets = eqx.error_if(
+    targets = checked(
         targets,
         valid & ((targets < 0) | (targets >= V)),
         f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}.",

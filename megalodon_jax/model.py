@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.dropout import split_key
@@ -117,7 +118,7 @@ class MegalodonModel(eqx.Module):
         if L == 0:
             return jnp.zeros((B, 0, config.model_dim), config.accum_dtype), cache
         if mask is not None and (cache is not None or return_cache):
-            input_ids = eqx.error_if(input_ids, ~mask, _PADDED_CACHE)
+            input_ids = checked(input_ids, ~mask, _PADDED_CACHE)
             mask = None
         x = checkpoint_name(self._embedded(input_ids), "embed")
         layers: list[LayerCache] = []
@@ -133,7 +134,7 @@ class MegalodonModel(eqx.Module):
 
     def _embedded(self, ids):
         config = self.config
-        ids = eqx.error_if(
+        ids = checked(
             ids,
             (ids < 0) | (ids >= config.vocab_size),
             f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",

@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Complex, Float, Int32
 
+from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 
 
@@ -193,7 +194,7 @@ def grown_cache(config: MegalodonConfig, cache: ModelCache, length: int) -> Mode
             "outside of jit. Call reserve_cache before, or call without jit."
         )
         full = attn.count + length > attn.capacity
-        count = eqx.error_if(attn.count, full, message)
+        count = checked(attn.count, full, message)
         return eqx.tree_at(lambda c: c.layer_caches[0].attn.count, cache, count)
     C = config.chunk_size
     return reserve_cache(cache, -(-(int(attn.count) + length) // C) * C)
@@ -232,7 +233,7 @@ def index_cache(cache: ModelCache, indices: Int32[Array, " K"]) -> ModelCache:
         )
     rows = next((leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim), None)
     if rows is not None:
-        indices = eqx.error_if(
+        indices = checked(
             indices,
             (indices < 0) | (indices >= rows),
             f"index_cache: indices must be in [0, {rows}), the rows of this cache.",
