@@ -71,10 +71,10 @@ def test_ignored_labels_do_not_count(ignored: int) -> None:
 def test_masked_targets_do_not_count_whatever_their_label() -> None:
     mask = np.ones((B, L), bool)
     mask[0, 3:] = mask[1, 1] = False
-    labels = np.where(mask, LABELS, 999).astype(np.int32)
+    labels = np.where(mask, LABELS, (LABELS + 1) % V).astype(np.int32)
     expected = by_hand(logits(), LABELS, mask[:, 1:])
     assert rel_l2(loss(logits(), labels, mask), expected) <= EXACT
-    assert rel_l2(loss(logits(), LABELS), expected) > EXACT
+    assert rel_l2(loss(logits(), labels), expected) > EXACT
 
 
 def test_without_a_valid_target_loss_and_gradient_are_zero() -> None:
@@ -89,19 +89,26 @@ def test_without_a_valid_target_loss_and_gradient_are_zero() -> None:
 def test_the_first_label_is_never_a_target() -> None:
     x = logits().astype(jnp.float32)
     other = LABELS.copy()
-    other[:, 0] = -7
+    other[:, 0] = (LABELS[:, 0] + 1) % V
     assert loss(x, other) == loss(x, LABELS)
 
 
-@pytest.mark.parametrize("bad", [-1, V])
-def test_a_label_out_of_range_raises(bad: int) -> None:
-    labels = jnp.asarray(LABELS).at[1, 3].set(bad)
-    message = rf"labels must be in \[0, {V}\) or ignore_index=-100"
-    x = logits().astype(jnp.float32)
-    with pytest.raises(RuntimeError, match=message):
+OUT_OF_RANGE = rf"labels must be in \[0, {V}\) or ignore_index="
+
+
+@pytest.mark.parametrize("bad", [-1, V, -100])
+def test_a_label_out_of_range_raises_wherever_it_stands(bad: int) -> None:
+    """At the first position, which the shift drops, and under the mask as well."""
+    x, ignored = logits().astype(jnp.float32), -2
+    mask = jnp.ones((B, L), bool).at[0, 4:].set(False).at[1, 0].set(False)
+    for place in np.ndindex(B, L):
+        labels = jnp.asarray(LABELS).at[place].set(bad)
+        with pytest.raises(eqx.EquinoxRuntimeError, match=OUT_OF_RANGE):
+            loss(x, labels, mask, ignored).block_until_ready()
+        # The control: what the message names as the exception is one.
+        assert np.isfinite(loss(x, labels.at[place].set(ignored), mask, ignored))
+    with pytest.raises(RuntimeError, match=OUT_OF_RANGE):
         next_token_loss(x, labels)
-    with pytest.raises(eqx.EquinoxRuntimeError, match=message):
-        loss(x, labels).block_until_ready()
 
 
 def test_the_loss_is_taken_in_the_dtype_asked_for() -> None:
@@ -147,7 +154,10 @@ def at_once(weights, labels, mask=None):
 @pytest.mark.parametrize("chunk", [1, 2, L - 1, L, 50])
 @pytest.mark.usefixtures("x64")
 def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int) -> None:
-    weights, labels = (jnp.asarray(HIDDEN), jnp.asarray(HEAD)), jnp.asarray(LABELS).at[0, 3].set(-1)
+    weights, labels = (
+        (jnp.asarray(HIDDEN), jnp.asarray(HEAD)),
+        jnp.asarray(LABELS).at[0, 3].set(-100),
+    )
     mask = jnp.ones((B, L), bool).at[0, 3].set(False).at[1, 5].set(False)
     value, gradients = by_chunk(weights, labels, mask, chunk)
     expected, expected_gradients = at_once(weights, labels, mask)
@@ -179,7 +189,7 @@ def test_a_bfloat16_head_does_not_collect_its_gradient_in_bfloat16() -> None:
 @pytest.mark.parametrize("chunk", [0, -4])
 def test_a_chunk_without_positions_is_refused(chunk: int) -> None:
     ids = jnp.asarray(tokens(TINY, (1, 3)))
-    with pytest.raises(ValueError, match=rf"loss_chunk={chunk} must be None or a positive integer"):
+    with pytest.raises(ValueError, match=rf"loss_chunk={chunk} must be at least 1, an integer"):
         eqx.filter_eval_shape(lambda m: m.compute_loss(ids, ids, loss_chunk=chunk), model_of(TINY))
 
 
