@@ -108,7 +108,7 @@ def test_a_label_out_of_range_raises_wherever_it_stands(bad: int) -> None:
         # The control: what the message names as the exception is one.
         assert np.isfinite(loss(x, labels.at[place].set(ignored), mask, ignored))
     with pytest.raises(RuntimeError, match=OUT_OF_RANGE):
-        next_token_loss(x, labels)
+        next_token_loss(x, labels, ignore_index=ignored)
 
 
 def test_the_loss_is_taken_in_the_dtype_asked_for() -> None:
@@ -191,6 +191,60 @@ def test_a_chunk_without_positions_is_refused(chunk: int) -> None:
     ids = jnp.asarray(tokens(TINY, (1, 3)))
     with pytest.raises(ValueError, match=rf"loss_chunk={chunk} must be at least 1, an integer"):
         eqx.filter_eval_shape(lambda m: m.compute_loss(ids, ids, loss_chunk=chunk), model_of(TINY))
+
+
+MANY = 1200
+
+
+def test_many_targets_are_counted_and_added_up_in_full() -> None:
+    """bfloat16 counts to 256 and stops there: neither the sum nor the number may be kept in it.
+
+    All logits are equal, so that every target costs log V, and rounding is that of one number.
+    """
+    dtype = jnp.bfloat16
+    labels = jnp.zeros((1, MANY + 1), jnp.int32).at[0, 5].set(3)
+    x = jnp.zeros((1, MANY + 1, V), dtype)
+    head, hidden = jnp.zeros((V, D), dtype), jnp.zeros((1, MANY + 1, D), dtype)
+    rules = {"ignore_index": 3, "dtype": dtype}
+    total, count = loss_sum_and_count(x, labels, **rules)
+    assert int(count) == MANY - 1
+    expected, slack = np.log(V), 2 * float(jnp.finfo(dtype).eps)
+    assert rel_l2(float(total) / int(count), expected) <= slack
+    halves = jnp.zeros((2, 1, MANY // 2), jnp.int32), labels[:, 1:].reshape(2, 1, -1)
+    losses = {
+        "whole": next_token_loss(x, labels, **rules),
+        "by chunks": chunked_next_token_loss(hidden, head, project, labels, chunk=4, **rules),
+        "by micro-batches": accumulate_gradients(Uniform(x[0, 0]), *halves, ignore_index=3)[0],
+    }
+    for name, value in losses.items():
+        assert rel_l2(float(value), expected) <= slack, name
+
+
+class Uniform(eqx.Module):
+    """A language model that knows only how often each token comes."""
+
+    logits: jax.Array
+
+    def compute_loss(self, ids, labels, mask, ignore_index, deterministic, key, loss_chunk):
+        x = jnp.broadcast_to(self.logits, (*ids.shape, self.logits.shape[0]))
+        return next_token_loss(x, labels, mask, ignore_index=ignore_index, dtype=x.dtype)
+
+
+@pytest.mark.parametrize("ignored", [2, -7])
+@pytest.mark.usefixtures("x64")
+def test_micro_batches_ignore_what_they_are_told_to(ignored: int) -> None:
+    model = Uniform(logits()[0, 0])
+    labels = jnp.asarray(LABELS).at[0, 2:].set(ignored)
+    parts = (x[:, None] for x in (jnp.zeros((B, L), jnp.int32), labels))
+    value, gradients = accumulate_gradients(model, *parts, ignore_index=ignored)
+    ids = jnp.zeros((B, L), jnp.int32)
+
+    def whole(m):
+        return m.compute_loss(ids, labels, None, ignored, True, None, None)
+
+    expected, wanted = eqx.filter_value_and_grad(whole)(model)
+    assert rel_l2(value, expected) <= EXACT
+    assert rel_l2(gradients.logits, wanted.logits) <= EXACT_GRADIENT
 
 
 IDS = tokens(TINY, (4, 11))
