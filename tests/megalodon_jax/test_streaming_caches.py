@@ -30,6 +30,8 @@ from streams import (
 )
 
 from megalodon_jax import (
+    AttentionCache,
+    LayerCache,
     MegalodonConfig,
     MegalodonForCausalLM,
     ModelCache,
@@ -215,6 +217,20 @@ def test_init_cache_allocates_what_it_is_asked_for(changes, capacity: int) -> No
     h = ema.layer_caches[0].ema.h
     assert (h.shape, h.dtype) == ((3, 8, 2), jnp.complex64)
     assert not np.any(h)
+
+
+def test_caches_can_be_written_by_hand() -> None:
+    """Whoever builds one names what it holds; each instance has counters of its own."""
+    k, v = jnp.ones((B, 4, 2, 4)), jnp.ones((B, 4, 2, 6))
+    ring = AttentionCache(k, v, jnp.asarray(6, jnp.int32))
+    assert ring.positions().tolist() == [4, 5, 2, 3]
+    assert AttentionCache(k, v).positions().tolist() == [-1] * 4
+    assert not shared(AttentionCache(k, v), LayerCache(), LayerCache())
+    nothing = ModelCache([LayerCache(), None])
+    assert jax.tree.structure(nothing) == jax.tree.structure(init_cache(TINY, B))
+    ids, model = jnp.asarray(IDS[:, :3]), model_of(TINY)
+    by_hand, _ = step(model, ids, nothing)
+    assert np.array_equal(by_hand, step(model, ids, init_cache(TINY, B))[0])
 
 
 def test_float16_keys_and_values_are_refused() -> None:
