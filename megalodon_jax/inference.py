@@ -262,24 +262,29 @@ def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, 
 
 def _rates(caller: str, temperature, top_k, top_p) -> tuple[Array | None, int | None, Array | None]:
     """Return the rates, checked: arrays, so that their values do not compile; None: not used."""
-    rule = f"{caller}: temperature={{}} must be 0 (greedy) or positive, and finite."
+    rule = "{}: temperature={} must be 0 (greedy) or positive, and finite."
     if traced(temperature):
         bad = ~(temperature >= 0) | ~jnp.isfinite(temperature)
-        temperature = checked(temperature, bad, rule.format("..."))
-    elif not 0.0 <= temperature < np.inf:
-        raise ValueError(rule.format(temperature))
-    elif temperature < GREEDY_BELOW:
-        temperature = None
+        temperature = checked(temperature, bad, rule.format(caller, "..."))
+    else:
+        # A number even of an array: under jit a comparison of arrays has no truth value.
+        temperature = float(temperature)
+        if not 0.0 <= temperature < np.inf:
+            raise ValueError(rule.format(caller, temperature))
+        temperature = None if temperature < GREEDY_BELOW else temperature
     if top_k is not None:
         # 0 keeps all, as None does.
         top_k = as_integer(f"{caller}: top_k", top_k, 0, ", or None") or None
-    rule = f"{caller}: top_p={{}} must be in (0, 1], or None."
+    rule = "{}: top_p={} must be in (0, 1], or None."
     if traced(top_p):
-        top_p = checked(top_p, ~((top_p > 0) & (top_p <= 1)), rule.format("..."))
-    elif top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(rule.format(top_p))
-    floats = (None if x is None else jnp.asarray(x, float) for x in (temperature, top_p))
-    temperature, top_p = floats
+        top_p = checked(top_p, ~((top_p > 0) & (top_p <= 1)), rule.format(caller, "..."))
+    elif top_p is not None:
+        top_p = float(top_p)
+        if not 0.0 < top_p <= 1.0:
+            raise ValueError(rule.format(caller, top_p))
+    temperature, top_p = (
+        None if x is None else jnp.asarray(x, float) for x in (temperature, top_p)
+    )
     return temperature, top_k, top_p
 
 

@@ -225,7 +225,9 @@ class MegalodonForCausalLM(eqx.Module):
             RuntimeError: an id or a label is out of range, or a mask of integers holds another than
                 0 and 1 (also under jit).
         """
-        labels = as_int32("compute_loss: labels", labels, "B L", "give them as input_ids are")
+        remedy = "give a single text a first axis of 1"
+        input_ids = as_int32("compute_loss: input_ids", input_ids, "B L", remedy)
+        labels = as_int32("compute_loss: labels", labels, "B L", remedy)
         if labels.shape != input_ids.shape:
             raise ValueError(
                 f"compute_loss: labels have shape {labels.shape}, expected that of input_ids, "

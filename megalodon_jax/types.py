@@ -216,9 +216,8 @@ def grown_cache(
     attn = cache.layer_caches[0].attn
     if not config.cache_unbounded or attn is None:
         return cache
-    live: Any = attn.count - attn.first
-    if not traced(live):
-        live = int(live)
+    if not traced(attn.count) and not traced(attn.first):
+        live = int(attn.count) - int(attn.first)
     elif resizable:
         live = attn.capacity
     else:
@@ -226,7 +225,8 @@ def grown_cache(
             f"cache_unbounded: the cache holds {attn.capacity} tokens and is full; it grows only "
             "outside of jit. Call reserve_cache before, or call without jit."
         )
-        count = checked(attn.count, live + length > attn.capacity, message)
+        full = attn.count - attn.first + length > attn.capacity
+        count = checked(attn.count, full, message)
         return eqx.tree_at(lambda c: c.layer_caches[0].attn.count, cache, count)
     C = config.chunk_size
     return _reserved(cache, -(-(live + length) // C) * C)
