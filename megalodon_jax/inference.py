@@ -302,7 +302,7 @@ def _last_valid(
         return ids, None
     window = config.effective_max_cache_len
     slides = window is not None and config.chunk_size < window < ids.shape[1]
-    padded, rule = ~jnp.all(mask), None
+    padded = ~jnp.all(mask)
     if streams:
         rule = (
             "generate: a padded attention_mask allows one new token without a cache only: a cache "
