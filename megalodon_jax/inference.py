@@ -2,69 +2,127 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Float, Int32, Integer
 
-from megalodon_jax.config import widened
+from megalodon_jax.checks import checked
+from megalodon_jax.config import MegalodonConfig, widened
+from megalodon_jax.inputs import Ids, Mask, Rate, Tensor, as_int32, as_integer, as_mask, traced
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.types import ModelCache, init_cache, reserve_cache
+from megalodon_jax.types import (
+    ModelCache,
+    filled_cache,
+    grown_cache,
+    index_cache,
+    init_cache,
+    reserve_cache,
+    trim_cache,
+)
+
+__all__ = [
+    "GREEDY_BELOW",
+    "decode_step",
+    "generate",
+    "generate_jit",
+    "greedy_token",
+    "index_cache",
+    "init_cache",
+    "reserve_cache",
+    "sample_token",
+    "trim_cache",
+]
+
+GREEDY_BELOW = 1e-5
+"""A temperature below it is greedy. The noise that decides a draw spans 20 in float32, so at this
+temperature tokens whose logits are 2e-4 apart are never exchanged. That is the rounding error of
+float32 logits: a lower temperature would draw from rounding errors, and from 1e-38 on from 0/0."""
 
 
-def greedy_token(logits: Float[Array, "B V"]) -> Int32[Array, " B"]:
-    """Return the most likely token of each row."""
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+def greedy_token(logits: Float[Tensor, "B V"]) -> Int32[Array, " B"]:
+    """Return the most likely token of each row, the first of equals.
+
+    Raises:
+        RuntimeError: a row has NaN or +inf, or nothing but -inf (also under jit).
+    """
+    peak = jnp.max(logits, axis=-1)
+    return _finite(jnp.argmax(logits, axis=-1).astype(jnp.int32), peak)
 
 
 def sample_token(
-    logits: Float[Array, "B V"],
+    logits: Float[Tensor, "B V"],
     key: jax.Array,
-    *,
-    temperature: float | Float[Array, ""] = 1.0,
-    top_k: int | None = None,
-    top_p: float | Float[Array, ""] | None = None,
+    temperature: Rate = 1.0,
+    top_k: SupportsIndex | None = None,
+    top_p: Rate | None = None,
 ) -> Int32[Array, " B"]:
     """Draw a token of each row.
 
     Args:
-        logits: (B, V), any float dtype; probabilities are taken in at least float32.
+        logits: (B, V), any float dtype; probabilities are taken in at least float32. -inf excludes
+            a token.
         key: PRNG key.
-        temperature: divides the logits; positive.
-        top_k: keep the k most likely tokens.
-        top_p: keep the smallest set of most likely tokens whose probability reaches p.
+        temperature: divides the logits; below `GREEDY_BELOW` the most likely token is taken.
+        top_k: keep the k most likely tokens, and what is as likely as the k-th; 0 or None: all.
+        top_p: keep the smallest set of most likely tokens whose probability reaches p; 1 or None:
+            all.
 
     Raises:
-        ValueError: a value is out of range; under jit only `top_k` is looked at.
+        ValueError: a value is out of range.
+        RuntimeError: a row of logits has NaN or +inf, or nothing but -inf, or a traced value is out
+            of range (also under jit).
     """
-    _check_rates("sample_token", temperature, top_k, top_p)
-    if not _traced(temperature) and temperature == 0:
-        raise ValueError("sample_token: temperature=0 is greedy; call greedy_token.")
-    dtype = widened(logits.dtype)
-    logits = logits.astype(dtype) / jnp.asarray(temperature, dtype)
+    rates = _rates("sample_token", temperature, top_k, top_p)
+    return _draw(jnp.asarray(logits), key, *rates)
+
+
+def _draw(logits, key, temperature, top_k, top_p) -> Int32[Array, " B"]:
+    """Draw with what `_rates` returned."""
+    if temperature is None:
+        return greedy_token(logits)
+    logits = logits.astype(widened(logits.dtype))
+    peak = jnp.max(logits, axis=-1, keepdims=True)
+    temperature, likeliest = temperature.astype(logits.dtype), jnp.argmax(logits, axis=-1)
+    # Relative to the peak nothing overflows to +inf, and nothing is divided by less than the limit.
+    logits = (logits - peak) / jnp.maximum(temperature, GREEDY_BELOW)
     if top_k is not None and top_k < logits.shape[-1]:
         kth = jax.lax.top_k(logits, top_k)[0][:, -1:]
         logits = jnp.where(logits < kth, -jnp.inf, logits)
     if top_p is not None:
+        top_p = top_p.astype(logits.dtype)
         ranked = jnp.sort(logits, axis=-1, descending=True)
         p = jax.nn.softmax(ranked, axis=-1)
-        # A token stays while those above it have not reached p; the first always stays.
-        kept = jnp.cumsum(p, axis=-1) - p < jnp.asarray(top_p, dtype)
+        # A token stays while those above it have not reached p; the first always stays. Rounding
+        # may make the sum reach 1 early.
+        kept = (jnp.cumsum(p, axis=-1) - p < top_p) | (top_p >= 1.0)
         least = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+    drawn = jax.random.categorical(key, logits, axis=-1)
+    token = jnp.where(temperature < GREEDY_BELOW, likeliest, drawn)
+    return _finite(token.astype(jnp.int32), peak[:, 0])
+
+
+def _finite(token: Array, peak: Array) -> Array:
+    """Return `token`, or raise where the largest logit, `peak`, is not finite."""
+    message = (
+        "logits hold NaN or +inf, or exclude every token: no token can be chosen. -inf excludes a "
+        "token; look for NaN in the parameters of the model."
+    )
+    return checked(token, ~jnp.isfinite(peak), message)
 
 
 def decode_step(
-    model: MegalodonForCausalLM, cache: ModelCache, token: Int[Array, " B"]
+    model: MegalodonForCausalLM, cache: ModelCache, token: Integer[Tensor, " B"]
 ) -> tuple[Float[Array, "B V"], ModelCache]:
     """Feed one token per row; returns its logits and the cache after it.
 
     The cache is donated: its buffers are written in place and the one handed in is gone.
     """
+    token = as_int32("decode_step: token", token, "B", "give the latest token of each row")
     return _decode((model, token), cache)
 
 
@@ -77,34 +135,40 @@ def _decode(kept, cache: ModelCache):
 
 def generate(
     model: MegalodonForCausalLM,
-    prompt_ids: Int[Array, "B L"],
-    max_new_tokens: int,
+    prompt_ids: Ids,
+    max_new_tokens: SupportsIndex,
     key: jax.Array | None = None,
     *,
-    temperature: float | int = 1.0,
-    top_k: int | None = None,
-    top_p: float | int | None = None,
-    bos_token_id: int | None = None,
-    eos_token_id: int | None = None,
-    attention_mask: Bool[Array, "B L"] | None = None,
+    temperature: Rate = 1.0,
+    top_k: SupportsIndex | None = None,
+    top_p: Rate | None = None,
+    bos_token_id: SupportsIndex | None = None,
+    eos_token_id: SupportsIndex | None = None,
+    attention_mask: Mask | None = None,
     cache: ModelCache | None = None,
     return_cache: bool = False,
 ) -> tuple[Int32[Array, "B T"], ModelCache | None, jax.Array | None]:
-    """Continue each prompt by `max_new_tokens` tokens.
+    """Continue each prompt by `max_new_tokens` tokens, in one compiled function.
+
+    It compiles once per prompt length, `max_new_tokens`, `top_k` and `eos_token_id`; the values of
+    `temperature` and `top_p` may vary freely. It may itself be called under jit, with any array
+    traced; an unbounded cache then grows by as many tokens as are asked for.
 
     Args:
         model: the language model.
-        prompt_ids: (B, L) int32. An empty prompt without a cache starts from BOS.
+        prompt_ids: (B, L), any integer dtype. An empty prompt without a cache starts from BOS.
         max_new_tokens: tokens to add, at least 1.
-        key: PRNG key; needed unless `temperature` is 0.
-        temperature: 0 is greedy.
+        key: PRNG key; needed unless greedy.
+        temperature: below `GREEDY_BELOW`, so at 0, greedy.
         top_k, top_p: see `sample_token`.
         bos_token_id: what an empty prompt starts from; None means the configuration's.
         eos_token_id: a row that produced it repeats it from there on; None never stops.
-        attention_mask: right padding is possible for a single token without a cache.
+        attention_mask: True, or 1, where the prompt is valid. Right padding is possible for a
+            single token without a cache; each row then gets what it would get alone.
         cache: continue a stream; then `prompt_ids` are its next tokens.
-        return_cache: also return the cache. It has seen every token returned but the last: to go
-            on, pass `ids[:, -1:]` as the next prompt, with the returned cache and key.
+        return_cache: also return the cache. It ends before the last token returned: it has seen all
+            others. To go on, pass `ids[:, -1:]` as the next prompt, with the returned cache and
+            key.
 
     Returns:
         ids (B, L + max_new_tokens) int32, the cache or None, and the next key (when greedy, the one
@@ -113,160 +177,156 @@ def generate(
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
             padding meets a cache, or an empty prompt continues a cache.
+        RuntimeError: one of these about a traced value; an id is outside the vocabulary; logits are
+            not finite.
 
     On a continued cache a prompt that ends in EOS is a finished row: to go on after it, add the
     next tokens to the prompt or pass no `eos_token_id`.
     """
-    _check_sampling(max_new_tokens, key, temperature, top_k, top_p)
+    max_new_tokens = as_integer("generate: max_new_tokens", max_new_tokens, 1)
+    rates = _rates("generate", temperature, top_k, top_p)
+    if rates[0] is not None and key is None:
+        raise ValueError("generate: sampling needs key=...; pass one, or temperature=0 for greedy.")
+    prompt_ids = as_int32("generate: prompt_ids", prompt_ids, "B L", "give one row a first axis")
     streams = max_new_tokens > 1 or return_cache or cache is not None
-    last = _last_valid(attention_mask, prompt_ids.shape, streams)
+    prompt_ids, last = _last_valid(model.config, prompt_ids, attention_mask, streams)
     if prompt_ids.shape[1] == 0:
         if cache is not None:
             raise ValueError(
                 "generate: an empty prompt cannot continue a cache; pass the last token as prompt."
             )
         bos = model.config.bos_token_id if bos_token_id is None else bos_token_id
+        bos = as_integer("generate: bos_token_id", bos)
         prompt_ids = jnp.full((prompt_ids.shape[0], 1), bos, jnp.int32)
+    if eos_token_id is not None:
+        eos_token_id = as_integer("generate: eos_token_id", eos_token_id)
     if model.config.cache_unbounded and streams:
         cache = _roomy(model, cache, prompt_ids.shape, max_new_tokens)
-    if last is not None:
-        logits = _uncached(model, prompt_ids, attention_mask)
-        chosen = logits[jnp.arange(logits.shape[0]), last]
-        token, key = _pick(chosen, key, temperature, top_k, top_p)
-        return jnp.concatenate([prompt_ids.astype(jnp.int32), token[:, None]], 1), None, key
-    ids, cache, key = generate_jit(
-        model,
-        prompt_ids.astype(jnp.int32),
-        max_new_tokens,
-        key,
-        cache,
-        temperature=None if temperature == 0 else jnp.asarray(temperature, jnp.float32),
-        top_k=top_k,
-        top_p=None if top_p is None else jnp.asarray(top_p, jnp.float32),
-        eos_token_id=eos_token_id,
-        stop_early=not return_cache,
+    ids, cache, key = _generated(
+        model, prompt_ids, last, max_new_tokens, key, cache, rates, eos_token_id, return_cache
     )
     return ids, cache if return_cache else None, key
 
 
-@eqx.filter_jit
-def generate_jit(
-    model: MegalodonForCausalLM,
-    prompt_ids: Int32[Array, "B L"],
-    max_new_tokens: int,
-    key: jax.Array | None,
-    cache: ModelCache | None,
-    *,
-    temperature: Float[Array, ""] | None,
-    top_k: int | None,
-    top_p: Float[Array, ""] | None,
-    eos_token_id: int | None,
-    stop_early: bool,
-) -> tuple[Int32[Array, "B T"], ModelCache, jax.Array | None]:
-    """Generate inside one compiled function; arguments are those of `generate`, checked.
+generate_jit = generate
+"""The same function: what `generate` does is compiled."""
 
-    `temperature` None is greedy. Compiles once per prompt length, `max_new_tokens` and `top_k`; the
-    values of `temperature` and `top_p` may vary freely. `stop_early` leaves the loop when every row
-    has finished.
+
+@eqx.filter_jit
+def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, eos, return_cache):
+    """Return the ids, the cache and the next key; arguments are those of `generate`, checked.
+
+    `last` (B,) is the index of the last valid token of each prompt, None if that is the end. A
+    cache that is returned has seen every token but the last, so only without one may the loop stop
+    when every row has finished.
     """
     B = prompt_ids.shape[0]
     done = jnp.zeros(B, bool)
-    if cache is not None and eos_token_id is not None:
+    if cache is not None and eos is not None:
         # A row that had finished when its stream was put aside stays finished.
-        done = prompt_ids[:, -1] == eos_token_id
+        done = prompt_ids[:, -1] == eos
+    # What stands behind the last valid token does not reach it: everything here is causal.
     logits, cache = model(prompt_ids, cache=cache, return_cache=True)
-    token, key = _pick(logits[:, -1], key, temperature, top_k, top_p)
-    if eos_token_id is not None:
-        token = jnp.where(done, eos_token_id, token)
-        done = done | (token == eos_token_id)
+    logits = logits[:, -1] if last is None else logits[jnp.arange(B), last]
+
+    def pick(logits, key, done):
+        sample_key = None
+        if key is not None and rates[0] is not None:
+            key, sample_key = jax.random.split(key)
+        token = _draw(logits, sample_key, *rates)
+        if eos is not None:
+            token = jnp.where(done, eos, token)
+            done = done | (token == eos)
+        return token, key, done
+
+    token, key, done = pick(logits, key, done)
     # Rows that finish early find their EOS already written.
-    filler = 0 if eos_token_id is None else eos_token_id
+    filler = 0 if eos is None else eos
     new = jnp.full((B, max_new_tokens), filler, jnp.int32).at[:, 0].set(token)
 
     def unfinished(carry):
         index, _, _, _, _, done = carry
         running = index < max_new_tokens
-        return running & ~jnp.all(done) if stop_early else running
+        return running if return_cache else running & ~jnp.all(done)
 
     def step(carry):
         index, new, token, cache, key, done = carry
         logits, cache = model(token[:, None], cache=cache, return_cache=True)
-        token, key = _pick(logits[:, 0], key, temperature, top_k, top_p)
-        if eos_token_id is not None:
-            token = jnp.where(done, eos_token_id, token)
-            done = done | (token == eos_token_id)
+        token, key, done = pick(logits[:, 0], key, done)
         return index + 1, new.at[:, index].set(token), token, cache, key, done
 
     carry = (jnp.ones((), jnp.int32), new, token, cache, key, done)
     _, new, _, cache, key, _ = jax.lax.while_loop(unfinished, step, carry)
-    assert cache is not None
     return jnp.concatenate([prompt_ids, new], axis=1), cache, key
 
 
-@eqx.filter_jit
-def _uncached(model, ids, mask):
-    return model(ids, mask)[0]
+def _rates(caller: str, temperature, top_k, top_p) -> tuple[Array | None, int | None, Array | None]:
+    """Return the rates, checked: arrays, so that their values do not compile; None: not used."""
+    rule = "{}: temperature={} must be 0 (greedy) or positive, and finite."
+    if traced(temperature):
+        bad = ~(temperature >= 0) | ~jnp.isfinite(temperature)
+        temperature = checked(temperature, bad, rule.format(caller, "..."))
+    else:
+        # A number even of an array: under jit a comparison of arrays has no truth value.
+        temperature = float(temperature)
+        if not 0.0 <= temperature < np.inf:
+            raise ValueError(rule.format(caller, temperature))
+        temperature = None if temperature < GREEDY_BELOW else temperature
+    if top_k is not None:
+        # 0 keeps all, as None does.
+        top_k = as_integer(f"{caller}: top_k", top_k, 0, ", or None") or None
+    rule = "{}: top_p={} must be in (0, 1], or None."
+    if traced(top_p):
+        top_p = checked(top_p, ~((top_p > 0) & (top_p <= 1)), rule.format(caller, "..."))
+    elif top_p is not None:
+        top_p = float(top_p)
+        if not 0.0 < top_p <= 1.0:
+            raise ValueError(rule.format(caller, top_p))
+    temperature, top_p = (
+        None if x is None else jnp.asarray(x, float) for x in (temperature, top_p)
+    )
+    return temperature, top_k, top_p
 
 
-def _pick(logits, key, temperature, top_k, top_p) -> tuple[Array, Any]:
-    if key is None or temperature is None:
-        return greedy_token(logits), key
-    key, sample_key = jax.random.split(key)
-    token = sample_token(logits, sample_key, temperature=temperature, top_k=top_k, top_p=top_p)
-    return token, key
+def _last_valid(
+    config: MegalodonConfig, ids: Array, mask: Any, streams: bool
+) -> tuple[Array, Array | None]:
+    """Return the prompts, checked, and the index (B,) of their last valid tokens.
 
-
-def _check_sampling(max_new_tokens, key, temperature, top_k, top_p) -> None:
-    if not isinstance(max_new_tokens, (int, np.integer)) or max_new_tokens <= 0:
-        raise ValueError(
-            f"generate: max_new_tokens={max_new_tokens} must be at least 1, an integer."
-        )
-    _check_rates("generate", temperature, top_k, top_p)
-    if temperature > 0 and key is None:
-        raise ValueError("generate: sampling needs key=...; pass one, or temperature=0 for greedy.")
-
-
-def _check_rates(caller: str, temperature, top_k, top_p) -> None:
-    if not _traced(temperature) and not temperature >= 0:
-        raise ValueError(f"{caller}: temperature={temperature} must be 0 (greedy) or positive.")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"{caller}: top_k={top_k} must be at least 1, or None.")
-    if top_p is not None and not _traced(top_p) and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"{caller}: top_p={top_p} must be in (0, 1], or None.")
-
-
-def _traced(x: Any) -> bool:
-    return isinstance(x, jax.core.Tracer)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _last_valid(mask: Array | None, shape: tuple[int, ...], streams: bool) -> Array | None:
-    """Index (B,) of the last valid token of padded prompts; None when nothing is padded."""
-    if mask is None:
-        return None
-    if mask.shape != shape:
-        raise ValueError(
-            f"generate: attention_mask has shape {mask.shape}, expected that of prompt_ids, "
-            f"{shape}."
-        )
-    if np.asarray(mask).all():
-        return None
+    The index is None where nothing is padded.
+    """
+    mask = as_mask("generate: attention_mask", mask, ids.shape, "prompt_ids")
+    if mask is None or mask.size == 0:
+        return ids, None
+    if not traced(mask) and np.asarray(mask).all():
+        return ids, None
+    window = config.effective_max_cache_len
+    slides = window is not None and config.chunk_size < window < ids.shape[1]
+    padded = ~jnp.all(mask)
     if streams:
-        raise ValueError(
+        rule = (
             "generate: a padded attention_mask allows one new token without a cache only: a cache "
             "cannot tell padding from text. Use prompts of equal length."
         )
-    if not (np.diff(np.asarray(mask, np.int8), axis=1) <= 0).all() or not mask[:, 0].all():
-        raise ValueError(
+    elif slides:
+        rule = (
+            f"generate: padding would push tokens out of the window of max_cache_len={window}; use "
+            "prompts of equal length, or of no more tokens than that."
+        )
+    else:
+        padded = ~mask[:, 0] | jnp.any(mask[:, 1:] & ~mask[:, :-1], axis=1)
+        rule = (
             "generate: prompts must be padded on the right and hold at least one token each; move "
             "the padding behind the text."
         )
-    return jnp.sum(mask, axis=1) - 1
+    if not traced(padded) and np.any(padded):
+        raise ValueError(rule)
+    ids = checked(ids, padded, rule)
+    return ids, None if streams or slides else jnp.sum(mask, axis=1, dtype=jnp.int32) - 1
 
 
 def _roomy(model, cache: ModelCache | None, shape, max_new_tokens: int) -> ModelCache:
     """A cache that an unbounded stream will not outgrow: it cannot grow inside the loop."""
-    config, (B, L) = model.config, shape
-    if cache is None or cache.layer_caches[0].attn is None:
-        cache = init_cache(config, B, allocate_kv=True, allocate_norm=True, allocate_ema=True)
-    C, needed = config.chunk_size, int(cache.position) + L + max_new_tokens
-    return reserve_cache(cache, -(-needed // C) * C)
+    B, L = shape
+    cache = filled_cache(model.config, cache, B)
+    return grown_cache(model.config, cache, L + max_new_tokens, resizable=True)

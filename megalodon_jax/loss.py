@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import widened
+from megalodon_jax.inputs import Ids, Mask, Tensor, as_int32, as_integer, as_mask, traced
 
 
 def next_token_loss(
     logits: Float[Array, "B L V"],
-    labels: Int[Array, "B L"],
-    mask: Bool[Array, "B L"] | None = None,
+    labels: Ids,
+    mask: Mask | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, ""]:
     """Return the mean cross-entropy of `logits[:, t]` against `labels[:, t + 1]`, in nats.
@@ -37,12 +38,13 @@ def next_token_loss(
     Args:
         logits: scores before the softmax, any floating dtype.
         labels: the ids themselves; the shift by one happens here.
-        mask: True where a label is text.
+        mask: True, or 1, where a label is text.
         ignore_index: a label that does not count.
         dtype: the dtype softmax and loss are taken in, and that of the result.
 
     Raises:
-        RuntimeError: a label that counts is outside [0, V) (also under jit).
+        RuntimeError: a label is outside [0, V) and not `ignore_index`, whether it counts or not, or
+            a mask of integers holds another than 0 and 1 (both also under jit).
     """
     total, count = loss_sum_and_count(logits, labels, mask, ignore_index=ignore_index, dtype=dtype)
     return _mean(total, count, dtype)
@@ -50,10 +52,10 @@ def next_token_loss(
 
 def loss_sum_and_count(
     logits: Float[Array, "B L V"],
-    labels: Int[Array, "B L"],
-    mask: Bool[Array, "B L"] | None = None,
+    labels: Ids,
+    mask: Mask | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the two halves of `next_token_loss`: the sum over valid targets, and their number.
@@ -73,11 +75,11 @@ def chunked_next_token_loss(
     hidden: Float[Array, "B L D"],
     head: Float[Array, "V D"],
     project: Callable[[Array, Array], Array],
-    labels: Int[Array, "B L"],
-    mask: Bool[Array, "B L"] | None = None,
+    labels: Ids,
+    mask: Mask | None = None,
     *,
-    chunk: int,
-    ignore_index: int = -100,
+    chunk: SupportsIndex,
+    ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, ""]:
     """Return `next_token_loss(project(hidden, head), ...)` without its logits in memory at once.
@@ -97,13 +99,11 @@ def chunked_next_token_loss(
 
     Raises:
         ValueError: `chunk` is not a positive integer.
-        RuntimeError: a label that counts is outside [0, V) (also under jit).
+        RuntimeError: a label is outside [0, V) and not `ignore_index`, whether it counts or not, or
+            a mask of integers holds another than 0 and 1 (both also under jit).
     """
-    if type(chunk) is not int or chunk < 1:
-        raise ValueError(
-            f"compute_loss: loss_chunk={chunk!r} must be None or a positive integer, the number "
-            "of positions whose logits exist at a time."
-        )
+    remedy = ", the number of positions whose logits exist at a time, or None for all"
+    chunk = as_integer("compute_loss: loss_chunk", chunk, 1, remedy)
     targets, valid = _targets(labels, mask, head.shape[0], ignore_index)
     # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
     head = head.astype(widened(head.dtype))
@@ -123,14 +123,14 @@ def chunked_next_token_loss(
 
 def accumulate_gradients(
     model: Any,
-    input_ids: Int[Array, "k B L"],
-    labels: Int[Array, "k B L"],
-    attention_mask: Bool[Array, "k B L"] | None = None,
+    input_ids: Integer[Tensor, "k B L"],
+    labels: Integer[Tensor, "k B L"],
+    attention_mask: Bool[Tensor, "k B L"] | Integer[Tensor, "k B L"] | None = None,
     *,
-    ignore_index: int = -100,
+    ignore_index: SupportsIndex = -100,
     deterministic: bool = True,
     key: jax.Array | None = None,
-    loss_chunk: int | None = None,
+    loss_chunk: SupportsIndex | None = None,
 ) -> tuple[Float[Array, ""], Any]:
     """Return loss and gradients of `k` micro-batches as of the one batch of k*B rows.
 
@@ -154,6 +154,7 @@ def accumulate_gradients(
     Raises:
         ValueError, RuntimeError: as `compute_loss` does.
     """
+    labels, attention_mask, ignore_index = _accepted(labels, attention_mask, ignore_index, "k B L")
     counts = jnp.sum(_counted(labels, attention_mask, ignore_index), (1, 2), dtype=jnp.int32)
     every = jnp.sum(counts, dtype=jnp.int32)
     keys = None if key is None else jax.random.split(key, len(input_ids))
@@ -177,21 +178,34 @@ def accumulate_gradients(
     return jax.tree.map(lambda x, like: x.astype(like.dtype), summed, shapes)
 
 
-def _counted(labels: Array, mask: Array | None, ignore_index: int) -> Array:
+def _counted(labels: Array, mask: Array | None, ignore_index: Any) -> Array:
     """Say which of `labels[..., 1:]` count."""
     valid = labels[..., 1:] != ignore_index
     return valid if mask is None else valid & mask[..., 1:]
 
 
-def _targets(labels: Array, mask: Array | None, V: int, ignore_index: int) -> tuple[Array, Array]:
-    """Return the targets (B, L-1), checked and safe to index with, and which of them count."""
-    targets, valid = labels[:, 1:], _counted(labels, mask, ignore_index)
-    targets = checked(
-        targets,
-        valid & ((targets < 0) | (targets >= V)),
-        f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}.",
+def _targets(
+    labels: Ids, mask: Mask | None, V: int, ignore_index: SupportsIndex
+) -> tuple[Int32[Array, "B T"], Bool[Array, "B T"]]:
+    """Return the T = L - 1 targets, checked and safe to index with, and which of them count."""
+    labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
+    # A label nobody counts is checked as well: it is as wrong, and counts in the next batch.
+    labels = checked(
+        labels,
+        (labels != ignore_index) & ((labels < 0) | (labels >= V)),
+        f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}, also where a "
+        "mask or the shift leaves them out.",
     )
-    return jnp.where(valid, targets, 0), valid
+    valid = _counted(labels, mask, ignore_index)
+    return jnp.where(valid, labels[:, 1:], 0), valid
+
+
+def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | None, Any]:
+    labels = as_int32("compute_loss: labels", labels, axes, "give them as input_ids are")
+    mask = as_mask("compute_loss: attention_mask", mask, labels.shape, "labels")
+    if not traced(ignore_index):
+        ignore_index = as_integer("compute_loss: ignore_index", ignore_index)
+    return labels, mask, ignore_index
 
 
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, SupportsIndex
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.inputs import PADDED_CACHE, Ids, Mask, as_int32, as_mask
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.ffn import NormalizedFFN
@@ -26,11 +27,13 @@ from megalodon_jax.layers.linear import (
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
-from megalodon_jax.types import LayerCache, ModelCache, check_cache, grown_cache
-
-_PADDED_CACHE = (
-    "a cache and a mask with padding do not go together: the cache cannot tell padding from text. "
-    "Use unpadded rows, or call without a cache."
+from megalodon_jax.types import (
+    LayerCache,
+    ModelCache,
+    check_cache,
+    copied_cache,
+    filled_cache,
+    grown_cache,
 )
 
 
@@ -48,7 +51,7 @@ class MegalodonBlock(eqx.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        mask: Bool[Array, "B L"] | None = None,
+        mask: Mask | None = None,
         cache: LayerCache | None = None,
         return_cache: bool = False,
         *,
@@ -85,8 +88,8 @@ class MegalodonModel(eqx.Module):
 
     def __call__(
         self,
-        input_ids: Int[Array, "B L"],
-        attention_mask: Bool[Array, "B L"] | None = None,
+        input_ids: Ids,
+        attention_mask: Mask | None = None,
         cache: ModelCache | None = None,
         return_cache: bool = False,
         deterministic: bool = True,
@@ -95,8 +98,8 @@ class MegalodonModel(eqx.Module):
         """Return the hidden states (B, L, D) in `config.accum_dtype`, and the cache after them.
 
         Args:
-            input_ids: token ids, int32.
-            attention_mask: True where a token is valid; with a cache everything must be.
+            input_ids: token ids, of any integer dtype.
+            attention_mask: True, or 1, where a token is valid; with a cache everything must be.
             cache: what earlier calls carried; None starts at position 0.
             return_cache: whether to return the cache after these tokens, else None.
             deterministic: False turns dropout on, and rematerialisation with `use_checkpoint`.
@@ -104,21 +107,23 @@ class MegalodonModel(eqx.Module):
 
         Raises:
             ValueError: shapes do not fit, the cache is not of this model, or dropout lacks a key.
-            RuntimeError: a token id is outside [0, V), or a mask with padding meets a cache (also
-                under jit).
+            RuntimeError: a token id is outside [0, V), a mask with padding meets a cache, or a mask
+                of integers holds another than 0 and 1 (also under jit).
         """
         config = self.config
-        _check_ids(input_ids)
-        mask = _check_mask(input_ids, attention_mask)
+        remedy = "give a single text a first axis of 1"
+        input_ids = as_int32("input_ids", input_ids, "B L", remedy)
+        mask = as_mask("attention_mask", attention_mask, input_ids.shape, "input_ids")
         key = _dropout_key(config, deterministic, key)
         B, L = input_ids.shape
         if cache is not None:
             check_cache(config, cache, B)
             cache = grown_cache(config, cache, L)
         if L == 0:
-            return jnp.zeros((B, 0, config.model_dim), config.accum_dtype), cache
+            hidden = jnp.zeros((B, 0, config.model_dim), config.accum_dtype)
+            return hidden, copied_cache(filled_cache(config, cache, B)) if return_cache else None
         if mask is not None and (cache is not None or return_cache):
-            input_ids = checked(input_ids, ~mask, _PADDED_CACHE)
+            input_ids = checked(input_ids, ~mask, PADDED_CACHE)
             mask = None
         x = checkpoint_name(self._embedded(input_ids), "embed")
         layers: list[LayerCache] = []
@@ -177,8 +182,8 @@ class MegalodonForCausalLM(eqx.Module):
 
     def __call__(
         self,
-        input_ids: Int[Array, "B L"],
-        attention_mask: Bool[Array, "B L"] | None = None,
+        input_ids: Ids,
+        attention_mask: Mask | None = None,
         cache: ModelCache | None = None,
         return_cache: bool = False,
         deterministic: bool = True,
@@ -201,13 +206,13 @@ class MegalodonForCausalLM(eqx.Module):
 
     def compute_loss(
         self,
-        input_ids: Int[Array, "B L"],
-        labels: Int[Array, "B L"],
-        attention_mask: Bool[Array, "B L"] | None = None,
-        ignore_index: int = -100,
+        input_ids: Ids,
+        labels: Ids,
+        attention_mask: Mask | None = None,
+        ignore_index: SupportsIndex = -100,
         deterministic: bool = True,
         key: jax.Array | None = None,
-        loss_chunk: int | None = None,
+        loss_chunk: SupportsIndex | None = None,
     ) -> Float[Array, ""]:
         """Return the mean next-token cross-entropy in nats, a scalar in `config.softmax_dtype`.
 
@@ -217,15 +222,20 @@ class MegalodonForCausalLM(eqx.Module):
 
         Raises:
             ValueError: `labels` has another shape than `input_ids`, or `loss_chunk` is below 1.
-            RuntimeError: an id or a label is out of range (also under jit).
+            RuntimeError: an id or a label is out of range, or a mask of integers holds another than
+                0 and 1 (also under jit).
         """
+        remedy = "give a single text a first axis of 1"
+        input_ids = as_int32("compute_loss: input_ids", input_ids, "B L", remedy)
+        labels = as_int32("compute_loss: labels", labels, "B L", remedy)
         if labels.shape != input_ids.shape:
             raise ValueError(
                 f"compute_loss: labels have shape {labels.shape}, expected that of input_ids, "
                 f"{input_ids.shape}; do not shift them, the loss does."
             )
+        attention_mask = as_mask("attention_mask", attention_mask, labels.shape, "input_ids")
         config = self.config
-        rules = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}
+        rules: Any = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}
         if loss_chunk is None:
             logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)
             return next_token_loss(logits, labels, attention_mask, **rules)
@@ -261,24 +271,6 @@ def _compiled(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
 
 def _rematerialised(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
     return eqx.filter_checkpoint(block)(x, mask, cache, return_cache, key=key)
-
-
-def _check_ids(ids: Array) -> None:
-    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError(
-            f"input_ids are {ids.dtype} {ids.shape}, expected integers (B, L); "
-            "give a single text a first axis of 1."
-        )
-
-
-def _check_mask(ids: Array, mask: Array | None) -> Array | None:
-    if mask is None:
-        return None
-    if mask.shape != ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {mask.shape}, expected that of input_ids, {ids.shape}."
-        )
-    return mask.astype(bool)
 
 
 def _dropout_key(config: MegalodonConfig, deterministic: bool, key) -> jax.Array | None:

@@ -12,12 +12,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Complex, Float, Int32
+from jaxtyping import Array, Complex, Float, Int32, Integer
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
+from megalodon_jax.inputs import Tensor, as_int32, as_integer, traced
 
 
 class NormState(eqx.Module):
@@ -57,8 +57,8 @@ class AttentionCache(eqx.Module):
 
     k: Float[Array, "B cap H d"]
     v: Float[Array, "B cap H e"]
-    count: Int32[Array, ""]
-    first: Int32[Array, ""]
+    count: Int32[Array, ""] = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
+    first: Int32[Array, ""] = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
 
     @property
     def capacity(self) -> int:
@@ -124,17 +124,22 @@ class AttentionCache(eqx.Module):
 class LayerCache(eqx.Module):
     """What one block carries: keys and values, norm statistics, EMA state, absolute position."""
 
-    attn: AttentionCache | None
-    norm: NormState | None
-    ema: EMAState | None
-    position: Int32[Array, ""]
+    attn: AttentionCache | None = None
+    norm: NormState | None = None
+    ema: EMAState | None = None
+    position: Int32[Array, ""] = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
 
 
 class ModelCache(eqx.Module):
-    """What a model carries: one `LayerCache` per block and the final norm's statistics."""
+    """What a model carries: one `LayerCache` per block and the final norm's statistics.
 
-    layer_caches: tuple[LayerCache, ...]
-    final_norm: NormState | None
+    `layer_caches` may be any sequence; None in it is a layer that carries nothing.
+    """
+
+    layer_caches: tuple[LayerCache, ...] = eqx.field(
+        converter=lambda layers: tuple(LayerCache() if c is None else c for c in layers)
+    )
+    final_norm: NormState | None = None
 
     @property
     def position(self) -> Int32[Array, ""]:
@@ -179,76 +184,124 @@ def init_cache(
     return ModelCache(tuple(layer() for _ in range(config.num_layers)), norm)
 
 
-def grown_cache(config: MegalodonConfig, cache: ModelCache, length: int) -> ModelCache:
+def filled_cache(config: MegalodonConfig, cache: ModelCache | None, batch_size: int) -> ModelCache:
+    """Return the cache with every part that is None as it is before the first token."""
+    fresh = init_cache(config, batch_size, allocate_kv=True, allocate_norm=True, allocate_ema=True)
+    if cache is None:
+        return fresh
+
+    def filled(layer: LayerCache, new: LayerCache) -> LayerCache:
+        return LayerCache(
+            attn=layer.attn or new.attn,
+            norm=layer.norm or new.norm,
+            ema=layer.ema or new.ema,
+            position=layer.position,
+        )
+
+    layers = map(filled, cache.layer_caches, fresh.layer_caches)
+    return ModelCache(tuple(layers), cache.final_norm or fresh.final_norm)
+
+
+def grown_cache(
+    config: MegalodonConfig, cache: ModelCache, length: int, *, resizable: bool = False
+) -> ModelCache:
     """Return the cache with room for `length` more tokens if it is unbounded: it must not wrap.
 
+    How full it is has no value under jit. There it stays as it is, or, where its shape may change
+    (`resizable`), grows as if it were full.
+
     Raises:
-        RuntimeError: it is full under jit, where shapes cannot change.
+        RuntimeError: it is full under jit and may not be resized.
     """
     attn = cache.layer_caches[0].attn
     if not config.cache_unbounded or attn is None:
         return cache
-    if isinstance(attn.count, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
+    if not traced(attn.count) and not traced(attn.first):
+        live = int(attn.count) - int(attn.first)
+    elif resizable:
+        live = attn.capacity
+    else:
         message = (
             f"cache_unbounded: the cache holds {attn.capacity} tokens and is full; it grows only "
             "outside of jit. Call reserve_cache before, or call without jit."
         )
-        full = attn.count + length > attn.capacity
+        full = attn.count - attn.first + length > attn.capacity
         count = checked(attn.count, full, message)
         return eqx.tree_at(lambda c: c.layer_caches[0].attn.count, cache, count)
     C = config.chunk_size
-    return reserve_cache(cache, -(-(int(attn.count) + length) // C) * C)
+    return _reserved(cache, -(-(live + length) // C) * C)
+
+
+def copied_cache(cache: ModelCache) -> ModelCache:
+    """Return a cache that shares no buffer: a donated call on one leaves the other alone."""
+    return jax.tree.map(jnp.copy, cache)
 
 
 def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
-    """Return the cache with room for the latest `max_len` tokens of keys and values only.
+    """Return a copy of the cache that has forgotten all but the latest `max_len` keys and values.
+
+    Its capacity stays, as the window of the model needs it: tokens that follow see each other as
+    ever, however they are split into calls. An unbounded cache fills what was forgotten before it
+    grows.
 
     Raises:
         ValueError: `max_len` is not a positive integer.
     """
-    if not isinstance(max_len, (int, np.integer)) or max_len < 1:
-        raise ValueError(
-            f"trim_cache: max_len={max_len!r} must be at least 1, an integer; "
-            "for an empty cache call init_cache."
-        )
-    return _resized(cache, lambda capacity: min(capacity, max_len))
+    remedy = "; for an empty cache call init_cache"
+    max_len = as_integer("trim_cache: max_len", max_len, 1, remedy)
+
+    def trimmed(attn: AttentionCache) -> AttentionCache:
+        first = jnp.maximum(attn.first, attn.count - max_len)
+        return AttentionCache(attn.k, attn.v, attn.count, first)
+
+    return copied_cache(_with_rings(cache, trimmed))
 
 
 def reserve_cache(cache: ModelCache, max_len: int) -> ModelCache:
-    """Return the cache with room for `max_len` tokens: an unbounded one cannot grow under jit."""
-    return _resized(cache, lambda capacity: max(capacity, max_len))
+    """Return a copy of the cache with room for `max_len` tokens, or for more if it had more.
+
+    An unbounded cache needs it before it goes into a compiled function, where it cannot grow.
+
+    Raises:
+        ValueError: `max_len` is not a positive integer.
+    """
+    max_len = as_integer("reserve_cache: max_len", max_len, 1)
+    return copied_cache(_reserved(cache, max_len))
 
 
-def index_cache(cache: ModelCache, indices: Int32[Array, " K"]) -> ModelCache:
-    """Return the cache with rows taken by `indices` (K,), as beam search reorders its beams.
+def index_cache(cache: ModelCache, indices: Integer[Tensor, " K"]) -> ModelCache:
+    """Return a copy of the cache with rows `indices` (K,), as beam search reorders its beams.
 
     Raises:
         ValueError: `indices` is not a vector of integers.
         RuntimeError: an index is outside [0, B), also under jit; JAX would take another row.
     """
-    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise ValueError(
-            f"index_cache: indices are {indices.dtype} {indices.shape}, expected integers (K,), "
-            "the row each beam continues."
+    rows = as_int32("index_cache: indices", indices, "K", "give the row each beam continues")
+    number = next((leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim), None)
+    if number is not None:
+        rows = checked(
+            rows,
+            (rows < 0) | (rows >= number),
+            f"index_cache: indices must be in [0, {number}), the rows of this cache.",
         )
-    rows = next((leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim), None)
-    if rows is not None:
-        indices = checked(
-            indices,
-            (indices < 0) | (indices >= rows),
-            f"index_cache: indices must be in [0, {rows}), the rows of this cache.",
-        )
-    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else leaf[indices], cache)
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if leaf.ndim == 0 else leaf[rows], cache)
 
 
-def _resized(cache: ModelCache, choose: Callable[[int], int]) -> ModelCache:
-    def resize(layer: LayerCache) -> LayerCache:
-        if layer.attn is None or layer.attn.capacity == choose(layer.attn.capacity):
-            return layer
-        attn = layer.attn.resized(choose(layer.attn.capacity))
+def _reserved(cache: ModelCache, capacity: int) -> ModelCache:
+    def reserved(attn: AttentionCache) -> AttentionCache:
+        return attn if attn.capacity >= capacity else attn.resized(capacity)
+
+    return _with_rings(cache, reserved)
+
+
+def _with_rings(
+    cache: ModelCache, change: Callable[[AttentionCache], AttentionCache]
+) -> ModelCache:
+    def changed(layer: LayerCache) -> LayerCache:
+        attn = None if layer.attn is None else change(layer.attn)
         return LayerCache(attn, layer.norm, layer.ema, layer.position)
 
-    return ModelCache(tuple(map(resize, cache.layer_caches)), cache.final_norm)
+    return ModelCache(tuple(map(changed, cache.layer_caches)), cache.final_norm)
 
 
 def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> None:
@@ -269,9 +322,26 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
     ema = {"h": (batch_size, config.model_dim, config.cema_ndim)}
     for i, layer in enumerate(cache.layer_caches):
         _check_state(f"layer {i} attn", layer.attn, {"k": keys, "v": values})
+        if layer.attn is not None:
+            check_ring(config, layer.attn, f"layer {i} attn")
         _check_state(f"layer {i} norm", layer.norm, norm)
         _check_state(f"layer {i} ema", layer.ema, ema)
     _check_state("final_norm", cache.final_norm, norm)
+
+
+def check_ring(config: MegalodonConfig, ring: AttentionCache, name: str) -> None:
+    """Check that a ring holds what the attention of a configuration can see.
+
+    Raises:
+        ValueError: it is too small, or holds unequal numbers of keys and values.
+    """
+    window = config.effective_max_cache_len or 1
+    if ring.capacity < window or ring.v.shape[1] != ring.capacity:
+        raise ValueError(
+            f"cache: {name} has room for {ring.capacity} keys and {ring.v.shape[1]} values, "
+            f"expected the same number, at least {window}, what this model sees; make it with "
+            "init_cache for this configuration. trim_cache forgets without making it smaller."
+        )
 
 
 def _check_state(name: str, state: Any, expected: Mapping[str, tuple[int | None, ...]]) -> None:

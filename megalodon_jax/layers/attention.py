@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
+from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
+from megalodon_jax.inputs import PADDED_CACHE, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, split_key
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
-from megalodon_jax.types import AttentionCache, EMAState, LayerCache
+from megalodon_jax.types import AttentionCache, EMAState, LayerCache, check_ring
 
 STRIPE = 512
 """Queries handled at once within a chunk."""
@@ -85,7 +87,7 @@ class ChunkedAttention(eqx.Module):
         q: Float[Array, "B L H d"],
         k: Float[Array, "B L H d"],
         v: Float[Array, "B L H e"],
-        mask: Bool[Array, "B L"] | None = None,
+        mask: Mask | None = None,
         cache: AttentionCache | None = None,
         return_cache: bool = False,
         *,
@@ -102,23 +104,33 @@ class ChunkedAttention(eqx.Module):
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
             v: values (B, L, H, e).
-            mask: True where a key is valid; only without a cache.
+            mask: True where a key is valid; with a cache, or where one is asked for, all must be.
             cache: keys and values seen so far.
             return_cache: whether to return the cache after these tokens.
             key: turns dropout on.
 
         Returns:
             The mixture of values in `config.accum_dtype`, and the cache after the call or None.
+
+        Raises:
+            ValueError: the cache has another capacity than this layer needs.
+            RuntimeError: padding meets a cache (also under jit).
         """
-        L = q.shape[1]
+        B, L = q.shape[:2]
+        mask = as_mask("mask", mask, (B, L), "the queries")
+        if cache is not None:
+            check_ring(self.config, cache, "ring")
+        if mask is not None and (cache is not None or return_cache):
+            q, mask = checked(q, ~mask, PADDED_CACHE), None
         start = 0 if cache is None else cache.count
         q, k = self.rope(q, k, start)
         if L == 0:
-            return v.astype(self.config.accum_dtype), cache
+            ring = self.empty_ring(B, L) if cache is None else cache
+            return v.astype(self.config.accum_dtype), ring if return_cache else None
         if cache is None and (not return_cache or self._chunk_local):
             out = self._block_diagonal(q, k, v, mask, key)
-            return out, self.empty_ring(q.shape[0], L).append(k, v) if return_cache else None
-        ring = self.empty_ring(q.shape[0], L) if cache is None else cache
+            return out, self.empty_ring(B, L).append(k, v) if return_cache else None
+        ring = self.empty_ring(B, L) if cache is None else cache
         out, ring = self._stream(q, k, v, ring, key)
         return out, ring if return_cache else None
 
@@ -229,7 +241,7 @@ class ChunkedAttention(eqx.Module):
         config = self.config
         capacity = config.effective_max_cache_len
         if capacity is None:
-            capacity = -(-length // config.chunk_size) * config.chunk_size
+            capacity = max(-(-length // config.chunk_size), 1) * config.chunk_size
         return AttentionCache.empty(config, batch_size, capacity, config.compute_dtype)
 
 
@@ -269,7 +281,7 @@ class MegalodonAttention(eqx.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        mask: Bool[Array, "B L"] | None = None,
+        mask: Mask | None = None,
         cache: LayerCache | None = None,
         return_cache: bool = False,
         *,

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Complex, Float
+from jaxtyping import Array, Complex, Float
 from scipy.fft import next_fast_len
 
 from megalodon_jax.config import widened
+from megalodon_jax.inputs import Mask, as_mask
 
 
 class PowerTables(NamedTuple):
@@ -70,7 +71,7 @@ class ComplexEMA(eqx.Module):
         x: Float[Array, "B D L"],
         h_init: Complex[Array, "B D N"] | None = None,
         return_state: bool = False,
-        mask: Bool[Array, "B L"] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """Filter (B, D, L) along time; returns the output and, on request, the state after it.
 
@@ -84,6 +85,7 @@ class ComplexEMA(eqx.Module):
             y (B, D, L) in the dtype of `x`, and the state (B, D, N) complex, or None.
         """
         L = x.shape[-1]
+        mask = as_mask("mask", mask, (x.shape[0], L), "the tokens")
         dtype = widened(x.dtype)
         u = x.astype(dtype)
         if mask is not None:

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from megalodon_jax.config import widened
+from megalodon_jax.inputs import Mask, as_mask
 from megalodon_jax.types import NormState
 
 VARIANCE_FLOOR = 1e-6
@@ -51,7 +52,7 @@ class TimestepNorm(eqx.Module):
         self,
         x: Float[Array, "B L D"],
         state: NormState | None = None,
-        mask: Bool[Array, "B L"] | None = None,
+        mask: Mask | None = None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
         """Normalise (B, L, D), continuing from `state`; returns the output and the state after it.
 
@@ -60,6 +61,7 @@ class TimestepNorm(eqx.Module):
         The result does not depend on the origin, so no gradient flows through it.
         """
         B, L, D = x.shape
+        mask = as_mask("mask", mask, (B, L), "the tokens")
         dtype = widened(x.dtype)
         if state is None:
             state = NormState.fresh(B, self.num_groups, dtype)

@@ -12,7 +12,17 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from megalodon_jax import MegalodonForCausalLM, generate, greedy_token, init_cache, sample_token
+import megalodon_jax
+from megalodon_jax import (
+    MegalodonForCausalLM,
+    generate,
+    generate_jit,
+    greedy_token,
+    inference,
+    init_cache,
+    sample_token,
+)
+from megalodon_jax.inference import GREEDY_BELOW
 from parity import oracle
 from tests.helpers import arrays, logits_of, model_of, tiny, tokens
 
@@ -293,6 +303,150 @@ def test_temperature_and_top_p_do_not_compile_again(caplog) -> None:
         assert compilations() > before, "the control: the count sees a compilation"
 
 
+# Temperatures near zero, and logits that are no numbers.
+
+TIED = jnp.asarray([[0.0, 1.0, 1.0, -1.0]] * 64)
+
+
+@eqx.filter_jit
+def draw_traced(logits, temperature, top_p=None):
+    return sample_token(logits, key(), temperature, None, top_p)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-38, 1e-20, GREEDY_BELOW * 0.99])
+@pytest.mark.parametrize("draw", [lambda *a: sample_token(a[0], key(), *a[1:]), draw_traced])
+def test_a_temperature_near_zero_is_greedy(temperature: float, draw) -> None:
+    # A static one is a constant of the program, a traced one an array.
+    given = temperature if draw is not draw_traced else jnp.asarray(temperature, jnp.float32)
+    assert draw(TIED, given).tolist() == [1] * len(TIED)
+    if temperature and draw is draw_traced:
+        # The control: from the limit on equals are drawn by chance, and still nothing else.
+        above = draw(TIED, jnp.asarray(GREEDY_BELOW * 1.01, jnp.float32))
+        assert set(above.tolist()) == {1, 2}
+
+
+def test_no_finite_logits_overflow_into_another_token() -> None:
+    largest = float(np.finfo(np.float32).max)
+    logits = jnp.asarray([[-largest, largest, -np.inf, 0.0]] * 64, jnp.float32)
+    for temperature in (GREEDY_BELOW, 1.0, 1e30):
+        assert sample_token(logits, key(), temperature, top_p=0.9).tolist() == [1] * 64
+
+
+CHOOSERS = {
+    "greedy_token": greedy_token,
+    "sample_token": lambda x: sample_token(x, key()),
+    "sample_token at 0": lambda x: sample_token(x, key(), 0.0),
+    "sample_token, traced": lambda x: draw_traced(x, jnp.ones(())),
+    "top_k": lambda x: sample_token(x, key(), top_k=2),
+    "top_p": lambda x: sample_token(x, key(), top_p=0.5),
+}
+
+
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_nothing_is_chosen_from_logits_that_are_not_finite(name: str) -> None:
+    """One bad row is enough; a token excluded by -inf is not chosen, and no error."""
+    good = jnp.asarray([[0.0, 1.0, 2.0, 3.0]] * 8).at[:, 3].set(-jnp.inf)
+    for function in (CHOOSERS[name], eqx.filter_jit(CHOOSERS[name])):
+        assert set(function(good).tolist()) <= {0, 1, 2}
+        for bad in ([jnp.nan, 0, 0, 0], [0, jnp.inf, 0, 0], [-jnp.inf] * 4, [jnp.inf] * 4):
+            with pytest.raises(RuntimeError, match="logits hold NaN or"):
+                jax.block_until_ready(function(good.at[3].set(jnp.asarray(bad, jnp.float32))))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"key": 0}])
+def test_weights_that_are_not_finite_generate_no_text(options) -> None:
+    options = {k: key() if k == "key" else v for k, v in options.items()}
+    broken = eqx.tree_at(lambda m: m.lm_head.weight, model(), replace_fn=lambda w: w * jnp.nan)
+    with pytest.raises(RuntimeError, match="logits hold NaN or"):
+        jax.block_until_ready(generate(broken, jnp.asarray(IDS), 2, **options)[0])
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_traced_rate_out_of_range_is_refused(bad: float) -> None:
+    with pytest.raises(RuntimeError, match=r"temperature=.* must be 0"):
+        draw_traced(TIED, jnp.asarray(bad)).block_until_ready()
+    with pytest.raises(RuntimeError, match=r"top_p=.* must be in"):
+        draw_traced(TIED, jnp.ones(()), jnp.asarray(bad)).block_until_ready()
+    assert draw_traced(TIED, jnp.ones(()), jnp.asarray(0.9)).shape == (64,)
+
+
+# How it may be called.
+
+
+def test_the_conventions_of_the_field() -> None:
+    logits = logits_of(model(), jnp.asarray(IDS), None)[:, -1]
+    positional = sample_token(logits, key(), 2.0, 9, 0.9)
+    assert positional.tolist() == sample_token(logits, key(), **SAMPLING).tolist()
+    for everything in ({"top_k": 0}, {"top_p": 1.0}, {"top_k": 99}):
+        assert sample_token(logits, key(), **everything).tolist() == (
+            sample_token(logits, key()).tolist()
+        )
+    ids, held, _ = generate_jit(model(), jnp.asarray(IDS), NEW + MORE, temperature=0.0)
+    assert (ids.tolist(), held) == (greedy().tolist(), None)
+    for name in ("init_cache", "index_cache", "trim_cache", "reserve_cache"):
+        assert getattr(inference, name) is getattr(megalodon_jax, name)
+
+
+def test_numpy_integers_and_floats_are_numbers() -> None:
+    start, wide = key(), {"eos_token_id": 3, "top_k": 9, "top_p": 0.75, "temperature": 2.0}
+    narrow = {name: np.asarray(value)[()] for name, value in wide.items()}
+    assert all(isinstance(value, np.generic) for value in narrow.values())
+    expected, _, _ = run(new=3, ids=IDS[:, :0], key=start, bos_token_id=7, **wide)
+    ids, _, _ = run(new=np.int64(3), ids=IDS[:, :0], key=start, bos_token_id=np.uint8(7), **narrow)
+    assert ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("mode", ["sliding", "unbounded"])
+def test_a_padded_row_gets_what_it_gets_alone(mode: str) -> None:
+    mask = jnp.asarray(np.arange(PROMPT) < np.array([[2], [5]]))
+    alone = [int(run(mode, 1, IDS[b : b + 1, :n])[0][0, -1]) for b, n in enumerate((2, 5))]
+    assert run(mode, 1, attention_mask=mask)[0][:, -1].tolist() == alone
+    assert run(mode, 1)[0][:, -1].tolist() != alone, "the control: the padding matters"
+
+
+def test_a_padded_prompt_may_be_traced() -> None:
+    mask, zero = np.arange(PROMPT) < np.array([[3], [5]]), jnp.zeros(())
+
+    @eqx.filter_jit
+    def compiled(mask):
+        return generate(model(), jnp.asarray(IDS), 1, key(), temperature=zero, attention_mask=mask)[
+            0
+        ]
+
+    for bits in (mask, np.ones_like(mask)):
+        expected, _, _ = run(new=1, attention_mask=jnp.asarray(bits))
+        assert compiled(bits).tolist() == expected.tolist()
+    for bad in (mask[:, ::-1], ~mask):
+        with pytest.raises(RuntimeError, match="padded on the right"):
+            jax.block_until_ready(compiled(bad))
+
+
+def test_padding_that_would_move_a_window_is_refused() -> None:
+    ids, mask = np.tile(IDS, (1, 2)), np.arange(2 * PROMPT) < np.array([[3], [10]])
+    with pytest.raises(ValueError, match="out of the window of max_cache_len=6"):
+        run("sliding", 1, ids, attention_mask=jnp.asarray(mask))
+    full = run("sliding", 1, ids, attention_mask=jnp.ones(mask.shape, bool))[0]
+    assert full.tolist() == run("sliding", 1, ids)[0].tolist()
+
+
+@pytest.mark.parametrize("mode", ["local", "unbounded"])
+def test_generation_may_be_traced(mode: str) -> None:
+    """Prompt, mask, key, temperature and cache as arrays of a larger program."""
+
+    @eqx.filter_jit
+    def compiled(ids, mask, key, cache, temperature):
+        options = {"attention_mask": mask, "cache": cache, "return_cache": True}
+        return generate(model(mode), ids, NEW, key, temperature=temperature, **options)
+
+    mask, zero = jnp.ones((B, PROMPT), bool), jnp.zeros(())
+    ids, held, _ = compiled(jnp.asarray(IDS), mask, key(), None, zero)
+    assert ids.tolist() == greedy(mode)[:, : PROMPT + NEW].tolist()
+    more, _, _ = compiled(ids[:, -1:], None, key(), held, zero)
+    assert more[:, 1 : 1 + MORE].tolist() == greedy(mode)[:, PROMPT + NEW :].tolist()
+    with pytest.raises(RuntimeError, match="padded attention_mask allows one new token"):
+        jax.block_until_ready(compiled(IDS, mask.at[0, 4].set(False), key(), None, zero)[0])
+
+
 # Bad input.
 
 PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
@@ -306,7 +460,12 @@ PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
         ({"new": -2}, "max_new_tokens=-2 must be at least 1"),
         ({"temperature": 1.0}, "sampling needs key"),
         ({"temperature": -0.5}, r"temperature=-0.5 must be 0 \(greedy\) or positive"),
-        ({"top_k": 0}, "top_k=0 must be at least 1, or None"),
+        ({"top_k": -1}, "top_k=-1 must be at least 0, an integer, or None"),
+        ({"top_k": 2.0}, "top_k=2.0 must be at least 0, an integer, or None"),
+        ({"eos_token_id": 3.0}, "eos_token_id=3.0 must be an integer"),
+        ({"ids": IDS[:, :0], "bos_token_id": True}, "bos_token_id=True must be an integer"),
+        ({"ids": IDS[0]}, r"prompt_ids are int32 \(5,\), expected integers \(B, L\)"),
+        ({"temperature": float("inf")}, "temperature=inf must be .* finite"),
         ({"top_p": 0.0}, r"top_p=0.0 must be in \(0, 1\], or None"),
         ({"top_p": 1.5}, r"top_p=1.5 must be in \(0, 1\]"),
         ({"top_p": float("nan")}, r"top_p=nan must be in \(0, 1\]"),
@@ -339,9 +498,8 @@ def test_bad_input_is_refused(options, message: str, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.0}, "temperature=0 is greedy; call greedy_token"),
         ({"temperature": -1.0}, r"temperature=-1.0 must be 0 \(greedy\) or positive"),
-        ({"top_k": 0}, "top_k=0 must be at least 1, or None"),
+        ({"top_k": -1}, "top_k=-1 must be at least 0, an integer, or None"),
         ({"top_p": 0.0}, r"top_p=0.0 must be in \(0, 1\], or None"),
         ({"top_p": 1.5}, r"top_p=1.5 must be in \(0, 1\], or None"),
     ],

@@ -71,10 +71,10 @@ def test_ignored_labels_do_not_count(ignored: int) -> None:
 def test_masked_targets_do_not_count_whatever_their_label() -> None:
     mask = np.ones((B, L), bool)
     mask[0, 3:] = mask[1, 1] = False
-    labels = np.where(mask, LABELS, 999).astype(np.int32)
+    labels = np.where(mask, LABELS, (LABELS + 1) % V).astype(np.int32)
     expected = by_hand(logits(), LABELS, mask[:, 1:])
     assert rel_l2(loss(logits(), labels, mask), expected) <= EXACT
-    assert rel_l2(loss(logits(), LABELS), expected) > EXACT
+    assert rel_l2(loss(logits(), labels), expected) > EXACT
 
 
 def test_without_a_valid_target_loss_and_gradient_are_zero() -> None:
@@ -89,20 +89,26 @@ def test_without_a_valid_target_loss_and_gradient_are_zero() -> None:
 def test_the_first_label_is_never_a_target() -> None:
     x = logits().astype(jnp.float32)
     other = LABELS.copy()
-    other[:, 0] = -7
+    other[:, 0] = (LABELS[:, 0] + 1) % V
     assert loss(x, other) == loss(x, LABELS)
 
 
-@pytest.mark.parametrize("bad", [-1, V])
-@pytest.mark.traced_checks
-def test_a_label_out_of_range_raises(bad: int) -> None:
-    labels = jnp.asarray(LABELS).at[1, 3].set(bad)
-    message = rf"labels must be in \[0, {V}\) or ignore_index=-100"
-    x = logits().astype(jnp.float32)
-    with pytest.raises(RuntimeError, match=message):
-        next_token_loss(x, labels)
-    with pytest.raises(eqx.EquinoxRuntimeError, match=message):
-        loss(x, labels).block_until_ready()
+OUT_OF_RANGE = rf"labels must be in \[0, {V}\) or ignore_index="
+
+
+@pytest.mark.parametrize("bad", [-1, V, -100])
+def test_a_label_out_of_range_raises_wherever_it_stands(bad: int) -> None:
+    """At the first position, which the shift drops, and under the mask as well."""
+    x, ignored = logits().astype(jnp.float32), -2
+    mask = jnp.ones((B, L), bool).at[0, 4:].set(False).at[1, 0].set(False)
+    for place in np.ndindex(B, L):
+        labels = jnp.asarray(LABELS).at[place].set(bad)
+        with pytest.raises(eqx.EquinoxRuntimeError, match=OUT_OF_RANGE):
+            loss(x, labels, mask, ignored).block_until_ready()
+        # The control: what the message names as the exception is one.
+        assert np.isfinite(loss(x, labels.at[place].set(ignored), mask, ignored))
+    with pytest.raises(RuntimeError, match=OUT_OF_RANGE):
+        next_token_loss(x, labels, ignore_index=ignored)
 
 
 def test_the_loss_is_taken_in_the_dtype_asked_for() -> None:
@@ -148,7 +154,10 @@ def at_once(weights, labels, mask=None):
 @pytest.mark.parametrize("chunk", [1, 2, L - 1, L, 50])
 @pytest.mark.usefixtures("x64")
 def test_chunks_give_the_loss_and_gradients_of_the_whole(chunk: int) -> None:
-    weights, labels = (jnp.asarray(HIDDEN), jnp.asarray(HEAD)), jnp.asarray(LABELS).at[0, 3].set(-1)
+    weights, labels = (
+        (jnp.asarray(HIDDEN), jnp.asarray(HEAD)),
+        jnp.asarray(LABELS).at[0, 3].set(-100),
+    )
     mask = jnp.ones((B, L), bool).at[0, 3].set(False).at[1, 5].set(False)
     value, gradients = by_chunk(weights, labels, mask, chunk)
     expected, expected_gradients = at_once(weights, labels, mask)
@@ -181,8 +190,62 @@ def test_a_bfloat16_head_does_not_collect_its_gradient_in_bfloat16() -> None:
 @pytest.mark.parametrize("chunk", [0, -4])
 def test_a_chunk_without_positions_is_refused(chunk: int) -> None:
     ids = jnp.asarray(tokens(TINY, (1, 3)))
-    with pytest.raises(ValueError, match=rf"loss_chunk={chunk} must be None or a positive integer"):
+    with pytest.raises(ValueError, match=rf"loss_chunk={chunk} must be at least 1, an integer"):
         eqx.filter_eval_shape(lambda m: m.compute_loss(ids, ids, loss_chunk=chunk), model_of(TINY))
+
+
+MANY = 1200
+
+
+def test_many_targets_are_counted_and_added_up_in_full() -> None:
+    """bfloat16 counts to 256 and stops there: neither the sum nor the number may be kept in it.
+
+    All logits are equal, so that every target costs log V, and rounding is that of one number.
+    """
+    dtype = jnp.bfloat16
+    labels = jnp.zeros((1, MANY + 1), jnp.int32).at[0, 5].set(3)
+    x = jnp.zeros((1, MANY + 1, V), dtype)
+    head, hidden = jnp.zeros((V, D), dtype), jnp.zeros((1, MANY + 1, D), dtype)
+    rules = {"ignore_index": 3, "dtype": dtype}
+    total, count = loss_sum_and_count(x, labels, **rules)
+    assert (total.dtype, int(count)) == (jnp.float32, MANY - 1)
+    expected, slack = np.log(V), 2 * float(jnp.finfo(dtype).eps)
+    assert rel_l2(float(total) / int(count), expected) <= slack
+    halves = jnp.zeros((2, 1, MANY // 2), jnp.int32), labels[:, 1:].reshape(2, 1, -1)
+    losses = {
+        "whole": next_token_loss(x, labels, **rules),
+        "by chunks": chunked_next_token_loss(hidden, head, project, labels, chunk=4, **rules),
+        "by micro-batches": accumulate_gradients(Uniform(x[0, 0]), *halves, ignore_index=3)[0],
+    }
+    for name, value in losses.items():
+        assert rel_l2(float(value), expected) <= slack, name
+
+
+class Uniform(eqx.Module):
+    """A language model that knows only how often each token comes."""
+
+    logits: jax.Array
+
+    def compute_loss(self, ids, labels, mask, ignore_index, deterministic, key, loss_chunk):
+        x = jnp.broadcast_to(self.logits, (*ids.shape, self.logits.shape[0]))
+        return next_token_loss(x, labels, mask, ignore_index=ignore_index, dtype=x.dtype)
+
+
+@pytest.mark.parametrize("ignored", [2, -7])
+@pytest.mark.usefixtures("x64")
+def test_micro_batches_ignore_what_they_are_told_to(ignored: int) -> None:
+    model = Uniform(logits()[0, 0])
+    labels = jnp.asarray(LABELS).at[0, 2:].set(ignored)
+    parts = (x[:, None] for x in (jnp.zeros((B, L), jnp.int32), labels))
+    value, gradients = accumulate_gradients(model, *parts, ignore_index=ignored)
+    ids = jnp.zeros((B, L), jnp.int32)
+
+    def whole(m):
+        return m.compute_loss(ids, labels, None, ignored, True, None, None)
+
+    expected, wanted = eqx.filter_value_and_grad(whole)(model)
+    assert rel_l2(value, expected) <= EXACT
+    assert rel_l2(gradients.logits, wanted.logits) <= EXACT_GRADIENT
 
 
 IDS = tokens(TINY, (4, 11))

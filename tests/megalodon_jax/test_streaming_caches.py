@@ -11,29 +11,37 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from streams import (
     IDS,
     LOCAL,
     B,
-    C,
     chunk_local,
+    completed,
     dense,
     distance,
+    few,
     fresh,
+    splits,
     step,
     streamed,
     wide,
 )
 
 from megalodon_jax import (
+    AttentionCache,
+    LayerCache,
     MegalodonConfig,
     MegalodonForCausalLM,
     ModelCache,
     index_cache,
     init_cache,
+    reserve_cache,
     trim_cache,
 )
 from megalodon_jax.inference import decode_step
+from megalodon_jax.layers import ChunkedAttention
 from megalodon_jax.types import check_cache
 from tests.helpers import EXACT, TINY, model_of, rel_l2, tiny
 
@@ -53,31 +61,98 @@ def unchecked_annotations(monkeypatch):
 # trim, index, init, check.
 
 
-@pytest.mark.usefixtures("x64")
-def test_a_trimmed_cache_sees_the_latest_tokens_only() -> None:
-    model = wide(LOCAL)
-    _, held = streamed(model, [6, 1])
-    trimmed = trim_cache(held, 2)
-    assert {layer.attn.capacity for layer in trimmed.layer_caches} == {2}
-    logits, _ = step(model, jnp.asarray(IDS[:, 7:8]), trimmed)
-    visible = chunk_local(8)
-    visible[7] = np.arange(8) >= 6
-    assert rel_l2(logits, dense(LOCAL, visible, IDS[:, :8])[:, 7:]) <= EXACT
-    assert rel_l2(logits, dense(LOCAL, chunk_local(8), IDS[:, :8])[:, 7:]) > EXACT
-    for before, after in zip(held.layer_caches, trimmed.layer_caches, strict=True):
-        assert (after.norm, after.ema, after.position) == (before.norm, before.ema, before.position)
-    assert trimmed.final_norm is held.final_norm
+@given(st.integers(1, 5), splits)
+@few
+def test_a_trimmed_cache_has_forgotten_whatever_the_split(keep: int, split: list[int]) -> None:
+    """The latest `keep` of 7 tokens are seen, and of what follows everything."""
+    visible = chunk_local()
+    visible[7:, : 7 - keep] = False
+    with jax.enable_x64(True):
+        _, held = streamed(wide(LOCAL), [6, 1])
+        pieces = [n for n in completed([6, 1, *split])[2:] if n]
+        logits, _ = streamed(wide(LOCAL), pieces, IDS[:, 7:], trim_cache(held, keep))
+    assert rel_l2(logits, dense(LOCAL, visible, IDS)[:, 7:]) <= EXACT
+    forgotten = not np.array_equal(visible, chunk_local())
+    assert (rel_l2(logits, dense(LOCAL, chunk_local(), IDS)[:, 7:]) > EXACT) is forgotten
 
 
 @pytest.mark.usefixtures("unchecked_annotations")
-def test_trimming_to_what_fits_anyway_changes_nothing_and_to_nothing_is_refused() -> None:
-    held = init_cache(LOCAL, B, allocate_kv=True)
-    assert jax.tree.leaves(trim_cache(held, C))[0] is jax.tree.leaves(held)[0]
+@pytest.mark.parametrize("change", [trim_cache, reserve_cache])
+def test_a_cache_is_trimmed_and_reserved_by_a_positive_integer(change) -> None:
     empty = init_cache(LOCAL, B)
-    assert jax.tree.structure(trim_cache(empty, 1)) == jax.tree.structure(empty)
-    for bad in (0, -1, 2.5):
-        with pytest.raises(ValueError, match=f"max_len={bad} must be at least 1.*init_cache"):
-            trim_cache(held, bad)
+    assert jax.tree.structure(change(empty, np.int64(1))) == jax.tree.structure(empty)
+    for bad in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=f"{change.__name__}: max_len={bad} must be at least"):
+            change(empty, bad)
+
+
+NEXT = {
+    "trim_cache": lambda cache: trim_cache(cache, 2),
+    "trim_cache that forgets nothing": lambda cache: trim_cache(cache, 99),
+    "reserve_cache": lambda cache: reserve_cache(cache, 9),
+    "reserve_cache with room": lambda cache: reserve_cache(cache, 1),
+    "index_cache": lambda cache: index_cache(cache, jnp.arange(B, dtype=jnp.int32)),
+    "no tokens": lambda cache: one_layer()(
+        jnp.zeros((B, 0), jnp.int32), cache=cache, return_cache=True
+    )[1],
+    "one token": lambda cache: step(one_layer(), jnp.asarray(IDS[:, :1]), cache)[1],
+}
+
+
+def one_layer() -> MegalodonForCausalLM:
+    return model_of(tiny(num_layers=1))
+
+
+@pytest.mark.parametrize("name", NEXT)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_cache_made_of_another_shares_no_buffer_with_it(name: str, compiled: bool) -> None:
+    """Else a donated call on one branch of a search deletes the other branch."""
+    before = fresh(one_layer())
+    change = eqx.filter_jit(NEXT[name]) if compiled else NEXT[name]
+    after = change(before)
+    assert not shared(after, before)
+    assert not shared(after)
+    assert shared(before, before), "the control: the count sees a shared buffer"
+    for leaf in jax.tree.leaves(after):
+        leaf.delete()
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(before))
+
+
+def shared(*trees) -> bool:
+    leaves = [leaf for tree in trees for leaf in jax.tree.leaves(tree)]
+    return len({leaf.unsafe_buffer_pointer() for leaf in leaves}) < len(leaves)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("mode", [{}, {"max_cache_len": 7}, {"cache_unbounded": True}])
+@pytest.mark.parametrize("start", ["nothing", "a cache without arrays", "a stream"])
+def test_no_tokens_return_a_cache_exactly_when_asked(asked: bool, mode, start: str) -> None:
+    config = tiny(num_layers=1, **mode)
+    model = eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
+
+    def call(length: int, cache=None, asked: bool = True):
+        ids = jnp.zeros((B, length), jnp.int32)
+        return eqx.filter_eval_shape(
+            lambda m, c: m(ids, cache=c, return_cache=asked)[1], model, cache
+        )
+
+    held = {
+        "nothing": None,
+        "a cache without arrays": eqx.filter_eval_shape(init_cache, config, B),
+        "a stream": call(3),
+    }[start]
+    after = call(0, held, asked)
+    assert (after is not None) is asked
+    if after is not None:
+        assert signature(after) == signature(call(3))
+
+
+def test_no_tokens_change_nothing_in_a_stream() -> None:
+    model = one_layer()
+    _, held = step(model, jnp.asarray(IDS[:, :3]))
+    logits, after = model(jnp.zeros((B, 0), jnp.int32), cache=held, return_cache=True)
+    assert logits.shape == (B, 0, TINY.vocab_size)
+    assert distance(after, held) == 0
 
 
 @pytest.mark.parametrize("rows", [[1, 0], [1, 1]])
@@ -145,6 +220,20 @@ def test_init_cache_allocates_what_it_is_asked_for(changes, capacity: int) -> No
     assert not np.any(h)
 
 
+def test_caches_can_be_written_by_hand() -> None:
+    """Whoever builds one names what it holds; each instance has counters of its own."""
+    k, v = jnp.ones((B, 4, 2, 4)), jnp.ones((B, 4, 2, 6))
+    ring = AttentionCache(k, v, jnp.asarray(6, jnp.int32))
+    assert ring.positions().tolist() == [4, 5, 2, 3]
+    assert AttentionCache(k, v).positions().tolist() == [-1] * 4
+    assert not shared(AttentionCache(k, v), LayerCache(), LayerCache())
+    nothing = ModelCache([LayerCache(), None])
+    assert jax.tree.structure(nothing) == jax.tree.structure(init_cache(TINY, B))
+    ids, model = jnp.asarray(IDS[:, :3]), model_of(TINY)
+    by_hand, _ = step(model, ids, nothing)
+    assert np.array_equal(by_hand, step(model, ids, init_cache(TINY, B))[0])
+
+
 def test_float16_keys_and_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"init_cache: dtype=float16 is refused.*Use bfloat16"):
         init_cache(TINY, B, jnp.float16, allocate_kv=True)
@@ -166,6 +255,37 @@ def test_a_cache_of_another_model_or_batch_is_refused(other, rows: int, message:
     with pytest.raises(ValueError, match=message):
         model_of(TINY)(jnp.asarray(IDS), cache=held)
     check_cache(other, held, rows)
+
+
+@pytest.mark.parametrize(
+    ("model_changes", "cache_changes"),
+    [
+        ({"chunk_size": 8}, {"chunk_size": 4}),
+        ({"chunk_size": 4, "max_cache_len": 9}, {"chunk_size": 4}),
+        ({"chunk_size": 4, "max_cache_len": 9}, {"chunk_size": 4, "max_cache_len": 8}),
+    ],
+    ids=str,
+)
+def test_a_cache_with_too_little_room_is_refused(model_changes, cache_changes) -> None:
+    config, other = tiny(num_layers=1, **model_changes), tiny(num_layers=1, **cache_changes)
+    held = init_cache(other, B, allocate_kv=True)
+    message = rf"has room for \d keys and \d values, .* at least {config.effective_max_cache_len}"
+    with pytest.raises(ValueError, match=message):
+        check_cache(config, held, B)
+    ring = held.layer_caches[0].attn
+    q, v = jnp.zeros((B, 1, 2, 4)), jnp.zeros((B, 1, 2, 6))
+    with pytest.raises(ValueError, match=message):
+        ChunkedAttention(config)(q, q, v, None, ring, True)
+    # Room to spare is no harm: what a model may see is decided by its own window.
+    check_cache(config, reserve_cache(held, 20), B)
+
+
+def test_keys_and_values_of_unequal_number_are_refused() -> None:
+    held = init_cache(TINY, B, allocate_kv=True)
+    v = held.layer_caches[1].attn.v
+    off = eqx.tree_at(lambda c: c.layer_caches[1].attn.v, held, jnp.concatenate([v, v], axis=1))
+    with pytest.raises(ValueError, match="layer 1 attn has room for 4 keys and 8 values"):
+        check_cache(TINY, off, B)
 
 
 def test_the_final_norm_of_another_batch_is_refused() -> None:
@@ -204,6 +324,17 @@ def test_decode_compiles_once_and_donates_its_cache(compiled) -> None:
     _, other = step(model, jnp.asarray(IDS[:1, :3]))
     decode_step(model, other, columns[0][:1])
     assert len(compiled()) > before
+
+
+def test_two_beams_of_one_cache_can_be_decoded_with_donation() -> None:
+    model = one_layer()
+    _, held = step(model, jnp.asarray(IDS[:, :3]))
+    expected, _ = step(model, jnp.asarray(IDS[:, 3:4]), held)
+    branch = index_cache(held, jnp.asarray([1, 0], jnp.uint8))
+    swapped, _ = decode_step(model, branch, jnp.asarray(IDS[::-1, 3]))
+    logits, _ = decode_step(model, held, jnp.asarray(IDS[:, 3]))
+    assert np.array_equal(logits, expected[:, 0])
+    assert np.array_equal(swapped, expected[::-1, 0])
 
 
 def test_decoding_is_the_forward_of_one_token() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streams import (
     IDS,
+    LOCAL,
     SLIDING,
     UNBOUNDED,
     B,
@@ -81,6 +82,22 @@ def test_a_cache_handed_in_means_a_window_whether_or_not_it_is_handed_back() -> 
     logits, nothing = drop(wide(SLIDING), jnp.asarray(IDS), empty)
     assert nothing is None
     assert rel_l2(logits, dense(SLIDING, window([L], 6), IDS)) <= EXACT
+
+
+@pytest.mark.parametrize("config", [LOCAL, SLIDING, UNBOUNDED])
+@pytest.mark.usefixtures("x64")
+def test_a_cache_is_read_whether_or_not_one_is_asked_for(config) -> None:
+    @eqx.filter_jit
+    def last(model, ids, cache):
+        return model(ids, cache=cache)
+
+    model = wide(config)
+    _, held = streamed(model, [6], cache=resized(fresh(model), 16) if config is UNBOUNDED else None)
+    ids = jnp.asarray(IDS[:, 6:9])
+    logits, nothing = last(model, ids, held)
+    assert nothing is None
+    assert rel_l2(logits, step(model, ids, held)[0]) <= EXACT
+    assert rel_l2(logits, logits_of(model, ids, None)) > EXACT
 
 
 # Unbounded.

@@ -1,0 +1,124 @@
+"""What a call accepts: token ids, labels, masks and counts, each by one rule that holds everywhere.
+
+Integers are widened here and nowhere else. In a narrow type `ignore_index=-100` would wrap to 156,
+and the size of a vocabulary could not be compared with.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, Integer, Shaped
+
+from megalodon_jax.checks import checked
+
+Tensor: TypeAlias = jax.Array | np.ndarray
+Ids: TypeAlias = Integer[Tensor, "B L"]
+"""Token ids or labels, of any integer dtype."""
+Mask: TypeAlias = Bool[Tensor, "B L"] | Integer[Tensor, "B L"]
+"""True, or 1, where a token is valid."""
+Rate: TypeAlias = float | int | np.floating | np.integer | Float[Tensor, ""] | Integer[Tensor, ""]
+
+PADDED_CACHE = (
+    "a cache and a mask with padding do not go together: the cache cannot tell padding from text. "
+    "Use unpadded rows, or call without a cache."
+)
+_INT32 = jnp.iinfo(jnp.int32)
+
+
+def traced(x: object) -> bool:
+    """Return whether `x` has no value yet, because a program is being traced."""
+    return isinstance(x, jax.core.Tracer)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def as_int32(name: str, x: Shaped[Tensor, "..."], axes: str, remedy: str) -> Int32[Array, "..."]:
+    """Return integers of any width as int32.
+
+    A value that does not fit is clipped to the nearest that does, where a check of its range finds
+    it; wrapped around, it might be in range.
+
+    Args:
+        name: what it is called in errors.
+        x: an array, NumPy's or JAX's.
+        axes: names of its axes, such as "B L".
+        remedy: what to do about a bad shape.
+
+    Raises:
+        ValueError: it is no array of integers with these axes.
+    """
+    dtype, shape = getattr(x, "dtype", type(x).__name__), getattr(x, "shape", "")
+    expected = axes.split()
+    if isinstance(shape, str) or not (
+        jnp.issubdtype(dtype, jnp.integer) and len(shape) == len(expected)
+    ):
+        wanted = f"({expected[0]},)" if len(expected) == 1 else f"({', '.join(expected)})"
+        raise ValueError(f"{name} are {dtype} {shape}, expected integers {wanted}; {remedy}.")
+    return _narrowed(x)
+
+
+def as_mask(
+    name: str, mask: Shaped[Tensor, "..."] | None, shape: tuple[int, ...], owner: str
+) -> Bool[Array, "..."] | None:
+    """Return a mask as booleans, True where a token is valid; None stays None.
+
+    Args:
+        name: what it is called in errors.
+        mask: booleans, or integers that are 0 or 1.
+        shape: the shape it must have.
+        owner: whose shape that is.
+
+    Raises:
+        ValueError: it has another shape or dtype.
+        RuntimeError: an integer is neither 0 nor 1, also under jit.
+    """
+    if mask is None:
+        return None
+    dtype, received = getattr(mask, "dtype", None), getattr(mask, "shape", None)
+    if dtype is None or received is None:
+        raise ValueError(f"{name} is a {type(mask).__name__}, expected an array {shape} of bool.")
+    if received != shape:
+        raise ValueError(f"{name} has shape {received}, expected that of {owner}, {shape}.")
+    if dtype == np.bool_:
+        return jnp.asarray(mask)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            f"{name} is {dtype}, expected bool, or integers that are 0 or 1; to say which tokens "
+            "are valid, write mask > 0."
+        )
+    number = _narrowed(mask)
+    return checked(
+        number != 0,
+        (number != 0) & (number != 1),
+        f"{name} holds integers other than 0 (padding) and 1 (valid). It marks padding only: "
+        "weights and segment ids are not supported.",
+    )
+
+
+def as_integer(name: str, value: SupportsIndex, least: int | None = None, remedy: str = "") -> int:
+    """Return a static integer, Python's or NumPy's, as Python's.
+
+    Raises:
+        ValueError: it is none, below `least`, or does not fit 32 bits.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    lowest = _INT32.min if least is None else least
+    if number is None or isinstance(value, (bool, np.bool_)) or not lowest <= number <= _INT32.max:
+        rule = "an integer of 32 bits" if least is None else f"at least {least}, an integer"
+        raise ValueError(f"{name}={value} must be {rule}{remedy}.")
+    return number
+
+
+def _narrowed(x: Tensor) -> jax.Array:
+    limits = jnp.iinfo(x.dtype)
+    if limits.max > _INT32.max:
+        # NumPy clips its own: JAX would narrow them first.
+        numpy = np if isinstance(x, np.ndarray) else jnp
+        x = numpy.clip(x, max(limits.min, _INT32.min), _INT32.max)
+    return jnp.asarray(x.astype(np.int32))
