@@ -112,7 +112,7 @@ def generate(
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
-            padding meets a cache, or an empty prompt continues a cache.
+            padding meets a cache, an empty prompt continues a cache, or there is no BOS for it.
 
     On a continued cache a prompt that ends in EOS is a finished row: to go on after it, add the
     next tokens to the prompt or pass no `eos_token_id`.
@@ -126,6 +126,11 @@ def generate(
                 "generate: an empty prompt cannot continue a cache; pass the last token as prompt."
             )
         bos = model.config.bos_token_id if bos_token_id is None else bos_token_id
+        if bos is None:
+            raise ValueError(
+                "generate: an empty prompt starts from bos_token_id, which is None in the "
+                "configuration; pass bos_token_id."
+            )
         prompt_ids = jnp.full((prompt_ids.shape[0], 1), bos, jnp.int32)
     if model.config.cache_unbounded and streams:
         cache = _roomy(model, cache, prompt_ids.shape, max_new_tokens)

@@ -139,8 +139,9 @@ class MegalodonModel(eqx.Module):
             f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",
         )
         x = self.embed.weight[ids].astype(config.accum_dtype)
-        # The padding row is looked up like any other but gets no gradient (spec/model.md).
-        x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
+        if config.pad_token_id is not None:
+            # The padding row is looked up like any other but gets no gradient (spec/model.md).
+            x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
         return x * math.sqrt(config.model_dim) if config.scale_emb else x
 
 
