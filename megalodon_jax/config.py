@@ -26,7 +26,7 @@ GemmBackend = Literal[
 ]
 
 HF_MODEL_TYPE = "megalodon"
-_DTYPES = ("float32", "bfloat16", "float64")
+DTYPES = ("float32", "bfloat16", "float64")
 _DTYPE_FIELDS = ("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype")
 _SIZES = (
     "vocab_size",
@@ -343,14 +343,14 @@ def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonCon
     except TypeError:
         dtype = None
     if dtype is None:
-        raise ValueError(f"{owner}: {name}={value} must be one of {_DTYPES}.")
+        raise ValueError(f"{owner}: {name}={value} must be one of {DTYPES}.")
     if dtype.name == "float16":
         raise ValueError(
             f"{owner}: {name}=float16 is refused: EMA states leave its range. "
             "Use bfloat16 or float32."
         )
-    if dtype.name not in _DTYPES:
-        raise ValueError(f"{owner}: {name}={dtype.name} must be one of {_DTYPES}.")
+    if dtype.name not in DTYPES:
+        raise ValueError(f"{owner}: {name}={dtype.name} must be one of {DTYPES}.")
     if dtype.name == "float64" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
             f"{owner}: {name}=float64 needs 64-bit JAX. "

@@ -161,13 +161,13 @@ def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
 
 
 def check_widths(*operands: jax.Array) -> None:
-    """Insist that nothing is quantised twice.
+    """Insist that nothing is quantised twice, nor in float16.
 
     Raises:
-        ValueError: an operand is in 8 bits or fewer.
+        ValueError: an operand is in 8 bits or fewer, or in float16.
     """
     for operand in operands:
-        if operand.dtype.itemsize < 2:
+        if operand.dtype.itemsize < 2 or operand.dtype == jnp.float16:
             raise ValueError(
                 f"matmul: an operand is {operand.dtype.name}, expected float32 or bfloat16. A "
                 "backend quantises for itself: write x.astype(jnp.float32), and set gemm_backend."

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.dropout import split_key
+from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.layers.linear import (
     Linear,
@@ -138,7 +139,9 @@ class MegalodonModel(eqx.Module):
             (ids < 0) | (ids >= config.vocab_size),
             f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",
         )
-        x = self.embed.weight[ids].astype(config.accum_dtype)
+        table = self.embed.weight
+        check_inputs("MegalodonModel", embed=(table, (config.vocab_size, config.model_dim)))
+        x = table[ids].astype(config.accum_dtype)
         if config.pad_token_id is not None:
             # The padding row is looked up like any other but gets no gradient (spec/model.md).
             x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)

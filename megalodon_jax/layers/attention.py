@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, split_key
+from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
@@ -110,6 +111,7 @@ class ChunkedAttention(eqx.Module):
         Returns:
             The mixture of values in `config.accum_dtype`, and the cache after the call or None.
         """
+        self._check(q, k, v, mask, cache)
         L = q.shape[1]
         start = 0 if cache is None else cache.count
         q, k = self.rope(q, k, start)
@@ -121,6 +123,17 @@ class ChunkedAttention(eqx.Module):
         ring = self.empty_ring(q.shape[0], L) if cache is None else cache
         out, ring = self._stream(q, k, v, ring, key)
         return out, ring if return_cache else None
+
+    def _check(self, q, k, v, mask, cache: AttentionCache | None) -> None:
+        config, owner = self.config, "ChunkedAttention"
+        B, L = q.shape[:2]
+        keys, values = ((config.num_heads, d) for d in (config.head_dim, config.value_head_dim))
+        check_inputs(owner, **{n: (a, (B, L, *keys)) for n, a in (("q", q), ("k", k))})
+        check_inputs(owner, v=(v, (B, L, *values)))
+        check_inputs(owner, jnp.bool_, mask=(mask, (B, L)))
+        if cache is not None:
+            held = {"cache.k": (cache.k, (B, "S", *keys)), "cache.v": (cache.v, (B, "S", *values))}
+            check_inputs(owner, **held)
 
     @property
     def _chunk_local(self) -> bool:
@@ -320,6 +333,8 @@ class MegalodonAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
         """Project to one z per head, normalise it, and read query and key off it affinely."""
         H, d = self.config.num_heads, self.config.head_dim
+        gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
+        check_inputs("MegalodonAttention", **gains)
         B, L, _ = m.shape
         z = _heads(self.wz(m), H)
         z = RMSNorm(d, self.config.norm_eps, affine=False)(z.astype(widened(z.dtype)))
