@@ -1,4 +1,4 @@
-"""Every layer passes the same suite: widths, dtypes, compilation, jit, streaming, nothing, gradients."""
+"""Every layer passes one suite: widths, dtypes, compilation, jit, streaming, nothing, gradients."""
 
 from __future__ import annotations
 
