@@ -15,7 +15,7 @@ from megalodon_jax.weights import named_leaves
 from parity.results import Kind
 from parity.tolerances import rule
 from stability.subjects.mla_moe.checkpoint import load, save, stacked, unstacked
-from stability.subjects.mla_moe.config import SIZES, MLAMoEConfig, by_size
+from stability.subjects.mla_moe.config import SIZES, MLAMoEConfig, Yarn, by_size
 from stability.subjects.mla_moe.model import empty_cache, generate
 from stability.subjects.mla_moe.parity import TINY, Case, by_name
 from stability.subjects.mla_moe.router import Router, balanced, counts
