@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.entry import check_inputs
@@ -145,7 +145,10 @@ class MegalodonModel(eqx.Module):
         if config.pad_token_id is not None:
             # The padding row is looked up like any other but gets no gradient (spec/model.md).
             x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
-        return x * math.sqrt(config.model_dim) if config.scale_emb else x
+        if not config.scale_emb:
+            return x
+        # A bare number takes the dtype of what it meets, and sqrt(D) is no bfloat16 number.
+        return (x.astype(widened(x.dtype)) * math.sqrt(config.model_dim)).astype(x.dtype)
 
 
 class MegalodonForCausalLM(eqx.Module):

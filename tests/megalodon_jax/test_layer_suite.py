@@ -30,7 +30,7 @@ from megalodon_jax.layers import (
     TimestepNorm,
 )
 from megalodon_jax.weights import abstract_model
-from tests.helpers import EXACT, TINY, rel_l2, tiny
+from tests.helpers import EXACT, ROUNDING, TINY, rel_l2, tiny
 
 B, L, D, H, d, e = 2, 6, TINY.model_dim, TINY.num_heads, 4, 6
 CUT = 4
@@ -185,6 +185,18 @@ def test_bfloat16_compute_returns_the_accumulator(name: str) -> None:
     assert output.dtype == config.accum_dtype == jnp.float32
     ring = state if name == "ChunkedAttention" else state.attn
     assert ring.k.dtype == ring.v.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("layer", LAYERS[1:6], ids=lambda layer: layer.name)
+def test_bfloat16_is_worked_on_in_float32_and_rounded_once(layer: Layer) -> None:
+    module, inputs = made(layer, "float32"), inputs_of(layer, "bfloat16")
+    wide = tuple(x.astype(jnp.float32) for x in inputs)
+    narrow, exact = (run(layer.call, module, x)[0] for x in (inputs, wide))
+    for got, expected in zip(jax.tree.leaves(narrow), jax.tree.leaves(exact), strict=True):
+        got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        # Half a unit in the last place, and what two programs in float32 may differ by.
+        once = float(jnp.finfo(jnp.bfloat16).eps) / 2 * np.abs(expected)
+        assert np.all(np.abs(got - expected) <= once + ROUNDING * np.abs(expected).max())
 
 
 @every
