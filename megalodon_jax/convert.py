@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named
 
 if TYPE_CHECKING:
     import torch
+
+Tensor = TypeVar("Tensor")
 
 
 def state_dict(
@@ -121,7 +123,7 @@ def load_weights_from_torch(
     """
     source = "torch state dict"
     arrays = {name: _from_torch(tensor) for name, tensor in state_dict.items()}
-    return build_model(model.config, _unprefixed(arrays, source), source=source)
+    return build_model(model.config, unprefixed(arrays, source), source=source)
 
 
 def load_from_pretrained(
@@ -155,7 +157,7 @@ def load_from_pretrained(
     if config is None:
         config = read_config(file.parent / "config.json")
     config = dataclasses.replace(config, param_dtype=dtype)
-    tensors = _unprefixed(read_tensors(file), str(file))
+    tensors = unprefixed(read_tensors(file), str(file))
     return build_model(config, tensors, source=str(file))
 
 
@@ -201,6 +203,25 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     return _read_pickle(file)
 
 
+def unprefixed(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return the tensors without the prefix that a wrapper of the model put before its names.
+
+    Names without the prefix stay, for the strict load to list.
+
+    Raises:
+        ValueError: there are several prefixes, so several models.
+    """
+    suffix = f".{EMBEDDING}"
+    found = sorted(name.removesuffix(EMBEDDING) for name in tensors if f".{name}".endswith(suffix))
+    if len(found) > 1:
+        raise ValueError(
+            f"{source} holds {len(found)} models, under the prefixes {found}: pass the one you "
+            "want to load_weights_from_torch, as a state dict of its own."
+        )
+    prefix = found[0] if found else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
     try:
         places = dict(json.loads(index.read_text())["weight_map"])
@@ -222,22 +243,6 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
             )
         tensors |= held
     return tensors
-
-
-def _unprefixed(tensors: dict[str, np.ndarray], source: str) -> dict[str, np.ndarray]:
-    """Return the tensors without the prefix that a wrapper of the model put before its names.
-
-    Names without the prefix stay, for the strict load to list.
-    """
-    suffix = f".{EMBEDDING}"
-    found = sorted(name.removesuffix(EMBEDDING) for name in tensors if f".{name}".endswith(suffix))
-    if len(found) > 1:
-        raise ValueError(
-            f"{source} holds {len(found)} models, under the prefixes {found}: pass the one you "
-            "want to load_weights_from_torch, as a state dict of its own."
-        )
-    prefix = found[0] if found else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:

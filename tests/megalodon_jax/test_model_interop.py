@@ -24,6 +24,7 @@ from megalodon_jax.convert import (
     save_safetensors,
     state_dict,
 )
+from parity.checkpoints import open_checkpoint
 from parity.reference import why_unavailable
 from tests.helpers import TINY, model_of, same_leaves, tiny
 
@@ -224,6 +225,8 @@ def test_a_wrapped_state_dict_loads(tmp_path: Path, content: dict) -> None:
     loaded = load_from_pretrained(tmp_path / "last.ckpt", TINY)
     assert same_leaves(loaded, model_of(TINY))
     assert same_leaves(load_weights_from_torch(loaded, content["state_dict"]), loaded)
+    opened = open_checkpoint("torch", tmp_path / "last.ckpt", TINY)
+    assert opened.tensors.keys() == state_dict(loaded).keys()
 
 
 def test_what_is_not_the_models_in_a_wrapper_is_listed(tmp_path: Path) -> None:
