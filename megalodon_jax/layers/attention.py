@@ -126,13 +126,13 @@ class ChunkedAttention(eqx.Module):
 
     def _check(self, q, k, v, mask, cache: AttentionCache | None) -> None:
         config, owner = self.config, "ChunkedAttention"
-        B, L = q.shape[:2]
         keys, values = ((config.num_heads, d) for d in (config.head_dim, config.value_head_dim))
-        check_inputs(owner, **{n: (a, (B, L, *keys)) for n, a in (("q", q), ("k", k))})
-        check_inputs(owner, v=(v, (B, L, *values)))
-        check_inputs(owner, jnp.bool_, mask=(mask, (B, L)))
+        rows = ("B", "L")
+        check_inputs(owner, q=(q, (*rows, *keys)), k=(k, (*rows, *keys)), v=(v, (*rows, *values)))
+        check_inputs(owner, jnp.bool_, mask=(mask, q.shape[:2]))
         if cache is not None:
-            held = {"cache.k": (cache.k, (B, "S", *keys)), "cache.v": (cache.v, (B, "S", *values))}
+            rows = (q.shape[0], "capacity")
+            held = {"cache.k": (cache.k, (*rows, *keys)), "cache.v": (cache.v, (*rows, *values))}
             check_inputs(owner, **held)
 
     @property
