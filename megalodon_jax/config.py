@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -24,7 +25,8 @@ GemmBackend = Literal[
     "nvfp4-nearest-unrotated",
 ]
 
-_DTYPES = ("float32", "bfloat16", "float64")
+HF_MODEL_TYPE = "megalodon"
+DTYPES = ("float32", "bfloat16", "float64")
 _DTYPE_FIELDS = ("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype")
 _SIZES = (
     "vocab_size",
@@ -39,10 +41,16 @@ _SIZES = (
     "norm_num_groups",
     "max_positions",
 )
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _RATES = ("dropout", "attention_dropout", "hidden_dropout")
-# Fields megalodon-hf has no word for.
-_OURS = {"gemm_backend", "mask_ema"}
+# By annotation, so that no field of these types can be forgotten.
+_TYPES = {
+    "bool": (lambda value: type(value) is bool, "True or False"),
+    "int": (lambda value: type(value) is int, "an integer"),
+    "float": (
+        lambda value: type(value) is not bool and isinstance(value, (int, float)),
+        "a number",
+    ),
+}
 # megalodon-hf says the same thing in another word.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
@@ -87,9 +95,11 @@ class MegalodonConfig:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
-    pad_token_id: int = 0
-    bos_token_id: int = 1
-    eos_token_id: int = 2
+    pad_token_id: int | None = 0
+    """The token whose embedding gets no gradient; None where there is none."""
+    bos_token_id: int | None = 1
+    eos_token_id: int | Sequence[int] | None = 2
+    """What ends a text: a token, several (kept as a tuple), or None."""
     max_positions: int = 1_000_000
     init_mode: InitMode = "he"
     use_checkpoint: bool = False
@@ -106,14 +116,9 @@ class MegalodonConfig:
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
             object.__setattr__(self, name, checked_dtype(name, getattr(self, name)))
-        for name in (*_SIZES, *_TOKENS, "output_size"):
-            _require(self, name, type(getattr(self, name)) is int, "an integer")
+        self._check_types()
         for name in _SIZES:
             _require(self, name, getattr(self, name) >= 1, "at least 1")
-        for name in (*_RATES, "norm_eps", "rope_base"):
-            value, optional = getattr(self, name), name == "rope_base"
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            _require(self, name, number or (optional and value is None), "a number")
         for name in _RATES:
             _require(self, name, 0.0 <= getattr(self, name) <= 1.0, "in [0, 1]")
         if self.gemm_backend not in get_args(GemmBackend):
@@ -124,6 +129,21 @@ class MegalodonConfig:
         self._check_divisibility()
         self._check_ranges()
         self._check_dtypes()
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            kind, value = str(field.type).removesuffix(" | None"), getattr(self, field.name)
+            optional = kind != field.type
+            if kind not in _TYPES or (optional and value is None):
+                continue
+            holds, rule = _TYPES[kind]
+            _require(self, field.name, holds(value), f"None or {rule}" if optional else rule)
+        ends = self.eos_token_id
+        if isinstance(ends, (list, tuple)):
+            object.__setattr__(self, "eos_token_id", tuple(ends))
+        several = ends if isinstance(ends, (list, tuple)) else [0 if ends is None else ends]
+        integers = bool(several) and all(type(token) is int for token in several)
+        _require(self, "eos_token_id", integers, "None, an integer or a list of them")
 
     def _check_divisibility(self) -> None:
         heads, groups = self.num_heads, self.norm_num_groups
@@ -140,15 +160,13 @@ class MegalodonConfig:
         )
 
     def _check_ranges(self) -> None:
-        _require(self, "norm_eps", self.norm_eps > 0.0, "positive")
-        _require(
-            self, "rope_base", self.rope_base is None or self.rope_base > 0, "positive or None"
-        )
+        for name in ("norm_eps", "rope_base"):
+            value = getattr(self, name)
+            _require(self, name, value is None or 0 < value < math.inf, "positive and finite")
         _require(
             self,
             "max_cache_len",
-            self.max_cache_len is None
-            or (type(self.max_cache_len) is int and self.max_cache_len >= self.chunk_size),
+            self.max_cache_len is None or self.max_cache_len >= self.chunk_size,
             f"None or an integer of at least chunk_size={self.chunk_size}",
         )
         _require(
@@ -157,8 +175,8 @@ class MegalodonConfig:
         _require(
             self,
             "pad_token_id",
-            0 <= self.pad_token_id < self.vocab_size,
-            f"a token below vocab_size={self.vocab_size}",
+            self.pad_token_id is None or 0 <= self.pad_token_id < self.vocab_size,
+            f"None or a token below vocab_size={self.vocab_size}",
         )
         kinds = get_args(InitMode)
         _require(self, "init_mode", self.init_mode in kinds, f"one of {kinds}")
@@ -242,6 +260,8 @@ class MegalodonConfig:
         fields = dataclasses.asdict(self)
         if not isinstance(self.gemm_backend, str):
             fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]
+        if isinstance(self.eos_token_id, tuple):
+            fields["eos_token_id"] = list(self.eos_token_id)
         return fields | {name: jnp.dtype(fields[name]).name for name in _DTYPE_FIELDS}
 
     @classmethod
@@ -264,27 +284,42 @@ class MegalodonConfig:
     def from_hf(cls, config: Any) -> MegalodonConfig:
         """Read a megalodon-hf configuration, as an object or as the dict of its `config.json`.
 
-        Fields that say nothing about the mathematics (Transformers' bookkeeping) are ignored.
+        Fields that say nothing about the mathematics (Transformers' bookkeeping) are ignored. An
+        `output_size` of None is -1. Inverse of `to_hf`.
 
         Raises:
-            ValueError: the configuration is of another model, or breaks a rule of this class.
+            ValueError: the configuration is of another model, contradicts itself about the head, or
+                breaks a rule of this class.
         """
         fields = dict(config) if isinstance(config, Mapping) else dict(config.to_dict())
-        if fields.get("model_type", "megalodon") != "megalodon":
+        if fields.get("model_type", HF_MODEL_TYPE) != HF_MODEL_TYPE:
             raise ValueError(
                 f"MegalodonConfig.from_hf: model_type is {fields['model_type']!r}, "
-                "expected 'megalodon'."
+                f"expected {HF_MODEL_TYPE!r}."
             )
         fields = {_HF_NAMES.get(name, name): value for name, value in fields.items()}
-        known = {field.name for field in dataclasses.fields(cls)} - set(_DTYPE_FIELDS)
-        return cls(**{name: value for name, value in fields.items() if name in known})
+        if fields.get("output_size", -1) is None:
+            fields["output_size"] = -1
+        known = {field.name for field in dataclasses.fields(cls)}
+        found = cls(**{name: value for name, value in fields.items() if name in known})
+        if fields.get("tie_word_embeddings") and not found.tied:
+            raise ValueError(
+                f"MegalodonConfig.from_hf: output_size={found.output_size} asks for a head of its "
+                "own and tie_word_embeddings=True for the embedding, which is what megalodon-hf "
+                "then takes; set tie_word_embeddings=False, or output_size=-1."
+            )
+        return found
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the keyword arguments of megalodon-hf's `MegalodonConfig` for the same model."""
-        ours = {field.name for field in dataclasses.fields(self)}
-        fields = {name: getattr(self, name) for name in ours - set(_DTYPE_FIELDS) - _OURS}
+        """Return the JSON of a `config.json` for megalodon-hf, or its configuration's arguments.
+
+        Nothing is left out: what megalodon-hf has no word for it keeps without reading it.
+        """
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
-        return {names.get(name, name): fields[name] for name in sorted(fields)}
+        fields = {names.get(name, name): value for name, value in self.to_dict().items()}
+        # Transformers ties the head whatever output_size says, unless it is told not to.
+        fields |= {"model_type": HF_MODEL_TYPE, "tie_word_embeddings": self.tied}
+        return dict(sorted((fields | {"architectures": ["MegalodonForCausalLM"]}).items()))
 
 
 def widened(dtype: DTypeLike) -> np.dtype:
@@ -308,14 +343,14 @@ def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonCon
     except TypeError:
         dtype = None
     if dtype is None:
-        raise ValueError(f"{owner}: {name}={value} must be one of {_DTYPES}.")
+        raise ValueError(f"{owner}: {name}={value} must be one of {DTYPES}.")
     if dtype.name == "float16":
         raise ValueError(
             f"{owner}: {name}=float16 is refused: EMA states leave its range. "
             "Use bfloat16 or float32."
         )
-    if dtype.name not in _DTYPES:
-        raise ValueError(f"{owner}: {name}={dtype.name} must be one of {_DTYPES}.")
+    if dtype.name not in DTYPES:
+        raise ValueError(f"{owner}: {name}={dtype.name} must be one of {DTYPES}.")
     if dtype.name == "float64" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
             f"{owner}: {name}=float64 needs 64-bit JAX. "

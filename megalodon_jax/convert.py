@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named
 
 if TYPE_CHECKING:
     import torch
+
+Tensor = TypeVar("Tensor")
 
 
 def state_dict(
@@ -114,11 +116,14 @@ def load_weights_from_torch(
 ) -> MegalodonForCausalLM:
     """Return `model` with the weights of a torch state dict; names and shapes must match exactly.
 
+    A prefix that a wrapper put before every name (`module.`, `_orig_mod.`) is taken off.
+
     Raises:
         ValueError: see `megalodon_jax.weights.build_model`.
     """
+    source = "torch state dict"
     arrays = {name: _from_torch(tensor) for name, tensor in state_dict.items()}
-    return build_model(model.config, arrays, source="torch state dict")
+    return build_model(model.config, unprefixed(arrays, source), source=source)
 
 
 def load_from_pretrained(
@@ -130,8 +135,12 @@ def load_from_pretrained(
 ) -> MegalodonForCausalLM:
     """Load a checkpoint: a tensor file, a sharded index, or a directory with `config.json`.
 
+    A torch file may hold a state dict, or one under `state_dict` as those of Lightning do; a prefix
+    that a wrapper put before every name (`model.`, `module.`) is taken off.
+
     Args:
-        path: `.safetensors`, `.bin` or `.pt` file, `*.index.json`, or a directory holding one.
+        path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory holding
+            one.
         config: the model's configuration; None reads `config.json` beside the weights.
         dtype: storage dtype of all but the sensitive parameters, which keep at least float32 and
             never pass through a narrower dtype.
@@ -148,7 +157,8 @@ def load_from_pretrained(
     if config is None:
         config = read_config(file.parent / "config.json")
     config = dataclasses.replace(config, param_dtype=dtype)
-    return build_model(config, read_tensors(file), source=str(file))
+    tensors = unprefixed(read_tensors(file), str(file))
+    return build_model(config, tensors, source=str(file))
 
 
 def read_config(path: Path) -> MegalodonConfig:
@@ -193,16 +203,45 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     return _read_pickle(file)
 
 
+def unprefixed(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return the tensors without the prefix that a wrapper of the model put before its names.
+
+    Names without the prefix stay, for the strict load to list.
+
+    Raises:
+        ValueError: there are several prefixes, so several models.
+    """
+    suffix = f".{EMBEDDING}"
+    found = sorted(name.removesuffix(EMBEDDING) for name in tensors if f".{name}".endswith(suffix))
+    if len(found) > 1:
+        raise ValueError(
+            f"{source} holds {len(found)} models, under the prefixes {found}: pass the one you "
+            "want to load_weights_from_torch, as a state dict of its own."
+        )
+    prefix = found[0] if found else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        places = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        shards = sorted(set(places.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
     tensors: dict[str, np.ndarray] = {}
-    for shard in sorted(shards):
+    for shard in shards:
         if not (index.parent / shard).is_file():
             raise ValueError(f"{index} names shard {shard}, which is not beside it.")
-        tensors |= read_tensors(index.parent / shard)
+        held = read_tensors(index.parent / shard)
+        named = {name for name, place in places.items() if place == shard}
+        # What the index places elsewhere, or nowhere, is left over from another save.
+        if named != set(held):
+            raise ValueError(
+                f"{index} and shard {shard} are of different saves: the index alone names "
+                f"{sorted(named - set(held))} in it, the shard alone holds "
+                f"{sorted(set(held) - named)}. Export the checkpoint again into an empty folder."
+            )
+        tensors |= held
     return tensors
 
 
@@ -217,14 +256,20 @@ def _read_pickle(file: Path) -> dict[str, np.ndarray]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch lets every error of its unpickler through
-        raise ValueError(f"{file} is not a readable torch weights file: {error!r}") from error
+        raise ValueError(
+            f"{file} is not a readable torch weights file: {error!r}. If it is a training "
+            "checkpoint that you trust, read it with torch.load(file, weights_only=False) and pass "
+            "its state_dict to load_weights_from_torch."
+        ) from error
+    if isinstance(tensors, Mapping) and isinstance(tensors.get("state_dict"), Mapping):
+        tensors = tensors["state_dict"]
     if not isinstance(tensors, Mapping):
         raise ValueError(f"{file} holds a {type(tensors).__name__}; save model.state_dict().")
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(
                 f"{file}: entry {name!r} is a {type(tensor).__name__}, not a tensor; "
-                "save model.state_dict()."
+                "save model.state_dict(), alone or under the name 'state_dict'."
             )
     return {name: _from_torch(tensor) for name, tensor in tensors.items()}
 

@@ -14,9 +14,14 @@ stay as they are, and a checkpoint knows nothing of backends.
     nvfp4-unrotated           ... without the rotation
     nvfp4-nearest-unrotated   ... without either
 
-Stochastic rounding needs no key from outside. It is made from the bits of the gradient itself
-(`quantize.key_from`): the same step rounds the same way on every machine, in every sharding and
-when a block is recomputed, and another step, another microbatch or another layer otherwise.
+Stochastic rounding needs no key from outside. It is made from the bits of the weight
+(`quantize.key_from`), and each element's share of it from its place in the whole array: from the
+same weights the noise is the same on every machine, with 64-bit types on or off, in every sharding
+of arrays under `jax.jit` and when a block is recomputed; after an update, and in another matrix, it
+is another one. Gradients would not do: their last bits depend on the order of sums, and so on the
+machine and the sharding. Microbatches of one step share the noise, as they share the weights: it
+meets other values in each, and so their sum is still right on average. Within `jax.shard_map` an
+array is a shard, and every shard of as many tokens draws the same.
 
 Sources: OCP Microscaling Formats (MX) v1.0; "Pretraining Large Language Models with NVFP4" (NVIDIA
 2025), section 4; spec/stability.md "Formats".
@@ -105,7 +110,8 @@ def operands(
     """
     if dy is None:
         return _quantised(backend.forward, x), _quantised(backend.forward, weight)
-    key = jax.random.fold_in(key_from(dy), DIRECTIONS.index(direction))
+    # One key for each product: the errors of the two gradients must not go together.
+    key = jax.random.fold_in(key_from(weight), DIRECTIONS.index(direction))
     key, fmt = key if backend.stochastic else None, backend.gradients
     if direction == "input_grad":
         return _quantised(fmt, dy, key), _quantised(fmt, weight.T)
@@ -161,13 +167,13 @@ def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
 
 
 def check_widths(*operands: jax.Array) -> None:
-    """Insist that nothing is quantised twice.
+    """Insist that nothing is quantised twice, nor in float16.
 
     Raises:
-        ValueError: an operand is in 8 bits or fewer.
+        ValueError: an operand is in 8 bits or fewer, or in float16.
     """
     for operand in operands:
-        if operand.dtype.itemsize < 2:
+        if operand.dtype.itemsize < 2 or operand.dtype == jnp.float16:
             raise ValueError(
                 f"matmul: an operand is {operand.dtype.name}, expected float32 or bfloat16. A "
                 "backend quantises for itself: write x.astype(jnp.float32), and set gemm_backend."

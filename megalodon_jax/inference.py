@@ -176,7 +176,7 @@ def generate(
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
-            padding meets a cache, or an empty prompt continues a cache.
+            padding meets a cache, an empty prompt continues a cache, or there is no BOS for it.
         RuntimeError: one of these about a traced value; an id is outside the vocabulary; logits are
             not finite.
 
@@ -196,6 +196,11 @@ def generate(
                 "generate: an empty prompt cannot continue a cache; pass the last token as prompt."
             )
         bos = model.config.bos_token_id if bos_token_id is None else bos_token_id
+        if bos is None:
+            raise ValueError(
+                "generate: an empty prompt starts from bos_token_id, which is None in the "
+                "configuration; pass bos_token_id."
+            )
         bos = as_integer("generate: bos_token_id", bos)
         prompt_ids = jnp.full((prompt_ids.shape[0], 1), bos, jnp.int32)
     if eos_token_id is not None:

@@ -12,10 +12,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from megalodon_jax.checks import checked
-from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.inputs import PADDED_CACHE, Ids, Mask, as_int32, as_mask
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.dropout import split_key
+from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.layers.linear import (
     Linear,
@@ -144,10 +145,16 @@ class MegalodonModel(eqx.Module):
             (ids < 0) | (ids >= config.vocab_size),
             f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",
         )
-        x = self.embed.weight[ids].astype(config.accum_dtype)
-        # The padding row is looked up like any other but gets no gradient (spec/model.md).
-        x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
-        return x * math.sqrt(config.model_dim) if config.scale_emb else x
+        table = self.embed.weight
+        check_inputs("MegalodonModel", embed=(table, (config.vocab_size, config.model_dim)))
+        x = table[ids].astype(config.accum_dtype)
+        if config.pad_token_id is not None:
+            # The padding row is looked up like any other but gets no gradient (spec/model.md).
+            x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
+        if not config.scale_emb:
+            return x
+        # A bare number takes the dtype of what it meets, and sqrt(D) is no bfloat16 number.
+        return (x.astype(widened(x.dtype)) * math.sqrt(config.model_dim)).astype(x.dtype)
 
 
 class MegalodonForCausalLM(eqx.Module):

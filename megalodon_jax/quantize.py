@@ -208,7 +208,8 @@ def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Arra
     unit = _power(jnp.maximum(exponent, lowest) - info.nmant)
     below = jnp.floor(x / unit)
     share = x / unit - below
-    up = jax.random.uniform(key, x.shape) < share
+    # The dtype is said: with 64-bit types on the default is float64, and other numbers.
+    up = jax.random.uniform(key, x.shape, jnp.float32) < share
     rounded = _clamped((below + up.astype(jnp.float32)) * unit, dtype)
     return jnp.where(jnp.isfinite(x), rounded, x)
 
@@ -217,7 +218,8 @@ def key_from(x: Float[Array, "..."]) -> jax.Array:
     """Return a PRNG key that depends on nothing but the bits of float32 values.
 
     Their sum as integers, which has no order: on any device and in any sharding the same tensor
-    gives the same key, and the next step's another one.
+    gives the same key. One that was computed in floating point is the same only up to rounding, and
+    then its key is another one: give it what is stored, such as a weight.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     return jax.random.key(jnp.sum(bits, dtype=jnp.uint32))

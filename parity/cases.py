@@ -105,6 +105,11 @@ class Case:
             return {name: t for name, t in tensors.items() if name != HEAD or not self.config.tied}
         return {row.name: self._weight(row) for row in weight_table(self.config)}
 
+    @property
+    def _pad(self) -> int:
+        """What stands at masked positions."""
+        return self.config.pad_token_id or 0
+
     @cached_property
     def batch(self) -> Batch:
         """The inputs."""
@@ -113,7 +118,7 @@ class Case:
             text = np.frombuffer((self.checkpoint / "heldout.txt").read_bytes(), np.uint8)
             ids = text[: B * L].reshape(B, L).astype(np.int32)
         else:
-            pad = self.config.pad_token_id
+            pad = self._pad
             bits = _bits(f"{self.name}/ids", B * L).reshape(B, L)
             ids = (bits % np.uint64(V - 1)).astype(np.int32)
             ids += ids >= pad
@@ -125,7 +130,7 @@ class Case:
         labels[:, 5::11] = IGNORED
         if self.config.output_size > 0:
             labels = np.where(labels >= self.config.output_size, IGNORED, labels).astype(np.int32)
-        return Batch(np.where(mask, ids, self.config.pad_token_id).astype(np.int32), labels, mask)
+        return Batch(np.where(mask, ids, self._pad).astype(np.int32), labels, mask)
 
     @cached_property
     def definition(self) -> dict[str, Any]:

@@ -20,7 +20,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import checkpoint_file, load_from_pretrained, read_config, read_tensors
+from megalodon_jax.convert import (
+    checkpoint_file,
+    load_from_pretrained,
+    read_config,
+    read_tensors,
+    unprefixed,
+)
 from megalodon_jax.convert import state_dict as exported
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
 from parity.jitter import row_blocks
@@ -199,7 +205,8 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
     config = dataclasses.replace(config, gemm_backend="default")
     lazy = file.name.endswith(".safetensors") or file.name.endswith(".safetensors.index.json")
     tensors = _headers(file) if lazy else {n: Held(a) for n, a in read_tensors(file).items()}
-    tensors = {name: t for name, t in tensors.items() if not name.endswith(_BUFFER)}
+    named = unprefixed(tensors, str(file)).items()
+    tensors = {name: t for name, t in named if not name.endswith(_BUFFER)}
     return Stored(label, path, config, tensors, lazy)
 
 

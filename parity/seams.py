@@ -95,9 +95,9 @@ SEAMS = (
     ),
     Seam(
         "untied-head",
-        "Transformers 4.57 ties the head whatever output_size says; the adapter sets "
+        "Transformers 4.57 ties the head whatever output_size says; `to_hf` sets "
         "tie_word_embeddings=False",
-        "none once the adapter has set it",
+        "none once it is set",
         "largest difference of head and embedding in a reference that was not told",
         _itself,
     ),

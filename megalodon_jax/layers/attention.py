@@ -15,6 +15,7 @@ from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.inputs import PADDED_CACHE, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, split_key
+from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
@@ -116,6 +117,7 @@ class ChunkedAttention(eqx.Module):
             ValueError: the cache has another capacity than this layer needs.
             RuntimeError: padding meets a cache (also under jit).
         """
+        self._check(q, k, v, cache)
         B, L = q.shape[:2]
         mask = as_mask("mask", mask, (B, L), "the queries")
         if cache is not None:
@@ -133,6 +135,16 @@ class ChunkedAttention(eqx.Module):
         ring = self.empty_ring(B, L) if cache is None else cache
         out, ring = self._stream(q, k, v, ring, key)
         return out, ring if return_cache else None
+
+    def _check(self, q, k, v, cache: AttentionCache | None) -> None:
+        config, owner = self.config, "ChunkedAttention"
+        keys, values = ((config.num_heads, d) for d in (config.head_dim, config.value_head_dim))
+        rows = ("B", "L")
+        check_inputs(owner, q=(q, (*rows, *keys)), k=(k, (*rows, *keys)), v=(v, (*rows, *values)))
+        if cache is not None:
+            rows = (q.shape[0], "capacity")
+            held = {"cache.k": (cache.k, (*rows, *keys)), "cache.v": (cache.v, (*rows, *values))}
+            check_inputs(owner, **held)
 
     @property
     def _chunk_local(self) -> bool:
@@ -332,6 +344,8 @@ class MegalodonAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
         """Project to one z per head, normalise it, and read query and key off it affinely."""
         H, d = self.config.num_heads, self.config.head_dim
+        gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
+        check_inputs("MegalodonAttention", **gains)
         B, L, _ = m.shape
         z = _heads(self.wz(m), H)
         z = RMSNorm(d, self.config.norm_eps, affine=False)(z.astype(widened(z.dtype)))

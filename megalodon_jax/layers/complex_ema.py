@@ -22,8 +22,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Complex, Float
 from scipy.fft import next_fast_len
 
-from megalodon_jax.config import widened
+from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
+from megalodon_jax.layers.entry import check_inputs, check_parameters, check_sizes
 
 
 class PowerTables(NamedTuple):
@@ -54,6 +55,8 @@ class ComplexEMA(eqx.Module):
     def __init__(
         self, embed_dim: int, ndim: int, dtype: DTypeLike = jnp.float32, *, key: jax.Array
     ):
+        check_sizes("ComplexEMA", embed_dim=embed_dim, ndim=ndim)
+        dtype = checked_dtype("dtype", dtype, "ComplexEMA")
         a_key, d_key, t_key, g_key, o_key = jax.random.split(key, 5)
         D, N = embed_dim, ndim
         self.embed_dim, self.ndim = D, N
@@ -83,7 +86,12 @@ class ComplexEMA(eqx.Module):
 
         Returns:
             y (B, D, L) in the dtype of `x`, and the state (B, D, N) complex, or None.
+
+        Raises:
+            ValueError: a shape or a dtype does not fit, float16 among the latter.
         """
+        check_inputs("ComplexEMA", x=(x, ("B", self.embed_dim, "L")))
+        self._check(x.shape[0], h_init)
         L = x.shape[-1]
         mask = as_mask("mask", mask, (x.shape[0], L), "the tokens")
         dtype = widened(x.dtype)
@@ -111,7 +119,12 @@ class ComplexEMA(eqx.Module):
         """Advance the recurrence by one token: the definition, and the decode path.
 
         u (B, D) and h (B, D, N) in float32/complex64 or wider; returns y (B, D) and the new state.
+
+        Raises:
+            ValueError: a shape or a dtype does not fit, float16 among the latter.
         """
+        check_inputs("ComplexEMA", u=(u, ("B", self.embed_dim)))
+        self._check(u.shape[0], h)
         p, gamma = self.gains(u.dtype)
         drive = p * u[..., None]
         # Half an ulp of q turns the phase by a constant amount per token, and a long memory adds
@@ -120,6 +133,11 @@ class ComplexEMA(eqx.Module):
         h = self.q(u.dtype) * h + lost
         y = jnp.sum(jnp.real(gamma * h), axis=-1) + self.omega.astype(u.dtype) * u
         return y, h
+
+    def _check(self, rows: int, h: Array | None) -> None:
+        check_parameters(self)
+        shape = (rows, self.embed_dim, self.ndim)
+        check_inputs("ComplexEMA", jnp.complexfloating, h=(h, shape))
 
     def gains(self, dtype: DTypeLike) -> tuple[Float[Array, "D N"], Complex[Array, "D N"]]:
         """Return the input gain p (D, N), real, and the output gain gamma (D, N), complex."""

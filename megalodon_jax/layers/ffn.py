@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.dropout import dropout, split_key
+from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import LayerNorm
 
@@ -47,6 +48,8 @@ class NormalizedFFN(eqx.Module):
 
         `key` turns dropout on; None means deterministic.
         """
+        shape = ("B", "L", self.config.model_dim)
+        check_inputs("NormalizedFFN", y=(y, shape), residual=(residual, shape))
         hidden_key, out_key = split_key(key, 2)
         f = self.norm(y)
         s = jax.nn.silu(self.fc1(f))

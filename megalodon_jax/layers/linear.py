@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.gemm import check_widths, gemm
+from megalodon_jax.layers.entry import check_inputs, check_sizes
 
 Tree = TypeVar("Tree")
 
@@ -32,7 +33,7 @@ def matmul(
     they are, and those of both gradients (`megalodon_jax.gemm`).
 
     Raises:
-        ValueError: an operand is in 8 bits or fewer already.
+        ValueError: an operand is in 8 bits or fewer already, or in float16.
     """
     check_widths(x, weight)
     if backend != "default":
@@ -64,6 +65,7 @@ class Linear(eqx.Module):
         init_dim: int | None = None,
         key: jax.Array,
     ):
+        check_sizes("Linear", in_features=in_features, out_features=out_features)
         shape = (out_features, in_features)
         self.weight = init_weight(shape, config, key=key, dim=init_dim)
         self.bias = jnp.zeros(out_features, config.param_dtype) if use_bias else None
@@ -72,7 +74,14 @@ class Linear(eqx.Module):
         self.backend = chosen if isinstance(chosen, str) else "default"
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
-        """Map (..., in) to (..., out) in `config.accum_dtype`."""
+        """Map (..., in) to (..., out) in `config.accum_dtype`.
+
+        Raises:
+            ValueError: the width or a dtype does not fit, float16 among the latter.
+        """
+        out_features, in_features = self.weight.shape
+        check_widths(x, self.weight)
+        check_inputs("Linear", x=(x, (..., in_features)), bias=(self.bias, (out_features,)))
         y = matmul(x, self.weight, self.config, self.backend)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 

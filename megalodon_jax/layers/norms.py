@@ -7,10 +7,12 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from megalodon_jax.config import widened
+from megalodon_jax.config import checked_dtype, widened
+from megalodon_jax.layers.entry import check_inputs, check_parameters, check_positive, check_sizes
 
 
 class RMSNorm(eqx.Module):
@@ -20,17 +22,23 @@ class RMSNorm(eqx.Module):
     """
 
     gamma: Float[Array, " dim"] | None
+    dim: int = eqx.field(static=True)
     eps: float = eqx.field(static=True)
 
     def __init__(
         self, dim: int, eps: float = 1e-6, affine: bool = True, dtype: DTypeLike = jnp.float32
     ):
+        dtype = _checked("RMSNorm", dim, eps, dtype)
         self.gamma = jnp.zeros(dim, dtype) if affine else None
-        self.eps = eps
+        self.dim, self.eps = dim, eps
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
-        """Normalise (..., dim) over its last axis."""
-        wide = _rows(x)
+        """Normalise (..., dim) over its last axis.
+
+        Raises:
+            ValueError: the width or a dtype does not fit, float16 among the latter.
+        """
+        wide = _rows(self, x)
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         if self.gamma is not None:
             y = y * (self.gamma + 1.0).astype(y.dtype)
@@ -45,18 +53,24 @@ class LayerNorm(eqx.Module):
 
     weight: Float[Array, " dim"] | None
     bias: Float[Array, " dim"] | None
+    dim: int = eqx.field(static=True)
     eps: float = eqx.field(static=True)
 
     def __init__(
         self, dim: int, eps: float = 1e-5, affine: bool = True, dtype: DTypeLike = jnp.float32
     ):
+        dtype = _checked("LayerNorm", dim, eps, dtype)
         self.weight = jnp.ones(dim, dtype) if affine else None
         self.bias = jnp.zeros(dim, dtype) if affine else None
-        self.eps = eps
+        self.dim, self.eps = dim, eps
 
     def __call__(self, x: Float[Array, "... dim"]) -> Float[Array, "... dim"]:
-        """Normalise (..., dim) over its last axis."""
-        wide = _rows(x)
+        """Normalise (..., dim) over its last axis.
+
+        Raises:
+            ValueError: the width or a dtype does not fit, float16 among the latter.
+        """
+        wide = _rows(self, x)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         var = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(var + self.eps)
@@ -65,6 +79,14 @@ class LayerNorm(eqx.Module):
         return y.reshape(x.shape).astype(x.dtype)
 
 
-def _rows(x: Array) -> Float[Array, "rows dim"]:
-    """Widen, and flatten: XLA's CPU backend is 10 times slower at the gradients of (1, L, dim)."""
+def _checked(owner: str, dim: int, eps: float, dtype: DTypeLike) -> np.dtype:
+    check_sizes(owner, dim=dim)
+    check_positive(owner, eps=eps)
+    return checked_dtype("dtype", dtype, owner)
+
+
+def _rows(norm: RMSNorm | LayerNorm, x: Array) -> Float[Array, "rows dim"]:
+    """Check, widen and flatten: XLA's CPU backend is 10 times slower at gradients of (1, L, D)."""
+    check_parameters(norm)
+    check_inputs(type(norm).__name__, x=(x, (..., norm.dim)))
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(widened(x.dtype))

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from megalodon_jax.config import widened
+from megalodon_jax.layers.entry import check_inputs, check_positive, check_sizes
 
 
 class RotaryEmbedding(eqx.Module):
@@ -21,6 +22,8 @@ class RotaryEmbedding(eqx.Module):
     base: float = eqx.field(static=True)
 
     def __init__(self, dim: int, base: float = 10_000.0):
+        check_sizes("RotaryEmbedding", dim=dim)
+        check_positive("RotaryEmbedding", base=base)
         if dim % 2:
             raise ValueError(f"RotaryEmbedding: dim={dim} must be even: features rotate in pairs.")
         self.dim = dim
@@ -32,7 +35,13 @@ class RotaryEmbedding(eqx.Module):
         k: Float[Array, "B L H d"],
         start_index: int | Int[Array, ""] = 0,
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Rotate queries and keys whose first token stands at `start_index`; dtypes are kept."""
+        """Rotate queries and keys whose first token stands at `start_index`; dtypes are kept.
+
+        Raises:
+            ValueError: a shape or a dtype does not fit, float16 among the latter.
+        """
+        shape = ("B", "L", "H", self.dim)
+        check_inputs("RotaryEmbedding", q=(q, shape), k=(k, shape))
         cos, sin = self.tables(start_index, q.shape[1], widened(q.dtype))
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 

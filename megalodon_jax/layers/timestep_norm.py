@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from megalodon_jax.config import widened
+from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
+from megalodon_jax.layers.entry import check_inputs, check_parameters, check_positive, check_sizes
 from megalodon_jax.types import NormState
 
 VARIANCE_FLOOR = 1e-6
@@ -37,6 +38,9 @@ class TimestepNorm(eqx.Module):
         affine: bool = True,
         dtype: DTypeLike = jnp.float32,
     ):
+        check_sizes("TimestepNorm", num_features=num_features, num_groups=num_groups)
+        check_positive("TimestepNorm", eps=eps)
+        dtype = checked_dtype("dtype", dtype, "TimestepNorm")
         if num_features % num_groups:
             raise ValueError(
                 f"TimestepNorm: num_features={num_features} must be a multiple of "
@@ -59,7 +63,11 @@ class TimestepNorm(eqx.Module):
         Statistics are kept relative to a per-group origin (the carried mean, or the first valid
         token of a fresh stream): a large common offset would otherwise cost float32 its digits.
         The result does not depend on the origin, so no gradient flows through it.
+
+        Raises:
+            ValueError: a shape or a dtype does not fit, float16 among the latter.
         """
+        self._check(x, state)
         B, L, D = x.shape
         mask = as_mask("mask", mask, (B, L), "the tokens")
         dtype = widened(x.dtype)
@@ -81,6 +89,15 @@ class TimestepNorm(eqx.Module):
             y = y * (self.weight + 1.0).astype(dtype) + self.bias.astype(dtype)
         final = NormState(count=count, mean=mean[:, -1] + origin, var=var[:, -1])
         return y.reshape(B, L, D).astype(x.dtype), final
+
+    def _check(self, x: Array, state: NormState | None) -> None:
+        owner, rows, groups = "TimestepNorm", x.shape[:1], self.num_groups
+        check_parameters(self)
+        check_inputs(owner, x=(x, ("B", "L", self.num_features)))
+        if state is not None:
+            moments = {"state.mean": state.mean, "state.var": state.var}
+            check_inputs(owner, **{n: (m, (*rows, groups)) for n, m in moments.items()})
+            check_inputs(owner, jnp.integer, **{"state.count": (state.count, rows)})
 
 
 def _origin(

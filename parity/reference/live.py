@@ -131,9 +131,7 @@ class LiveReference:
         from megalodon import MegalodonConfig as ReferenceConfig
         from megalodon import MegalodonForCausalLM
 
-        # Transformers ties the head whatever output_size says, unless told not to (a seam).
-        fields: dict[str, Any] = config.to_hf() | {"tie_word_embeddings": config.tied}
-        model: Any = MegalodonForCausalLM(ReferenceConfig(**fields))
+        model: Any = MegalodonForCausalLM(ReferenceConfig(**config.to_hf()))
         tensors = {name: torch.from_numpy(np.array(w)) for name, w in weights.items()}
         if config.tied:
             tensors["lm_head.weight"] = tensors["model.embed.weight"]

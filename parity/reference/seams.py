@@ -53,10 +53,13 @@ def _initial_spread(config: MegalodonConfig) -> np.ndarray:
 
 
 def _built(config: MegalodonConfig) -> Any:
+    """Return the reference of a configuration that does not say whether the head is tied."""
     from megalodon import MegalodonConfig as ReferenceConfig
     from megalodon import MegalodonForCausalLM
 
-    return MegalodonForCausalLM(ReferenceConfig(**config.to_hf()))
+    fields = config.to_hf()
+    del fields["tie_word_embeddings"]
+    return MegalodonForCausalLM(ReferenceConfig(**fields))
 
 
 def _nan() -> np.ndarray:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -11,10 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import megalodon_jax
 from megalodon_jax import MegalodonConfig
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
 from megalodon_jax.convert import load_from_pretrained
-from megalodon_jax.gemm import BACKENDS, ROTATION, gemm, operands, path_of, product
+from megalodon_jax.gemm import (
+    BACKENDS,
+    DIRECTIONS,
+    ROTATION,
+    Direction,
+    gemm,
+    operands,
+    path_of,
+    product,
+)
 from megalodon_jax.layers.linear import linear_maps, matmul
 from megalodon_jax.weights import abstract_model, build_model, named_leaves
 from parity.metrics import relative_l2
@@ -81,11 +96,13 @@ def test_products_are_those_of_the_truth_s_operands(backend: str) -> None:
 
 
 def test_stochastic_gradients_are_right_on_average_and_repeat() -> None:
-    def gradients(dy: jax.Array) -> tuple[jax.Array, ...]:
-        return jax.vjp(lambda x, weight: gemm(x, weight, "nvfp4-unrotated"), X, WEIGHT)[1](dy)
+    def gradients(scale: jax.Array) -> tuple[jax.Array, ...]:
+        weight = WEIGHT * scale
+        dx, dw = jax.vjp(lambda x, w: gemm(x, w, "nvfp4-unrotated"), X, weight)[1](jnp.asarray(DY))
+        return dx / scale, dw
 
     # Scaling by powers of two changes nothing but the bits that the key is made from.
-    run = jax.jit(jax.vmap(lambda scale: jax.tree.map(lambda g: g / scale, gradients(DY * scale))))
+    run = jax.jit(jax.vmap(gradients))
     scales = np.ldexp(np.float32(1), np.arange(-16, 16)).astype(np.float32)
     drawn = jax.tree.map(np.asarray, run(scales))
     nearest = truth("nvfp4-nearest-unrotated")[1:]
@@ -99,6 +116,74 @@ def test_stochastic_gradients_are_right_on_average_and_repeat() -> None:
         each = np.mean([relative_l2(np.asarray(one, np.float64), exact) for one in found])
         mean = relative_l2(np.mean(np.asarray(found, np.float64), 0), exact)
         assert mean < min(each, relative_l2(rounded, exact))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def rounded(direction: Direction, backend: str, dy, weight=WEIGHT, x=X) -> jax.Array:
+    """What the output gradient becomes in one of the products."""
+    taken = operands(direction, BACKENDS[backend], jnp.asarray(x), jnp.asarray(weight), dy)
+    return taken[0].values
+
+
+GRADIENTS: tuple[Direction, ...] = DIRECTIONS[1:]
+
+
+@pytest.mark.parametrize("direction", GRADIENTS)
+def test_noise_belongs_to_the_weights_and_not_to_last_bits_of_gradients(direction) -> None:
+    before = rounded(direction, "nvfp4-unrotated", DY)
+    # An element that sets no scale moves by an ulp, as it does when a sum has another order.
+    small = np.unravel_index(np.argsort(np.abs(DY), axis=None)[DY.size // 8], DY.shape)
+    moved = DY.copy()
+    moved[small] = np.nextafter(moved[small], np.float32(9))
+    after = rounded(direction, "nvfp4-unrotated", moved)
+    assert np.sum(np.asarray(before != after)) <= 1
+    updated = WEIGHT.copy()
+    updated[3, 4] = np.nextafter(updated[3, 4], np.float32(9))
+    assert np.sum(np.asarray(before != rounded(direction, "nvfp4-unrotated", DY, updated))) > 9
+    with jax.enable_x64(True):
+        assert np.array_equal(before, rounded(direction, "nvfp4-unrotated", DY))
+
+
+def test_the_two_gradients_round_with_noise_of_their_own() -> None:
+    # Equal to its transpose, so that both products read the same numbers at the same places.
+    square = rng.standard_normal((TOKENS, TOKENS)).astype(np.float32)
+    square = square + square.T
+    given = (square, rng.standard_normal((TOKENS, IN)).astype(np.float32), X)
+    left, right = (np.asarray(rounded(d, "nvfp4-nearest-unrotated", *given)) for d in GRADIENTS)
+    assert np.array_equal(left, right)
+    left, right = (np.asarray(rounded(d, "nvfp4-unrotated", *given)) for d in GRADIENTS)
+    apart = left != right
+    # Each element goes up in one and down in the other with probability 2 p (1 - p), 1/3 for a p
+    # that is uniform.
+    assert np.mean(apart) > 1 / 6
+
+
+ON_EIGHT = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from megalodon_jax.gemm import BACKENDS, DIRECTIONS, operands
+rng = np.random.default_rng(0)
+dy, weight, x = (rng.standard_normal(s).astype("f") for s in ((64, 48), (48, 32), (64, 32)))
+mesh = Mesh(np.array(jax.devices()), "data")
+over = NamedSharding(mesh, PartitionSpec("data"))
+@jax.jit
+def run(dy, weight, x):
+    pairs = [operands(d, BACKENDS["nvfp4-unrotated"], x, weight, dy) for d in DIRECTIONS[1:]]
+    return [left.values for left, _ in pairs]
+alone, split = run(dy, weight, x), run(*(jax.device_put(a, over) for a in (dy, weight, x)))
+assert len(jax.devices()) == 8 and len(split[0].sharding.device_set) == 8
+assert all(np.array_equal(a, b) for a, b in zip(alone, split))
+print("the same")
+"""
+
+
+def test_noise_is_the_same_in_every_sharding() -> None:
+    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = str(Path(megalodon_jax.__file__).parents[1])
+    command = [sys.executable, "-c", ON_EIGHT]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.stdout == "the same\n", done.stderr
 
 
 def test_a_rotation_is_orthogonal_and_its_entries_are_exact() -> None:

@@ -343,6 +343,7 @@ CHOOSERS = {
 
 
 @pytest.mark.parametrize("name", CHOOSERS)
+@pytest.mark.traced_checks
 def test_nothing_is_chosen_from_logits_that_are_not_finite(name: str) -> None:
     """One bad row is enough; a token excluded by -inf is not chosen, and no error."""
     good = jnp.asarray([[0.0, 1.0, 2.0, 3.0]] * 8).at[:, 3].set(-jnp.inf)
@@ -354,6 +355,7 @@ def test_nothing_is_chosen_from_logits_that_are_not_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"key": 0}])
+@pytest.mark.traced_checks
 def test_weights_that_are_not_finite_generate_no_text(options) -> None:
     options = {k: key() if k == "key" else v for k, v in options.items()}
     broken = eqx.tree_at(lambda m: m.lm_head.weight, model(), replace_fn=lambda w: w * jnp.nan)
@@ -362,6 +364,7 @@ def test_weights_that_are_not_finite_generate_no_text(options) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+@pytest.mark.traced_checks
 def test_a_traced_rate_out_of_range_is_refused(bad: float) -> None:
     with pytest.raises(RuntimeError, match=r"temperature=.* must be 0"):
         draw_traced(TIED, jnp.asarray(bad)).block_until_ready()
@@ -404,6 +407,7 @@ def test_a_padded_row_gets_what_it_gets_alone(mode: str) -> None:
     assert run(mode, 1)[0][:, -1].tolist() != alone, "the control: the padding matters"
 
 
+@pytest.mark.traced_checks
 def test_a_padded_prompt_may_be_traced() -> None:
     mask, zero = np.arange(PROMPT) < np.array([[3], [5]]), jnp.zeros(())
 
@@ -430,6 +434,7 @@ def test_padding_that_would_move_a_window_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["local", "unbounded"])
+@pytest.mark.traced_checks
 def test_generation_may_be_traced(mode: str) -> None:
     """Prompt, mask, key, temperature and cache as arrays of a larger program."""
 

@@ -99,6 +99,7 @@ DTYPES = ("int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64")
 
 
 @pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.traced_checks
 def test_every_entry_takes_integers_of_any_dtype(name: str) -> None:
     function = INTEGERS[name]
     expected = function(jnp.asarray(IDS, jnp.int32))
@@ -185,6 +186,7 @@ def test_a_mask_is_the_same_of_any_dtype(dtype: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [MASK * 2, np.cumsum(~MASK, axis=1), -MASK.astype(np.int8), MASK * 2**32]
 )
+@pytest.mark.traced_checks
 def test_numbers_other_than_zero_and_one_are_no_mask(wrong) -> None:
     """Weights, segment ids, an additive mask, and what 32 bits would cut to zeros."""
     with pytest.raises(RuntimeError, match="integers other than 0"):
@@ -192,6 +194,7 @@ def test_numbers_other_than_zero_and_one_are_no_mask(wrong) -> None:
 
 
 @pytest.mark.parametrize("name", MASKS)
+@pytest.mark.traced_checks
 def test_a_mask_is_boolean_or_of_zeros_and_ones_everywhere(name: str) -> None:
     function = MASKS[name]
     expected = function(jnp.asarray(MASK))
@@ -209,6 +212,7 @@ def test_a_mask_is_boolean_or_of_zeros_and_ones_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["next_token_loss", "generate"])
+@pytest.mark.traced_checks
 def test_a_mask_is_looked_at_under_jit(name: str) -> None:
     call = eqx.filter_jit(MASKS[name])
     jax.block_until_ready(call(MASK.astype(np.int32)))
@@ -217,6 +221,7 @@ def test_a_mask_is_looked_at_under_jit(name: str) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True])
+@pytest.mark.traced_checks
 def test_attention_with_a_cache_refuses_padding(held: bool) -> None:
     """Padding would be dropped in silence: the ring knows of none."""
     layer = ChunkedAttention(tiny(value_dim=8))

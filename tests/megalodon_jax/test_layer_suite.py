@@ -1,16 +1,18 @@
-"""Every layer passes the same suite: dtypes, compilation, jit, streaming, nothing, gradients."""
+"""Every layer passes one suite: widths, dtypes, compilation, jit, streaming, nothing, gradients."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -20,13 +22,15 @@ from megalodon_jax.layers import (
     ChunkedAttention,
     ComplexEMA,
     LayerNorm,
+    Linear,
     MegalodonAttention,
     NormalizedFFN,
     RMSNorm,
     RotaryEmbedding,
     TimestepNorm,
 )
-from tests.helpers import EXACT, TINY, rel_l2, tiny
+from megalodon_jax.weights import abstract_model
+from tests.helpers import EXACT, ROUNDING, TINY, rel_l2, tiny
 
 B, L, D, H, d, e = 2, 6, TINY.model_dim, TINY.num_heads, 4, 6
 CUT = 4
@@ -63,6 +67,12 @@ def rotate(layer, inputs, state):
 
 
 LAYERS = (
+    Layer(
+        "Linear",
+        lambda c, k: Linear(D, H, c, key=k),
+        (FEATURES,),
+        lambda m, x, s: (m(*x), s),
+    ),
     Layer(
         "RMSNorm",
         lambda c, k: RMSNorm(D, dtype=sensitive(c)),
@@ -177,6 +187,18 @@ def test_bfloat16_compute_returns_the_accumulator(name: str) -> None:
     assert ring.k.dtype == ring.v.dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("layer", LAYERS[1:6], ids=lambda layer: layer.name)
+def test_bfloat16_is_worked_on_in_float32_and_rounded_once(layer: Layer) -> None:
+    module, inputs = made(layer, "float32"), inputs_of(layer, "bfloat16")
+    wide = tuple(x.astype(jnp.float32) for x in inputs)
+    narrow, exact = (run(layer.call, module, x)[0] for x in (inputs, wide))
+    for got, expected in zip(jax.tree.leaves(narrow), jax.tree.leaves(exact), strict=True):
+        got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        # Half a unit in the last place, and what two programs in float32 may differ by.
+        once = float(jnp.finfo(jnp.bfloat16).eps) / 2 * np.abs(expected)
+        assert np.all(np.abs(got - expected) <= once + ROUNDING * np.abs(expected).max())
+
+
 @every
 @pytest.mark.usefixtures("x64")
 def test_jit_is_eager_and_compiles_once(layer: Layer, caplog) -> None:
@@ -257,3 +279,101 @@ def test_gradients_are_finite_and_reach_every_parameter(layer: Layer) -> None:
         assert np.any(np.asarray(grad) != 0), path
     at_zero = gradients(layer.call, module, tuple(jnp.zeros_like(x) for x in inputs))
     assert all(np.all(np.isfinite(grad)) for grad in jax.tree.leaves(at_zero))
+
+
+@pytest.fixture
+def as_users_have_it():
+    """Annotations are checked in tests only; users meet the layers' own messages."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def resized(shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Every axis by one more, and by a size that would broadcast."""
+    for axis, size in enumerate(shape):
+        for other in (size + 1, 1):
+            yield axis, (*shape[:axis], other, *shape[axis + 1 :])
+
+
+@every
+@pytest.mark.usefixtures("as_users_have_it")
+def test_inputs_of_another_width_are_refused_by_name(layer: Layer) -> None:
+    frame = eqx.filter_eval_shape(layer.make, TINY, jax.random.key(0))
+    inputs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in layer.shapes]
+    eqx.filter_eval_shape(layer.call, frame, tuple(inputs), None)
+    for i, shape in enumerate(layer.shapes):
+        for axis, changed in resized(shape):
+            if len(layer.shapes) == 1 and axis in (0, layer.time):
+                continue  # As many rows and tokens as there are.
+            wrong = [*inputs[:i], jax.ShapeDtypeStruct(changed, jnp.float32), *inputs[i + 1 :]]
+            with pytest.raises(ValueError, match=r"^\w+: \w+ has shape .*, expected \("):
+                eqx.filter_eval_shape(layer.call, frame, tuple(wrong), None)
+
+
+def narrowed(tree: Any) -> Iterator[tuple[str, Any]]:
+    """The tree with one leaf at a time in float16, where its values are no counts."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    for i, (path, leaf) in enumerate(leaves):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            others = [leaf for _, leaf in leaves]
+            others[i] = jax.ShapeDtypeStruct(leaf.shape, jnp.float16)
+            yield jax.tree_util.keystr(path), jax.tree.unflatten(structure, others)
+
+
+@every
+@pytest.mark.usefixtures("as_users_have_it")
+def test_float16_is_refused_wherever_it_comes_from(layer: Layer) -> None:
+    frame = eqx.filter_eval_shape(layer.make, TINY, jax.random.key(0))
+    given = inputs_of(layer, "float32"), shapes_of(layer, "float32")[1]
+    eqx.filter_eval_shape(layer.call, frame, *given)
+    cases = [(at, (frame, *rest)) for at, rest in narrowed(given)]
+    cases += [(at, (cast, *given)) for at, cast in narrowed(frame)]
+    assert len(cases) >= len(layer.shapes) + len(jax.tree.leaves(frame))
+    for at, arguments in cases:
+        with pytest.raises(ValueError, match=r"is float16|float16, expected"):
+            eqx.filter_eval_shape(layer.call, *arguments)
+            pytest.fail(f"{at} in float16 was accepted")
+
+
+MAKERS = {
+    "RMSNorm": (RMSNorm, {"dim": 4}, {"eps": 1e-5}),
+    "LayerNorm": (LayerNorm, {"dim": 4}, {"eps": 1e-5}),
+    "TimestepNorm": (TimestepNorm, {"num_features": 4, "num_groups": 2}, {"eps": 1e-5}),
+    "ComplexEMA": (partial(ComplexEMA, key=jax.random.key(0)), {"embed_dim": 4, "ndim": 2}, {}),
+    "RotaryEmbedding": (RotaryEmbedding, {"dim": 4}, {"base": 7.0}),
+    "Linear": (
+        partial(Linear, config=TINY, key=jax.random.key(0)),
+        {"in_features": 4, "out_features": 2},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.usefixtures("as_users_have_it")
+def test_a_layer_is_not_made_of_what_is_no_size_nor_of_float16(name: str) -> None:
+    make, sizes, numbers = MAKERS[name]
+    wrong = [(n, value) for n in sizes for value in (0, -2, 2.0, True, None)]
+    wrong += [(n, value) for n in numbers for value in (0.0, -1.0, math.inf, math.nan)]
+    for argument, value in wrong:
+        with pytest.raises(ValueError, match=rf"^{name}: {argument}={value} must be"):
+            make(**sizes | numbers | {argument: value})
+    if name in ("RotaryEmbedding", "Linear"):
+        return  # Has no dtype of its own.
+    with pytest.raises(ValueError, match=f"^{name}: dtype=float16 is refused"):
+        make(**sizes, dtype=jnp.float16)
+
+
+@pytest.mark.usefixtures("as_users_have_it")
+def test_a_model_cast_to_float16_is_refused_wherever_it_was_cast() -> None:
+    def call(model, ids, mask):
+        return model(ids, mask, return_cache=False)[0]
+
+    ids, mask = jnp.zeros((B, L), jnp.int32), jnp.ones((B, L), bool)
+    frame = abstract_model(tiny(num_layers=1, swiglu=True, output_size=19))
+    eqx.filter_eval_shape(call, frame, ids, mask)
+    for at, cast in narrowed(frame):
+        with pytest.raises(ValueError, match="float16"):
+            eqx.filter_eval_shape(call, cast, ids, mask)
+            pytest.fail(f"{at} in float16 was accepted")

@@ -55,15 +55,12 @@ def test_a_dropout_rate_lies_between_0_and_1(name: str, value: float) -> None:
             {"max_cache_len": 3},
             r"max_cache_len=3 must be None or an integer of at least chunk_size=4",
         ),
-        ({"max_cache_len": 9.5}, r"max_cache_len=9.5 must be None or an integer of at least"),
-        ({"max_cache_len": "9"}, r"max_cache_len='9' must be None or an integer of at least"),
-        ({"norm_eps": 0.0}, r"norm_eps=0.0 must be positive"),
-        ({"norm_eps": float("nan")}, r"norm_eps=nan must be positive"),
-        ({"rope_base": 0.0}, r"rope_base=0.0 must be positive or None"),
+        ({"max_cache_len": 9.5}, r"max_cache_len=9.5 must be None or an integer"),
+        ({"max_cache_len": "9"}, r"max_cache_len='9' must be None or an integer"),
         ({"output_size": 0}, r"output_size=0 must be -1 or positive"),
         ({"output_size": -2}, r"output_size=-2 must be -1 or positive"),
-        ({"pad_token_id": 17}, r"pad_token_id=17 must be a token below vocab_size=17"),
-        ({"pad_token_id": -1}, r"pad_token_id=-1 must be a token below vocab_size=17"),
+        ({"pad_token_id": 17}, r"pad_token_id=17 must be None or a token below vocab_size=17"),
+        ({"pad_token_id": -1}, r"pad_token_id=-1 must be None or a token below vocab_size=17"),
         ({"init_mode": "kaiming"}, r"init_mode='kaiming' must be one of \('he'"),
         ({"gemm_backend": "cutlass"}, r"gemm_backend='cutlass' must be one of \('default'"),
         (
@@ -97,19 +94,42 @@ def test_what_is_no_dtype_is_refused_by_name(name: str, value: object) -> None:
         tiny(**{name: value})
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["norm_eps", "rope_base"])
+def test_what_is_divided_by_or_raised_is_positive_and_finite(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}={value} must be positive and finite"):
+        tiny(**{name: value})
+    assert getattr(tiny(**{name: 2.0}), name) == 2.0
+
+
+def of_type(kind: str) -> list[str]:
+    return [f.name for f in dataclasses.fields(MegalodonConfig) if str(f.type).startswith(kind)]
+
+
 @pytest.mark.parametrize("value", [8.0, "8", None, True])
-@pytest.mark.parametrize("name", ["num_layers", "pad_token_id"])
-def test_a_size_that_is_no_integer_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"\b{name}={value!r}"):
+@pytest.mark.parametrize("name", of_type("int"))
+def test_what_is_no_integer_is_refused_by_name(name: str, value: object) -> None:
+    if (value is None and name.endswith("token_id")) or (name, value) == ("max_cache_len", None):
+        assert getattr(tiny(**{name: None}), name) is None
+        return
+    with pytest.raises(ValueError, match=rf"\b{name}={value!r} must be (None, |None or )?an int"):
         tiny(**{name: value})
 
 
+@pytest.mark.parametrize("value", ["no", "false", 0, 1, None])
+@pytest.mark.parametrize("name", of_type("bool"))
+def test_what_is_no_flag_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name}={value!r} must be True or False"):
+        tiny(**{name: value})
+    assert {getattr(tiny(**{name: flag}), name) for flag in (True, False)} == {True, False}
+
+
 @pytest.mark.parametrize("value", ["0.1", [0.1], True])
-@pytest.mark.parametrize(
-    "name", ["dropout", "attention_dropout", "hidden_dropout", "norm_eps", "rope_base"]
-)
+@pytest.mark.parametrize("name", of_type("float"))
 def test_a_rate_that_is_no_number_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"\b{name}={re.escape(repr(value))} must be a number"):
+    with pytest.raises(
+        ValueError, match=rf"\b{name}={re.escape(repr(value))} must be (None or )?a num"
+    ):
         tiny(**{name: value})
 
 

@@ -122,7 +122,7 @@ def test_safetensors_need_no_torch_and_pickles_say_that_they_do(tmp_path: Path) 
 def directory(path: Path, model: MegalodonForCausalLM, **bookkeeping) -> Path:
     """A model directory as Hugging Face lays it out."""
     save_safetensors(model, path / "model.safetensors")
-    fields = model.config.to_hf() | {"model_type": "megalodon"} | bookkeeping
+    fields = model.config.to_hf() | bookkeeping
     (path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     return path
 
@@ -227,7 +227,7 @@ def test_a_directory_without_weights_or_configuration_says_what_it_expected(tmp_
         ("[]", "must hold a JSON object, found list"),
         ('{"model_type": "llama"}', "model_type is 'llama'"),
         ('{"model_type": "megalodon", "z_dim": 7}', "z_dim=7"),
-        ('{"model_type": "megalodon", "pad_token_id": null}', "pad_token_id=None"),
+        ('{"model_type": "megalodon", "num_layers": null}', "num_layers=None"),
     ],
 )
 def test_a_bad_config_file_is_named_with_its_fault(
@@ -243,7 +243,7 @@ def test_a_bad_config_file_is_named_with_its_fault(
 
 
 def nested() -> dict:
-    return {"state_dict": convert_jax_to_torch(model_of(TINY))}
+    return {"model": convert_jax_to_torch(model_of(TINY))}
 
 
 @pytest.mark.parametrize(

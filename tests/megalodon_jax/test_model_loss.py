@@ -97,6 +97,7 @@ OUT_OF_RANGE = rf"labels must be in \[0, {V}\) or ignore_index="
 
 
 @pytest.mark.parametrize("bad", [-1, V, -100])
+@pytest.mark.traced_checks
 def test_a_label_out_of_range_raises_wherever_it_stands(bad: int) -> None:
     """At the first position, which the shift drops, and under the mask as well."""
     x, ignored = logits().astype(jnp.float32), -2

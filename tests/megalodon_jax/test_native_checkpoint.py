@@ -220,6 +220,33 @@ def test_what_differs_is_refused_with_a_reason(saved: Path, damage, error, messa
         load_checkpoint(saved, opt_state_like=like)
 
 
+def flip(file: Path, tensor: str, byte: int) -> None:
+    """Change one bit in a byte of a tensor, as a disk does; negative ones count from its end."""
+    content = bytearray(file.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    start, end = json.loads(content[8:header])[tensor]["data_offsets"]
+    content[header + (start if byte >= 0 else end) + byte] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("byte", [0, 4095, 4096, 5000, -1])
+def test_no_byte_of_a_large_tensor_changes_unseen(tmp_path: Path, byte: int) -> None:
+    model = model_of(tiny(vocab_size=300, num_layers=1))
+    state = {"moment": jnp.arange(3000, dtype=jnp.float32)}
+    tensors = {
+        "model.safetensors": ("model.embed.weight", model.model.embed.weight),
+        "optimizer.safetensors": ("moment", state["moment"]),
+    }
+    save_checkpoint(tmp_path / "run", model, step=1, opt_state=state)
+    load_checkpoint(tmp_path / "run", opt_state_like=state)
+    for name, (tensor, leaf) in tensors.items():
+        assert leaf.nbytes > 2 * 4096
+        flip(tmp_path / "run" / name, tensor, byte)
+        with pytest.raises(ValueError, match=rf"1 difference\(s\):\n  {tensor} is float32"):
+            load_checkpoint(tmp_path / "run", opt_state_like=state)
+        flip(tmp_path / "run" / name, tensor, byte)
+
+
 def test_an_optimiser_state_of_another_structure_is_refused(saved: Path, tmp_path: Path) -> None:
     like = state_of(model_of(TINY))
     for other in (optax.sgd(1e-2, momentum=0.9), optax.adamw(1e-2, mu_dtype=jnp.bfloat16)):

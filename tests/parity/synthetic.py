@@ -59,7 +59,7 @@ def write(
         total += sum(t.nbytes for t in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    fields = config.to_hf() | {"model_type": "megalodon"}
+    fields = config.to_hf()
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     return total
 

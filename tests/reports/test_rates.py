@@ -31,7 +31,7 @@ def scenario(start: str) -> Scenario:
 
 def documented() -> dict[str, list[str]]:
     """The table of docs/verdicts.md: cells by the name of the history."""
-    rows = re.findall(r"^\| (.+) \|$", DOCUMENT.read_text(), re.M)
+    rows = re.findall(r"^\| (.+) \|$", DOCUMENT.read_text(encoding="utf-8"), re.M)
     cells = [[cell.strip() for cell in row.split("|")] for row in rows]
     return {first: rest for first, *rest in cells if first in BY_NAME}
 

@@ -158,7 +158,7 @@ def test_blessing_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, cle
     good, better = nights(tmp_path / "runs", 1e-6, 2e-6)
     first = blessing.bless(good, "as measured", folder)
     assert first.lines()[0] == "0 levels moved, 1 are new, 0 are gone"
-    before = first.path.read_text().splitlines()
+    before = first.path.read_text(encoding="utf-8").splitlines()
     assert goldens.load("cpu", folder).goldens == (first.golden,)
     second = blessing.bless(better, "twice as large, because", folder)
     assert "1.0e-06 → 2.0e-06, 2.00 times" in second.lines()[1]
@@ -224,7 +224,7 @@ def test_a_ratio_of_errors_has_no_level_of_its_own() -> None:
 
 def test_a_damaged_golden_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goldens, "FOLDER", tmp_path)
-    (tmp_path / "cpu-1-live.json").write_text("{")
+    (tmp_path / "cpu-1-live.json").write_text("{", encoding="utf-8")
     [night] = nights(tmp_path / "runs", 1e-6)
     [said] = held_against(judged(night))
     assert said.startswith("cpu-1-live.json is not used") and "restore it with git" in said

@@ -15,7 +15,7 @@ from megalodon_jax.weights import named_leaves
 from parity.results import Kind
 from parity.tolerances import rule
 from stability.subjects.mla_moe.checkpoint import load, save, stacked, unstacked
-from stability.subjects.mla_moe.config import SIZES, MLAMoEConfig, by_size
+from stability.subjects.mla_moe.config import SIZES, MLAMoEConfig, Yarn, by_size
 from stability.subjects.mla_moe.model import empty_cache, generate
 from stability.subjects.mla_moe.parity import TINY, Case, by_name
 from stability.subjects.mla_moe.router import Router, balanced, counts
@@ -23,8 +23,9 @@ from tests.helpers import rel_l2
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 CASE = by_name("grouped")
-ONE = replace(CASE.config, num_hidden_layers=1, min_moe_layer=0)
-"""One sparse layer, and so half as long to compile."""
+YARN = Yarn(4.0, 8, mscale=0.7, mscale_all_dim=1.0)
+ONE = replace(CASE.config, num_hidden_layers=1, min_moe_layer=0, rope_scaling=YARN)
+"""One sparse layer, and so half as long to compile; YaRN scales its scores and its rotary part."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,8 @@ def wide():
 
 def test_absorbed_is_expanded(wide):
     model, ids, logits = wide
+    assert ONE.score_scale > ONE.qk_head_dim**-0.5
+    assert YARN.amplitude not in (1.0, YARN.temperature(1.0))
     with jax.enable_x64(True):
         absorbed = eqx.filter_jit(model)(ids, absorbed=True).logits
     assert rel_l2(absorbed, logits) < EXACT
