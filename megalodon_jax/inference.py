@@ -96,9 +96,8 @@ def _draw(logits, key, temperature, top_k, top_p) -> Int32[Array, " B"]:
         top_p = top_p.astype(logits.dtype)
         ranked = jnp.sort(logits, axis=-1, descending=True)
         p = jax.nn.softmax(ranked, axis=-1)
-        # A token stays while those above it have not reached p; the first always stays. Rounding
-        # may make the sum reach 1 early.
-        kept = (jnp.cumsum(p, axis=-1) - p < top_p) | (top_p >= 1.0)
+        # A token stays while those above it have not reached p; the first always stays.
+        kept = jnp.cumsum(p, axis=-1) - p < top_p
         least = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     drawn = jax.random.categorical(key, logits, axis=-1)
