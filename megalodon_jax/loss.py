@@ -191,13 +191,14 @@ def _targets(labels: Array, mask: Array | None, V: int, ignore_index: int) -> tu
         valid & ((targets < 0) | (targets >= V)),
         f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}.",
     )
-    return jnp.where(valid, targets, 0), valid
+    # Where checks are off, what is still out of range must not count from the end: V gives NaN.
+    return jnp.where(valid, jnp.where(targets < 0, V, targets), 0), valid
 
 
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
     """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
     logits = logits.astype(dtype)
-    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
+    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")
     nll = jax.nn.logsumexp(logits, axis=-1) - at_target[..., 0]
     return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))
 

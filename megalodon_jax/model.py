@@ -139,7 +139,10 @@ class MegalodonModel(eqx.Module):
             (ids < 0) | (ids >= config.vocab_size),
             f"input_ids must be in [0, {config.vocab_size}), the vocabulary of this model.",
         )
-        x = self.embed.weight[ids].astype(config.accum_dtype)
+        # Where checks are off, an id outside the vocabulary is NaN rather than another token.
+        rows = self.embed.weight.at[ids]
+        x = rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        x = x.astype(config.accum_dtype)
         # The padding row is looked up like any other but gets no gradient (spec/model.md).
         x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
         return x * math.sqrt(config.model_dim) if config.scale_emb else x
