@@ -42,7 +42,7 @@ _SIZES = (
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _RATES = ("dropout", "attention_dropout", "hidden_dropout")
 # Fields megalodon-hf has no word for.
-_OURS = {"gemm_backend", "mask_ema"}
+_OURS = {"gemm_backend", "mask_ema", "scan_layers"}
 # megalodon-hf says the same thing in another word.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
@@ -93,6 +93,8 @@ class MegalodonConfig:
     max_positions: int = 1_000_000
     init_mode: InitMode = "he"
     use_checkpoint: bool = False
+    scan_layers: bool = False
+    """Run equal layers as one loop: compiled once, however many there are."""
     output_size: int = -1
     param_dtype: DTypeLike = jnp.float32
     compute_dtype: DTypeLike = jnp.float32

@@ -42,10 +42,11 @@ class NormalizedFFN(eqx.Module):
         residual: Float[Array, "B L D"],
         *,
         key: jax.Array | None = None,
+        scale: Float[Array, ""] | None = None,
     ) -> Float[Array, "B L D"]:
         """Map the attention output `y` and the block input `residual`, (B, L, D), to the output.
 
-        `key` turns dropout on; None means deterministic.
+        `key` turns dropout on; None means deterministic. `scale` replaces a_i.
         """
         hidden_key, out_key = split_key(key, 2)
         f = self.norm(y)
@@ -54,4 +55,4 @@ class NormalizedFFN(eqx.Module):
             s = s * self.fc3(f)
         s = dropout(s, self.config.hidden_dropout, hidden_key)
         out = dropout(self.fc2(s), self.config.dropout, out_key)
-        return residual + self.scale * out
+        return residual + (self.scale if scale is None else scale) * out
