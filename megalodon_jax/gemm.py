@@ -18,6 +18,9 @@ Stochastic rounding needs no key from outside. It is made from the bits of the g
 (`quantize.key_from`): the same step rounds the same way on every machine, in every sharding and
 when a block is recomputed, and another step, another microbatch or another layer otherwise.
 
+Gradients go backwards only: they are products of their own, quantised anew, and no transposes of
+one that could run forward. `jax.jvp` through a low-precision backend raises a TypeError.
+
 Sources: OCP Microscaling Formats (MX) v1.0; "Pretraining Large Language Models with NVFP4" (NVIDIA
 2025), section 4; spec/stability.md "Formats".
 """

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from megalodon_jax import MegalodonForCausalLM, traced_checks
+from megalodon_jax.gemm import gemm
 from megalodon_jax.layers import complex_ema
 from tests.helpers import EXACT, EXACT_GRADIENT, ROUNDING, model_of, rel_l2, tiny, tokens
 
@@ -88,8 +89,16 @@ def test_slopes_and_curvature_are_those_of_differences_and_of_float64() -> None:
 def test_the_poles_derivative_is_that_of_the_formula(shift: float) -> None:
     exponents = range(0, 40, 3)
     logits, dots = poles(shift, "float64"), poles(0.0, "float64", seed=1)
-    _, actual = jax.jvp(partial(powers, exponents), logits, dots)
-    _, expected = jax.jvp(lambda *x: complex_ema._powers64(*x, list(exponents)), logits, dots)
+
+    def formula(*logits):
+        return complex_ema._powers64(*logits, list(exponents))
+
+    @partial(jax.jit, static_argnums=0)
+    def derivative(function, logits, dots):
+        return jax.jvp(function, logits, dots)[1]
+
+    actual = derivative(partial(powers, exponents), logits, dots)
+    expected = derivative(formula, logits, dots)
     for ours, formula in zip(actual, expected, strict=True):
         assert rel_l2(ours, formula) <= EXACT_GRADIENT
         assert rel_l2(ours[..., ::-1], formula) > EXACT_GRADIENT
@@ -118,6 +127,16 @@ def powers(exponents: range, *logits: jax.Array) -> Any:
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+def test_a_low_precision_product_is_differentiated_backwards_only() -> None:
+    def narrow(x):
+        return jnp.sum(gemm(x, x, "mxfp8"))
+
+    x = jax.ShapeDtypeStruct((2, 32), jnp.float32)
+    assert jax.eval_shape(jax.grad(narrow), x) == x
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jit(lambda x: jax.jvp(narrow, (x,), (x,))).lower(x)
 
 
 def test_a_batch_of_calls_is_each_of_them() -> None:
