@@ -110,7 +110,7 @@ class MegalodonModel(eqx.Module):
         Raises:
             ValueError: shapes do not fit, the cache is not of this model, or dropout lacks a key.
             RuntimeError: a token id is outside [0, V), or a mask with padding meets a cache (also
-                under jit).
+                under jit; not where `traced_checks(False)` leaves checks out).
         """
         config = self.config
         _check_ids(input_ids)

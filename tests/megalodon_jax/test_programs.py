@@ -167,6 +167,17 @@ def test_a_program_has_checks_where_they_are_on_and_only_there() -> None:
     assert "callback" in f.lower(model, ids).as_text()
 
 
+def test_a_program_is_split_over_devices_where_it_has_no_checks() -> None:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, everywhere = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    function, arguments = program("forward", 2)
+    split = jax.shard_map(function, mesh=mesh, in_specs=(everywhere, rows, rows), out_specs=rows)
+    with traced_checks(False):
+        assert jax.eval_shape(split, *arguments).shape == (2, L, CONFIG.output_size)
+    with pytest.raises(TypeError, match="cond branches"):
+        jax.eval_shape(split, *arguments)
+
+
 @pytest.mark.parametrize("bad", [-1, 17])
 def test_unchecked_a_bad_label_is_nan_and_an_ignored_one_is_not(bad: int) -> None:
     config = MegalodonConfig(**{**tiny(num_layers=1).to_dict(), "vocab_size": 17})
