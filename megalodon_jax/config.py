@@ -242,6 +242,9 @@ class MegalodonConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; dtypes by name."""
         fields = dataclasses.asdict(self)
+        if not self.scan_layers:
+            # A younger field: what was written or hashed before it existed stays what it was.
+            del fields["scan_layers"]
         if not isinstance(self.gemm_backend, str):
             fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]
         return fields | {name: jnp.dtype(fields[name]).name for name in _DTYPE_FIELDS}
