@@ -103,6 +103,8 @@ class MegalodonConfig:
     max_positions: int = 1_000_000
     init_mode: InitMode = "he"
     use_checkpoint: bool = False
+    scan_layers: bool = False
+    """Run equal layers as one loop: compiled once, however many there are."""
     output_size: int = -1
     param_dtype: DTypeLike = jnp.float32
     compute_dtype: DTypeLike = jnp.float32
@@ -258,6 +260,9 @@ class MegalodonConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; dtypes by name."""
         fields = dataclasses.asdict(self)
+        if not self.scan_layers:
+            # A younger field: what was written or hashed before it existed stays what it was.
+            del fields["scan_layers"]
         if not isinstance(self.gemm_backend, str):
             fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]
         if isinstance(self.eos_token_id, tuple):

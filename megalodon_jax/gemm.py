@@ -23,6 +23,9 @@ machine and the sharding. Microbatches of one step share the noise, as they shar
 meets other values in each, and so their sum is still right on average. Within `jax.shard_map` an
 array is a shard, and every shard of as many tokens draws the same.
 
+Gradients go backwards only: they are products of their own, quantised anew, and no transposes of
+one that could run forward. `jax.jvp` through a low-precision backend raises a TypeError.
+
 Sources: OCP Microscaling Formats (MX) v1.0; "Pretraining Large Language Models with NVFP4" (NVIDIA
 2025), section 4; spec/stability.md "Formats".
 """

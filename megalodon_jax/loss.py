@@ -197,7 +197,9 @@ def _targets(
         "mask or the shift leaves them out.",
     )
     valid = _counted(labels, mask, ignore_index)
-    return jnp.where(valid, labels[:, 1:], 0), valid
+    targets = labels[:, 1:]
+    # Where checks are off, what is still out of range must not count from the end: V gives NaN.
+    return jnp.where(valid, jnp.where(targets < 0, V, targets), 0), valid
 
 
 def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | None, Any]:
@@ -211,7 +213,7 @@ def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | Non
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
     """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
     logits = logits.astype(dtype)
-    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
+    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")
     nll = jax.nn.logsumexp(logits, axis=-1) - at_target[..., 0]
     return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))
 

@@ -25,6 +25,7 @@ from megalodon_jax.layers.linear import (
     matmul,
     with_backends,
 )
+from megalodon_jax.layers.stack import run_blocks
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
@@ -57,11 +58,15 @@ class MegalodonBlock(eqx.Module):
         return_cache: bool = False,
         *,
         key: jax.Array | None = None,
+        scale: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map (B, L, D) to (B, L, D), and the layer's cache to the one after; `key`: dropout."""
+        """Map (B, L, D) to (B, L, D), and the layer's cache to the one after; `key`: dropout.
+
+        `scale` stands for that of `ffn` where one program runs several layers.
+        """
         attn_key, ffn_key = split_key(key, 2)
         y, cache = self.attn(x, mask, cache, return_cache, key=attn_key)
-        return checkpoint_name(self.ffn(y, x, key=ffn_key), "ffn"), cache
+        return checkpoint_name(self.ffn(y, x, key=ffn_key, scale=scale), "ffn"), cache
 
 
 class MegalodonModel(eqx.Module):
@@ -109,7 +114,8 @@ class MegalodonModel(eqx.Module):
         Raises:
             ValueError: shapes do not fit, the cache is not of this model, or dropout lacks a key.
             RuntimeError: a token id is outside [0, V), a mask with padding meets a cache, or a mask
-                of integers holds another than 0 and 1 (also under jit).
+                of integers holds another than 0 and 1 (also under jit; not where
+                `traced_checks(False)` leaves checks out).
         """
         config = self.config
         remedy = "give a single text a first axis of 1"
@@ -127,16 +133,19 @@ class MegalodonModel(eqx.Module):
             input_ids = checked(input_ids, ~mask, PADDED_CACHE)
             mask = None
         x = checkpoint_name(self._embedded(input_ids), "embed")
-        layers: list[LayerCache] = []
-        for i, block_key in enumerate(split_key(key, config.num_layers)):
-            held = None if cache is None else cache.layer_caches[i]
-            run = _rematerialised if config.use_checkpoint and not deterministic else _compiled
-            x, held = run(self.layers[i], x, mask, held, return_cache, block_key)
-            if held is not None:
-                layers.append(held)
+        x, layers = run_blocks(
+            self.layers,
+            x,
+            mask,
+            (None,) * config.num_layers if cache is None else cache.layer_caches,
+            return_cache,
+            split_key(key, config.num_layers),
+            scan=config.scan_layers,
+            rematerialise=config.use_checkpoint and not deterministic,
+        )
         x, norm = self.norm(x, None if cache is None else cache.final_norm, mask)
         x = checkpoint_name(x, "norm")
-        return x, ModelCache(tuple(layers), norm) if return_cache else None
+        return x, ModelCache(layers, norm) if return_cache else None
 
     def _embedded(self, ids):
         config = self.config
@@ -147,7 +156,9 @@ class MegalodonModel(eqx.Module):
         )
         table = self.embed.weight
         check_inputs("MegalodonModel", embed=(table, (config.vocab_size, config.model_dim)))
-        x = table[ids].astype(config.accum_dtype)
+        # Where checks are off, an id outside the vocabulary is NaN rather than another token.
+        rows = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        x = rows.astype(config.accum_dtype)
         if config.pad_token_id is not None:
             # The padding row is looked up like any other but gets no gradient (spec/model.md).
             x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
@@ -268,16 +279,6 @@ def _routed(
     backends = resolve(config.gemm_policy, names, "default", "MegalodonConfig: gemm_backend")
     parts = with_backends(parts, backends)
     return parts["model"], parts["lm_head"], backends["lm_head"]
-
-
-@eqx.filter_jit
-def _compiled(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
-    """One block: equal layers share one trace, and a call outside of jit compiles one program."""
-    return block(x, mask, cache, return_cache, key=key)
-
-
-def _rematerialised(block: MegalodonBlock, x, mask, cache, return_cache: bool, key):
-    return eqx.filter_checkpoint(block)(x, mask, cache, return_cache, key=key)
 
 
 def _dropout_key(config: MegalodonConfig, deterministic: bool, key) -> jax.Array | None:

@@ -38,6 +38,7 @@ _SILENT = frozenset(
     {
         *("max_cache_len", "cache_unbounded", "max_positions", "mask_ema"),
         *("dropout", "attention_dropout", "hidden_dropout", "init_mode", "use_checkpoint"),
+        "scan_layers",
         *("bos_token_id", "eos_token_id", "gemm_backend"),
         *("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype"),
     }

@@ -104,7 +104,8 @@ SEAMS = (
     Seam(
         "initialisation",
         "Transformers' post_init redraws every linear weight and the embedding with standard "
-        f"deviation {INITIAL_SPREAD}; here init_mode is followed",
+        f"deviation {INITIAL_SPREAD}; here init_mode is followed, except that 'he' "
+        "draws tokens so that logits start with a deviation of 1/2",
         "initial weights only; a loaded checkpoint is not affected",
         f"relative distance of the reference's spread from {INITIAL_SPREAD} under init_mode=he",
         _initial_spread,

@@ -107,6 +107,16 @@ def progress(quiet: bool) -> Progress:
     return report
 
 
+def unchecked() -> None:
+    """Trace what the running command computes without checks on values: its inputs are its own.
+
+    A check calls back to Python, and a program that does is not kept in the compilation cache.
+    """
+    from megalodon_jax import traced_checks
+
+    click.get_current_context().with_resource(traced_checks(False))
+
+
 def append(path: Path, text: str) -> None:
     """Append to a text file; one that cannot be written is named, and costs no verdict."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from reports.console import OK, REGRESSED, examples, progress, quiet_option
+from reports.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -58,7 +58,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
         return
     if torch_path is None:
         raise click.UsageError("name a checkpoint with --torch, or one of the commands.", ctx)
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from rich.console import Console
 
     from reports.checkpoint_pair import Options, compare
@@ -81,7 +81,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
 @click.pass_context
 def explain(ctx, case: str, fault: str | None) -> None:
     """Say where CASE leaves the oracle first, whether it starts there, and what acts there."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from parity.cases import by_name
     from parity.faults import by_name as fault_by_name
     from reports import explain as module
@@ -98,7 +98,7 @@ def explain(ctx, case: str, fault: str | None) -> None:
 @quiet_option
 def shrink(case: str, fault: str | None, quiet: bool) -> None:
     """Find the smallest sizes and the shortest text at which CASE still fails the same way."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from parity.cases import by_name
     from parity.faults import by_name as fault_by_name
     from reports import explain as module
@@ -142,7 +142,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 @click.pass_context
 def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, quiet) -> None:
     """Plant every known porting bug and print which are found, where, and how loudly."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     # Single operations compile in no time, but there are many: where there is a cache, keep them.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     report = progress(quiet)

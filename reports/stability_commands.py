@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from reports.console import OK, REGRESSED, examples, progress, quiet_option
+from reports.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
 from reports.subject_commands import SUBJECTS, examined
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
@@ -74,7 +73,7 @@ def stability(
         ctx.exit(examined(path, as_json, quiet, **asked))
     if path is None:
         raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     report = progress(quiet)
     if what_if:
         from reports import what_if as module
@@ -115,7 +114,7 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 @quiet_option
 def drill(steps, seed, out, as_json, quiet) -> None:
     """Train the byte-level model in float32, in bfloat16 and with each remedy; minutes."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from stability import drill as module
     from stability import drill_report
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from reports.console import OK, REGRESSED, examples, progress, quiet_option
+from reports.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -27,7 +26,7 @@ def examined(
     fp8_params: bool,
 ) -> int:
     """Run `stability --subject`: print what was found, and return the exit code."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from reports.diagnosis import plain
     from stability.subjects.mla_moe.examine import examine
 
@@ -57,7 +56,7 @@ def subject() -> None:
 @click.pass_context
 def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
     """Compare five configurations with Transformers and print the table, as every night does."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from stability.subjects.mla_moe import results
 
     found = results.compared(reference, progress(quiet))
@@ -69,7 +68,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 @click.pass_context
 def defects(ctx: click.Context) -> None:
     """Plant every defect, print which are caught, examine a fresh model; renew the page's copy."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from stability.subjects.mla_moe import defects as module
     from stability.subjects.mla_moe import results
     from stability.subjects.mla_moe.examine import examine
@@ -85,7 +84,7 @@ def defects(ctx: click.Context) -> None:
 @quiet_option
 def train(quiet: bool) -> None:
     """Break a short training run, with and without the guard; renew the page's curves."""
-    os.environ.setdefault("EQX_ON_ERROR", "off")
+    unchecked()
     from stability.subjects.mla_moe import results, training
 
     plan = training.Plan()

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import GemmBackend, MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.policy import Policy
@@ -151,7 +152,8 @@ def run(
     check_rounding(BF16)
 
     def one(variant: Variant) -> Outcome:
-        outcome = train(variant, plan, config)
+        with traced_checks(False):  # of this thread; the bytes of a text are all in the vocabulary
+            outcome = train(variant, plan, config)
         report(f"  {variant.name}: held-out loss {outcome.held_out:.3f} nats per byte")
         return outcome
 

@@ -208,7 +208,7 @@ def _scaled(factor: Array, z: Array) -> Array:
     return jax.lax.complex(factor * jnp.real(z), factor * jnp.imag(z))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def pole_powers(
     alpha: Float[Array, "D N"],
     delta: Float[Array, "D N"],
@@ -219,8 +219,8 @@ def pole_powers(
     """Real and imaginary part of q^j for j in `exponents`, computed in float64 and rounded once.
 
     No float64 value leaves this function, so it can be traced again from anywhere. Its derivative
-    needs no second pass of exponentials: it is j times the powers themselves, and rounded ones will
-    do, since what follows is summed in `dtype` anyway.
+    needs neither float64 nor a second pass of exponentials: it is j times the powers themselves,
+    and rounded ones will do, since what follows is summed in `dtype` anyway.
     """
     n, start, step = len(exponents), exponents.start, exponents.step
     S = math.isqrt(n - 1) + 1
@@ -245,23 +245,27 @@ def pole_powers(
         return real[..., :n], imag[..., :n]
 
 
-def _pole_powers_forward(alpha, delta, theta, exponents, dtype):
-    powers = pole_powers(alpha, delta, theta, exponents, dtype)
-    return powers, (powers, (alpha, delta, theta))
-
-
-def _pole_powers_backward(exponents, dtype, saved, bars):
-    (real, imag), logits = saved
-    real_bar, imag_bar = bars
+@pole_powers.defjvp
+def _pole_powers_jvp(exponents, dtype, logits, dots):
+    real, imag = pole_powers(*logits, exponents, dtype)
     j = jnp.asarray(np.array(exponents, dtype))
-    log_radius_bar = jnp.sum(j * (real * real_bar + imag * imag_bar), axis=-1)
-    turns_bar = (2.0 * math.pi) * jnp.sum(j * (real * imag_bar - imag * real_bar), axis=-1)
-    with jax.enable_x64(True):
-        _, pull_back = jax.vjp(_log_poles, *logits)
-        return pull_back((log_radius_bar.astype(jnp.float64), turns_bar.astype(jnp.float64)))
+    dots = _log_pole_dots(*(x.astype(dtype) for x in (*logits, *dots)))
+    log_radius, phase = (j * dot[..., None] for dot in dots)
+    powers_dot = real * log_radius - imag * phase, imag * log_radius + real * phase
+    return (real, imag), powers_dot
 
 
-pole_powers.defvjp(_pole_powers_forward, _pole_powers_backward)
+def _log_pole_dots(alpha, delta, theta, alpha_dot, delta_dot, theta_dot):
+    """Derivatives of log|q| and of the phase in radians, (D, N); sums of one sign only."""
+    N = alpha.shape[-1]
+    (a, b), (d, e), (t, u) = (
+        (jax.nn.sigmoid(x), jax.nn.sigmoid(-x)) for x in (alpha, delta, theta)
+    )
+    # 1 - a d without its cancellation, and never 0: gradients stay finite where |q| has become 0.
+    rest = jnp.maximum(b + a * e, jnp.finfo(a.dtype).tiny)
+    log_radius = -(a * d * b / rest) * alpha_dot - (a * d * e / rest) * delta_dot
+    orders = jnp.asarray(2.0 * math.pi / N * np.arange(1, N + 1), theta.dtype)
+    return log_radius, orders * (t * u * theta_dot)
 
 
 def _powers64(alpha, delta, theta, exponents: list[int]) -> tuple[Array, Array]:
@@ -304,34 +308,14 @@ def response(
     return table.reshape(*table.shape[:-2], A * S)[..., :length]
 
 
-@jax.custom_vjp
 def causal_convolution(
     x: Float[Array, "B D L"], kernel: Float[Array, "D L"]
 ) -> Float[Array, "B D L"]:
-    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding keeps the end off the start.
-
-    Its derivative is written out: both gradients are correlations with spectra the forward pass
-    already has, where differentiating the transforms would take complex ones of twice the work.
-    """
-    return _convolve(x, kernel)[0]
-
-
-def _convolve(x: Array, kernel: Array):
+    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding keeps the end off the start."""
     L = x.shape[-1]
     n = next_fast_len(2 * L - 1, real=True)
-    spectra = jnp.fft.rfft(x, n=n), jnp.fft.rfft(kernel, n=n)
-    return jnp.fft.irfft(spectra[0] * spectra[1], n=n)[..., :L], spectra
-
-
-def _correlate(spectra, y_bar: Array):
-    L, (x, kernel) = y_bar.shape[-1], spectra
-    n = next_fast_len(2 * L - 1, real=True)
-    g = jnp.fft.rfft(y_bar, n=n)
-    x_bar = jnp.fft.irfft(g * jnp.conj(kernel), n=n)[..., :L]
-    return x_bar, jnp.fft.irfft(jnp.sum(g * jnp.conj(x), axis=0), n=n)[..., :L]
-
-
-causal_convolution.defvjp(_convolve, _correlate)
+    spectrum = jnp.fft.rfft(x, n=n) * jnp.fft.rfft(kernel, n=n)
+    return jnp.fft.irfft(spectrum, n=n)[..., :L]
 
 
 def _einsum(spec: str, *operands: Array) -> Array:

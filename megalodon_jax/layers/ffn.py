@@ -43,10 +43,11 @@ class NormalizedFFN(eqx.Module):
         residual: Float[Array, "B L D"],
         *,
         key: jax.Array | None = None,
+        scale: Float[Array, ""] | None = None,
     ) -> Float[Array, "B L D"]:
         """Map the attention output `y` and the block input `residual`, (B, L, D), to the output.
 
-        `key` turns dropout on; None means deterministic.
+        `key` turns dropout on; None means deterministic. `scale` replaces a_i.
         """
         shape = ("B", "L", self.config.model_dim)
         check_inputs("NormalizedFFN", y=(y, shape), residual=(residual, shape))
@@ -57,4 +58,4 @@ class NormalizedFFN(eqx.Module):
             s = s * self.fc3(f)
         s = dropout(s, self.config.hidden_dropout, hidden_key)
         out = dropout(self.fc2(s), self.config.dropout, out_key)
-        return residual + self.scale * out
+        return residual + (self.scale if scale is None else scale) * out

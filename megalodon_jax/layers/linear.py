@@ -124,11 +124,17 @@ def init_weight(
 ) -> Float[Array, "out in"]:
     """Draw a weight as `config.init_mode` says (spec/model.md "Initialisation").
 
+    "he", the default, is a rule for maps between features; a matrix of tokens it would draw so wide
+    that training starts at several times ln V. There the logits get a deviation of 1/2: the final
+    norm divides by the deviation of group means, which makes features about sqrt(D / G) in size,
+    and a logit is a sum of D of them. The start is then 1/8 nat above ln V.
+
     Args:
         shape: (out, in).
         config: gives the mode and the storage dtype.
         key: PRNG key.
-        dim: width the "gaussian" mode scales by; None means unit scale.
+        dim: width of a matrix of tokens (the embedding, the head), which "gaussian" scales by; None
+            for a map between features, drawn at unit scale there.
         embedding: whether "none" means torch's embedding default (N(0, 1)) or its linear one.
 
     Returns:
@@ -137,6 +143,9 @@ def init_weight(
     out_features, in_features = shape
     dtype = config.sensitive_dtype
     match config.init_mode:
+        case "he" if dim is not None:
+            D, G = config.model_dim, config.norm_num_groups
+            weight = jax.random.normal(key, shape, dtype) * (0.5 / np.sqrt(D * D / G).item())
         case "he":
             weight = jax.random.normal(key, shape, dtype) * np.sqrt(2.0 / in_features).item()
         case "xavier":

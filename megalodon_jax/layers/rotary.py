@@ -66,7 +66,11 @@ class RotaryEmbedding(eqx.Module):
             # and evaluate them L times over.
             left = jnp.stack([cos_a, sin_a], axis=-1)
             right = jnp.stack([jnp.stack([cos_b, -sin_b], -1), jnp.stack([sin_b, cos_b], -1)])
-            cos_sin = jnp.einsum("jap,tjsp->tasj", left, right).reshape(2, A * S, 1, half)
+            # `einsum` would ask for float64 by name, which a transformation that traces this again
+            # outside of the context (`jax.vmap` of a jitted function) takes for float32.
+            numbers = (((2,), (3,)), ((0,), (1,)))
+            cos_sin = jax.lax.dot_general(left, right, numbers).transpose(2, 1, 3, 0)
+            cos_sin = cos_sin.reshape(2, A * S, 1, half)
             return cos_sin[0, :length].astype(dtype), cos_sin[1, :length].astype(dtype)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax import MegalodonForCausalLM
+from megalodon_jax import MegalodonForCausalLM, traced_checks
 from megalodon_jax.layers.linear import init_weight
-from tests.helpers import same_leaves, tiny
+from tests.helpers import same_leaves, tiny, tokens
 
 SHAPE = (48, 64)
 N = SHAPE[0] * SHAPE[1]
@@ -26,6 +29,8 @@ def draw(mode: str, **arguments) -> np.ndarray:
     ("mode", "arguments", "std"),
     [
         ("he", {}, np.sqrt(2 / 64)),
+        # D = 8 in 2 groups: features of size 2 after the final norm, 8 of them in a logit.
+        ("he", {"dim": 8}, 0.5 / (2 * np.sqrt(8))),
         ("bert", {}, 0.02),
         ("xavier", {}, np.sqrt(2 / (48 + 64))),
         ("gaussian", {}, CUT_AT_3),
@@ -76,3 +81,26 @@ def test_layers_and_their_projections_are_drawn_apart() -> None:
     assert not np.array_equal(first.attn.wz.weight, second.attn.wz.weight)
     assert not np.array_equal(first.attn.wv.weight, first.attn.wr.weight)
     assert not np.any(first.attn.wz.bias)
+
+
+WIDE = tiny(vocab_size=300, model_dim=64, value_dim=64, ffn_hidden_dim=64, norm_num_groups=8)
+
+
+@eqx.filter_jit
+def first_loss(model, ids):
+    return model.compute_loss(ids, ids)
+
+
+@pytest.mark.parametrize("output_size", [-1, 301])
+@pytest.mark.traced_checks
+def test_training_starts_where_every_token_is_as_likely_as_another(output_size: int) -> None:
+    config = dataclasses.replace(WIDE, output_size=output_size)
+    model = MegalodonForCausalLM(config, key=jax.random.key(0))
+    ids = jnp.asarray(tokens(config, (2, 64)))
+    # The control: a head drawn like a map between features, as it once was.
+    head = init_weight(model.head.shape, config, key=jax.random.key(1))
+    where = (lambda m: m.model.embed.weight) if model.tied else (lambda m: m.lm_head.weight)
+    wide = eqx.tree_at(where, model, head)
+    uniform = np.log(model.head.shape[0])
+    with traced_checks(False):
+        assert 0.9 * uniform <= first_loss(model, ids) <= 1.1 * uniform < first_loss(wide, ids)
