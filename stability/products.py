@@ -103,17 +103,29 @@ def drawn_right(
 ) -> block_formats.Blocks:
     """Return `nearest` with the values that were drawn, NaN where no draw of `x` gives them.
 
-    Each must be one of the two neighbours of what is rounded, and the sum of all errors within
-    `UNBIASED` of its standard deviations.
+    Each must be one of the two neighbours of what is rounded; and the sums of all errors, as they
+    are, away from 0, and squared, within `UNBIASED` standard deviations of what is expected.
     """
     scale = nearest.scale.astype(np.float64)[..., None] * nearest.outer
     scaled = block_formats.blocks(x, nearest.values.shape[-1]) / scale
     step = E2M1.spacing(scaled)
     share = np.abs(scaled) / step % 1.0
+    variance = step**2 * share * (1.0 - share)
     errors = ours.astype(np.float64) - scaled
-    neighbours = np.all(np.abs(errors) < step) and np.array_equal(E2M1.round(ours), ours)
-    deviation = np.sqrt(np.sum(step**2 * share * (1.0 - share)))
-    right = neighbours and abs(np.sum(errors)) <= UNBIASED * deviation
+    sums = (
+        (np.sum(errors), np.sum(variance)),
+        (np.sum(np.sign(scaled) * errors), np.sum(variance)),
+        # Rounding to nearest has no bias either, and smaller squares.
+        (
+            np.sum(errors**2 - variance),
+            np.sum(step**2 * variance * (1.0 - 2.0 * share) ** 2),
+        ),
+    )
+    right = (
+        np.all(np.abs(errors) < step)
+        and np.array_equal(E2M1.round(ours), ours)
+        and all(abs(total) <= UNBIASED * np.sqrt(expected) for total, expected in sums)
+    )
     return nearest._replace(values=ours if right else np.full_like(ours, np.nan))
 
 

@@ -1,4 +1,4 @@
-"""A suite that compares something with itself is red, and a night without its controls is not whole."""
+"""A suite that compares something with itself is red, and every night shows that it is none."""
 
 from __future__ import annotations
 
