@@ -26,12 +26,16 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def first_divergence(measurements: Iterable[Measurement]) -> Measurement | None:
-    """Return the earliest failing or not comparable stage, or the first failure without a stage.
+    """Return the earliest failing stage, or the first failure without a stage; without any, the
+    first that is not comparable.
 
-    The measurements should belong to one case and one edge: stages of different cases do not order.
+    The measurements should belong to one case, since stages of different cases do not order. Of
+    several edges that fail at one stage the one that comes first is named.
     """
     bad = [m for m in measurements if m.verdict in (Verdict.FAIL, Verdict.NOT_COMPARABLE)]
-    return min(bad, key=lambda m: (m.stage < 0, m.stage), default=None)
+    return min(
+        bad, key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from parity.taps import WEIGHTS
 from parity.tolerances import NoiseFloors
 
 Arrays = dict[str, np.ndarray]
+ALL = "all gates"
+"""Every tensor of a case together."""
 
 
 class Reference(Protocol):
@@ -107,7 +109,10 @@ class Suite:
             return Comparison(case, name, floors, dtype, self.device, **options)
 
         exact = truth(case)
-        yield from edge("jax64:oracle").run(self.wide.run(case), exact)
+        wide = edge("jax64:oracle")
+        rows = wide.run(self.wide.run(case), exact)
+        yield from rows
+        yield wide.judged(ALL, "exact_share", _exact_share(rows))
         ours = self.subject.run(case)
         yield from edge("jax32:oracle").run(ours, exact)
         yield edge("jax32:oracle").judged(*_converted(round_trip(case), case))
@@ -137,6 +142,11 @@ class Suite:
         return {name: array for name, array in arrays.items() if self.reference.gives(name)}
 
 
+def _exact_share(rows: Sequence[Measurement]) -> float:
+    errors = [row.value for row in rows if row.metric == "rel_l2"]
+    return errors.count(0.0) / len(errors)
+
+
 def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:
     return WEIGHTS, "changed_parameters", float(len(changed(held, case.weights)))
 
@@ -160,10 +170,13 @@ def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement
     )
 
 
+SHARPEST = ("jax64:oracle", "jax32:oracle", "jax32:reference32", "reference32:oracle")
+
+
 def culprit(rows: Sequence[Measurement]) -> Measurement | None:
-    """Return the first stage that diverges in a case, on the sharpest edge that shows one."""
-    for edge in ("jax64:oracle", "jax32:oracle", "jax32:reference32", "reference32:oracle"):
-        found = first_divergence(m for m in rows if m.edge == edge)
-        if found is not None:
-            return found
-    return None
+    """Return the first stage that diverges in a case, on the sharpest edge that shows it."""
+
+    def bluntness(row: Measurement) -> int:
+        return SHARPEST.index(row.edge) if row.edge in SHARPEST else len(SHARPEST)
+
+    return first_divergence(sorted(rows, key=bluntness))

@@ -125,7 +125,10 @@ DRIFT_WORST = 2.0
 DRIFT_SHARE = 0.01
 """Share of its tolerance below which a gate's value moves freely: a hundredfold is still left."""
 PRODUCTS = "products32:float64"
-"""The edge of `parity.products`."""
+"""The edge of `stability.products`."""
+UNBIASED = 5.0
+"""Standard deviations that the sum of the errors of stochastic rounding may be from 0: of draws
+that are fixed by what is rounded, on every machine, one set in two million is beyond it."""
 EDGES = (
     "jax64:oracle",
     "reference32:oracle",
@@ -145,6 +148,15 @@ TABLE = (
         (Kind.GRADIENT,),
         "spec/parity.md: against automatic differentiation of the oracle; at most 8.5e-14 measured",
         absolute=1e-10,
+    ),
+    Rule(
+        "jax64:oracle",
+        (Kind.BLOCK,),
+        "two implementations that add in different orders do not agree to the last bit: share of "
+        "the gates of a case whose error is exactly 0. At most 3 of 16 on healthy cases, the "
+        "counts of a stream; 1 where the oracle is compared with itself",
+        metric="exact_share",
+        absolute=0.5,
     ),
     Rule(
         "reference32:oracle",
@@ -213,16 +225,26 @@ TABLE = (
     Rule(
         "jaxbf16:oracle",
         (Kind.LOGITS,),
-        "bfloat16 products with float32 parameters: no less accurate than torch's autocast on the "
-        "same weights; 0.65 to 0.71 of its error measured",
+        "bfloat16 products with float32 parameters: more accurate than torch's autocast on the "
+        "same weights, since nothing is rounded that is added afterwards. 0.64 to 0.76 of its "
+        "error seen on hosts with AMX, AVX512, AVX2, AVX and SSE4.2 of Intel, and on AMD EPYC; "
+        "rounding what products give as well comes to 1",
         metric="error_over_autocast",
-        absolute=1.0,
+        absolute=0.85,
+    ),
+    Rule(
+        "jaxbf16:oracle",
+        (Kind.LOGITS, Kind.BLOCK),
+        "bfloat16 rounds operands to 2^-9 where the floor is of 2^-24, so 2^15 floors; but of what "
+        "the floor moves only the operands of products: at most 0.51 of 2^15 floors measured, on "
+        "the attention of layer 0, 0.43 elsewhere",
+        noise_factor=0.6 * 2.0**15,
     ),
     Rule(
         PRODUCTS,
         (Kind.BLOCK, Kind.GRADIENT),
-        "a low-precision backend multiplies numbers of few bits and adds in float32: at most 6e-8 "
-        "measured against float64 on the same operands",
+        "a low-precision backend multiplies numbers of few bits and adds in float32: at most "
+        "3.7e-8 measured against float64 on operands quantised in NumPy",
         absolute=2e-7,
     ),
     *(

@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import Any
 
 from parity.results import Measurement, Verdict
-from reports.drift import Drift, Held
+from reports.drift import Drift, Held, Rescaled
 from reports.history import Key, Past
 from reports.host import processor
 from reports.noise import step
 from reports.store import Run
-from reports.text import count, edge_rank, label, number
+from reports.text import contrast, count, edge_rank, label
 from stability.findings import Finding, Severity
 
 
@@ -116,7 +116,7 @@ def environment_diff(run: Run, baseline: Run) -> tuple[str, ...]:
 
 def _change(what: What, m: Measurement, before: Measurement | None, note: str = "") -> Change:
     if before is not None and not note and not _same(before.tolerance, m.tolerance):
-        note = f"tolerance was {number(before.tolerance)}"
+        note = retoleranced(before.tolerance, m.tolerance)
     return Change(
         what=what,
         case=m.case,
@@ -159,6 +159,32 @@ def _step(m: Measurement, past: Past) -> Change | None:
     what = What.WORSE if ratio > 1 else What.BETTER
     note = f"{ratio:.2f} times the median of {count(len(past.values), 'run')}"
     return replace(_change(what, m, None, note), before=m.value / ratio)
+
+
+def retoleranced(before: float, now: float) -> str:
+    """Say that a tolerance is another one."""
+    then, after = contrast(before, now)
+    return f"tolerance changed from {then} to {after}"
+
+
+def rescaled_change(rescaled: Rescaled, held: Held) -> Change:
+    """Return the change that the level of a group cannot be compared with a golden's, because it
+    rests on tolerances that are others now.
+    """
+    case, edge, kind, metric = rescaled.group
+    note = f"{retoleranced(rescaled.before, rescaled.now)} since {whose(held)}"
+    return Change(
+        What.NOT_COMPARABLE,
+        case,
+        edge,
+        f"all {kind} gates",
+        metric,
+        None,
+        None,
+        math.nan,
+        note=note,
+        kind=kind,
+    )
 
 
 def drift_change(drift: Drift, held: Held, run: Run) -> Change:

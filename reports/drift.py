@@ -8,7 +8,7 @@ draws of rounding can be. See docs/verdicts.md, "Another machine".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
@@ -46,6 +46,15 @@ class Drift:
         return not 1 / self.limit <= self.ratio <= self.limit
 
 
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """A group whose level rests on tolerances that changed: there is no ratio to speak of."""
+
+    group: Group
+    before: float
+    now: float
+
+
 @dataclass(frozen=True)
 class Held:
     """A run held against one golden."""
@@ -59,6 +68,8 @@ class Held:
     """How many levels the run has."""
     compared: tuple[Drift, ...]
     """Two per level of the same work, `typical` and `worst`, the furthest from the golden first."""
+    rescaled: tuple[Rescaled, ...] = ()
+    """Levels of the same work that could not be compared: their tolerances changed."""
 
     @property
     def comparable(self) -> int:
@@ -95,12 +106,32 @@ def limit(base: float, deviation: float, same: bool) -> float:
     return max(base, math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * deviation))
 
 
-def compare(now: Mapping[Group, Level], golden: Golden, same: bool) -> tuple[Drift, ...]:
+def rescaled(
+    now: Mapping[Group, Level], golden: Golden, before: Mapping[Group, Level]
+) -> tuple[Rescaled, ...]:
+    """Return the levels of the same work that rest on tolerances which changed.
+
+    A golden that does not hold its tolerances is taken to have had those of `before`.
+    """
+    found = []
+    for group, level in now.items():
+        pinned = golden.groups.get(group)
+        if pinned is None or pinned.work != level.work:
+            continue
+        then = pinned if pinned.tolerance else before.get(group, level)
+        if then.tolerance != level.tolerance and then.floored + level.floored:
+            found.append(Rescaled(group, then.tolerance, level.tolerance))
+    return tuple(found)
+
+
+def compare(
+    now: Mapping[Group, Level], golden: Golden, same: bool, without: Collection[Group] = ()
+) -> tuple[Drift, ...]:
     """Return how far each level of the same work is from the golden's, the furthest first."""
     found: list[Drift] = []
     for group, level in now.items():
         pinned = golden.groups.get(group)
-        if pinned is None or pinned.work != level.work:
+        if pinned is None or pinned.work != level.work or group in without:
             continue
         spread = _wider(pinned.spread, level.spread)
         for what, base, deviation in (
@@ -117,13 +148,19 @@ def _wider(a: Spread, b: Spread) -> Spread:
     return max(a[0], b[0]), max(a[1], b[1])
 
 
-def hold(run: Run, now: Mapping[Group, Level], goldens: Iterable[Golden]) -> tuple[Held, ...]:
+def hold(
+    run: Run,
+    now: Mapping[Group, Level],
+    goldens: Iterable[Golden],
+    before: Mapping[Group, Level] | None = None,
+) -> tuple[Held, ...]:
     """Hold a run against the golden of its own machine and the newest of another, where there are.
 
     Args:
         run: What was measured.
         now: Its levels.
         goldens: Candidates, the ones to be preferred first.
+        before: Levels of the run's baseline, for the tolerances that a golden does not hold.
     """
     mine = fingerprint(run.manifest)
     kind = (run.manifest.get("reference") or {}).get("kind")
@@ -132,16 +169,14 @@ def hold(run: Run, now: Mapping[Group, Level], goldens: Iterable[Golden]) -> tup
     # What was compared with the same kind of reference says more; sorting keeps the order else.
     others = [g for g in candidates if mine is None or g.fingerprint != mine]
     others.sort(key=lambda g: (g.environment.get("reference") or {}).get("kind") != kind)
-    return tuple(
-        Held(
-            golden,
-            same,
-            differences(run.manifest, golden.environment),
-            len(now),
-            compare(now, golden, same),
-        )
-        for golden, same in (*((g, True) for g in own), *((g, False) for g in others[:1]))
-    )
+
+    def held(golden: Golden, same: bool) -> Held:
+        lost = rescaled(now, golden, before or {})
+        compared = compare(now, golden, same, {it.group for it in lost})
+        differs = differences(run.manifest, golden.environment)
+        return Held(golden, same, differs, len(now), compared, lost)
+
+    return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
 
 
 def levels_of(run: Run, past: Mapping) -> dict[Group, Level]:

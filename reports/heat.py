@@ -106,7 +106,7 @@ def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}
-    gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS])])
+    gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS]) & (data["stage"] >= 0)])
     # A stream has no stages, and a map of its logits alone would show nothing.
     layered = set(gates[gates["kind"] == Kind.BLOCK]["case"])
     gates = gates[gates["case"].isin(layered)] if layered else gates

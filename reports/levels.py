@@ -21,8 +21,8 @@ from reports.history import Key, Past
 RECENT = 7
 """Newest values that stand for a gate that does not repeat, today's included."""
 # A scalar's error may be zero by luck: only what averages over many elements has a level.
-# A ratio of two errors trembles with both, and both have levels of their own.
-_RATIOS = ("error_over_reference",)
+# A ratio of two errors trembles with both, and both have levels of their own; a share is no error.
+_RATIOS = ("error_over_reference", "exact_share")
 _KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 
 Group = tuple[str, str, str, str]
@@ -46,6 +46,11 @@ class Level:
     typical: float
     worst: float
     spread: Spread = STILL
+    tolerance: float = 0.0
+    """Geometric mean of the tolerances; 0 where it is not known, in goldens of earlier days."""
+    floored: int = 0
+    """Gates below `DRIFT_SHARE` of their tolerance, which count with that: where there are any, the
+    level follows the tolerances."""
 
 
 def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
@@ -91,11 +96,13 @@ def levels(
 def _level(
     gates: list[Measurement], past: Mapping[Key, Past], spread: Spread, settle: Settle
 ) -> Level:
-    def value(m: Measurement) -> float:
+    def recent(m: Measurement) -> float:
         seen = past.get((m.case, m.edge, m.quantity, m.metric), Past()).values
-        return max(settle((*seen[1 - RECENT :], m.value)), DRIFT_SHARE * m.tolerance)
+        return settle((*seen[1 - RECENT :], m.value))
 
-    values = [value(m) for m in gates]
+    floors = [DRIFT_SHARE * m.tolerance for m in gates]
+    known = [recent(m) for m in gates]
+    values = [max(pair) for pair in zip(known, floors, strict=True)]
     identities = repr(sorted(m.identity for m in gates)).encode()
     return Level(
         work=hashlib.sha256(identities).hexdigest()[:8],
@@ -103,6 +110,8 @@ def _level(
         typical=_rounded(statistics.geometric_mean(values)),
         worst=_rounded(max(values)),
         spread=spread,
+        tolerance=_rounded(statistics.geometric_mean([m.tolerance for m in gates])),
+        floored=sum(value < floor for value, floor in zip(known, floors, strict=True)),
     )
 
 

@@ -17,10 +17,10 @@ from megalodon_jax.gemm import BACKENDS
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
 from parity.compare import OnFailure
+from parity.controls import CONTROLS, missed
 from parity.deviation import Deviations
 from parity.faults import by_name as fault_by_name
 from parity.pooling import POOLED
-from parity.products import measure as measure_products
 from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
 from parity.seams import measure as measure_seams
@@ -33,12 +33,20 @@ from reports.environment import describe, environment
 from reports.levels import Calibrated, spreads_of
 from reports.page.render import render
 from reports.schema import RunKind, kind_of
-from reports.shards import MLA_MOE_PART, PROBES_PART, PRODUCTS_PART, SEAMS_PART, Shard
+from reports.shards import (
+    CONTROLS_PART,
+    MLA_MOE_PART,
+    PROBES_PART,
+    PRODUCTS_PART,
+    SEAMS_PART,
+    Shard,
+)
 from reports.store import Run, write_run
 from reports.stored import held_against, judge
 from reports.verdicts import Decision
 from stability import suite as stability
 from stability.findings import Finding
+from stability.products import measure as measure_products
 from stability.subjects.mla_moe import parity as mla_moe
 from stability.subjects.mla_moe.fixed_bugs import reference_scatter
 
@@ -112,6 +120,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     # A few cases are asked for to answer a question about those cases.
     asked = {part: names & set(options.cases) for part, names in elsewhere().items()}
     plan = (*cases, *(p for p in MEASURED if asked[p] or not options.cases), PROBES_PART)
+    plan += () if options.cases else (CONTROLS_PART,)
     parts = options.shard.part_of(plan) if options.shard else plan
     checkpoint = open_checkpoint(options.checkpoint)
     # A broken checkpoint is refused before an hour of work, not after it.
@@ -133,10 +142,14 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         for part in (part for part in parts if part in MEASURED):
             done.add(*MEASURED[part](reference, report, asked[part]))
     if PROBES_PART in parts:
-        step(len(parts) - 1, len(parts))
+        step(parts.index(PROBES_PART), len(parts))
         findings, done.shown, probes = run_stability(checkpoint, model, report)
         done.findings += findings
         done.suites.append(probes)
+    if CONTROLS_PART in parts:
+        # Last, because they throw away what is compiled.
+        step(len(parts) - 1, len(parts))
+        done.suites.append(run_controls(reference, report))
     step(len(parts), len(parts))
     tested = {
         "cases": [case_entry(case) for case in mine],
@@ -382,6 +395,23 @@ def run_stability(
     for failure in said.failures:
         report(f"  did not finish: {failure}")
     return said.findings, said.shown, suite
+
+
+def run_controls(reference: Reference, report: Report) -> _Suite:
+    """Plant the controls; one that the triangle does not find leaves the suite incomplete."""
+    suite, clock = _Suite("controls", planned=len(CONTROLS)), time.perf_counter()
+    try:
+        told = list(missed(Suite(reference, device=device_kind()), NoiseFloors.load()))
+        suite.executed = sum(not text for _, text in told)
+        suite.reason = "; ".join(text for _, text in told if text)[:400]
+    except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
+        suite.reason = f"{type(error).__name__}: {error}"[:400]
+    suite.seconds = time.perf_counter() - clock
+    report(
+        f"  controls: {suite.executed} of {suite.planned} planted bugs found "
+        f"({suite.seconds:.1f} s) {suite.reason}".rstrip()
+    )
+    return suite
 
 
 def replayed(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:

@@ -45,15 +45,30 @@ def regressed(run: Run, counts: Counts, starts: Sequence[Measurement]) -> str:
         others = f"; {count(more, 'other comparison', 'other comparisons')} fail" + (
             "s" if more == 1 else ""
         )
-        return f"{head} It starts at {place(failing[0])}: {_size(failing[0])}" + (
-            f"{others}." if more else "."
-        )
+        size = _size(failing[0])
+        end = f"{others}." if more else "."
+        return f"{head} It starts at {place(failing[0])}: {size}{end}{_shared(run, failing)}"
     errors = [f for f in run.findings if f.severity is Severity.ERROR]
     if errors:
         f = errors[0]
         return f"{head} Probe {label(f.probe, 40)} on {label(f.subject, 60)}: {label(f.message)}."
     blocked = starts[0] if starts else None
     return head + (f" It starts at {place(blocked)}: not comparable." if blocked else "")
+
+
+def _shared(run: Run, failing: Sequence[Measurement]) -> str:
+    """Say whom to suspect where JAX and the oracle agree with each other and with no reference."""
+    case = failing[0].case
+    broken = {m.edge for m in failing if m.case == case}
+    ours = {"jax64:oracle", "jax32:oracle"}
+    measured = {m.edge for m in run.measurements if m.case == case}
+    if not ours <= measured - broken or not {"reference32:oracle", "jax32:reference32"} <= broken:
+        return ""
+    return (
+        " JAX and the oracle agree with each other and not with the reference: suspect first what "
+        "the two share, the configuration (eps, RoPE base, sizes, masks), weights and ids; then "
+        "the reference."
+    )
 
 
 def worse(changes: Sequence[Change], counts: Counts) -> str:

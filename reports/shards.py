@@ -16,13 +16,14 @@ from reports.schema import MANIFEST, RunKind, StoreError, kind_of
 from reports.store import Run, read_run
 
 SEAMS_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
-PROBES_PART = "(probes)"
+PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
 """Parts of a nightly's plan that are no case; no case can be named so."""
 SUITE_OF = {
     SEAMS_PART: "seams",
     PRODUCTS_PART: "products",
     MLA_MOE_PART: "mla-moe",
     PROBES_PART: "stability",
+    CONTROLS_PART: "controls",
 }
 """The suite that each of them is; cases are the suite `parity`."""
 

@@ -55,6 +55,7 @@ _METRICS = {
     "disagreement": "tokens after the texts part",
     "changed_parameters": "changed parameters",
     "error_over_autocast": "error over autocast's",
+    "exact_share": "share equal to the last bit",
     "seam": "size of the difference",
     "top1_agreement": "top-1 agreement",
     "top1_flips": "top-1 flips",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Any
 
 from parity.localize import first_divergence
 from parity.results import Measurement, Verdict
@@ -24,6 +25,7 @@ from reports.changes import (
     find_changes,
     gravest_first,
     ran,
+    rescaled_change,
     settle,
 )
 from reports.drift import Held, hold, levels_of
@@ -65,7 +67,7 @@ class Decision:
     counts: Counts
     changes: tuple[Change, ...]
     starts: tuple[Measurement, ...]
-    """First divergence of each failing (case, edge), the one to look at first in front."""
+    """First divergence of each failing (case, edge); in front the gravest case's earliest stage."""
     baseline_id: str | None
     environment: tuple[str, ...]
     """What differs from the baseline's environment: while anything does, no value is CHANGED."""
@@ -84,18 +86,26 @@ def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ..
         groups.setdefault((m.case, m.edge), []).append(m)
     found = [start for group in groups.values() if (start := first_divergence(group))]
 
-    def importance(m: Measurement) -> tuple[object, ...]:
-        fraction = m.fraction
-        return (
-            m.verdict is not Verdict.FAIL,
-            not any(case == m.case and edge == m.edge for case, edge, _, _ in new),
-            edge_rank(m.edge),
-            math.isfinite(fraction),
-            -fraction if math.isfinite(fraction) else 0.0,
-            m.case,
-        )
+    def known(m: Measurement) -> tuple[bool, bool]:
+        is_new = any(case == m.case and edge == m.edge for case, edge, _, _ in new)
+        return m.verdict is not Verdict.FAIL, not is_new
 
-    return tuple(sorted(found, key=importance))
+    def importance(m: Measurement) -> tuple[Any, ...]:
+        fraction = m.fraction
+        finite = math.isfinite(fraction)
+        return (*known(m), edge_rank(m.edge), finite, -fraction if finite else 0.0, m.case)
+
+    # The case is chosen by its gravest edge; in it the earliest stage comes first, on whichever
+    # edge: the sharpest one may hold nothing but logits.
+    gravest: dict[str, tuple[Any, ...]] = {}
+    for m in sorted(found, key=importance):
+        gravest.setdefault(m.case, importance(m))
+
+    def order(m: Measurement) -> tuple[Any, ...]:
+        at = (m.stage < 0, m.stage, edge_rank(m.edge))
+        return *known(m), gravest[m.case], *at
+
+    return tuple(sorted(found, key=order))
 
 
 def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
@@ -128,8 +138,10 @@ def decide(
     """
     rows, past = [settle(m) for m in run.measurements], past or {}
     environment = environment_diff(run, baseline) if baseline else ()
-    held = hold(run, levels_of(run, past), goldens)
+    before = levels_of(baseline, {}) if baseline else {}
+    held = hold(run, levels_of(run, past), goldens, before)
     drifted = [drift_change(drift, to, run) for to in held for drift in to.drifts]
+    drifted += [rescaled_change(it, to) for to in held for it in to.rescaled]
     found = find_changes(run, rows, baseline, past, equal=not environment)
     changes = gravest_first([*found, *drifted])
     counts = counted(run, rows, changes)

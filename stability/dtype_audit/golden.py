@@ -109,8 +109,9 @@ def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tupl
 def golden_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
     """Return one finding per difference from a committed table, or one `ok` without any.
 
-    A difference of a jaxpr is a warning, and so is one of torch with the same versions. Of a
-    compiled program it is a note: XLA chooses by version and processor.
+    With the same version of jax a difference of a jaxpr is an error: the model computes in other
+    dtypes than was committed. With another jax it is a warning, and so is one of torch with the
+    same versions. Of a compiled program it is a note: XLA chooses by version and processor.
     """
     golden = read_golden(name, folder)
     now = versions_now(name)
@@ -139,5 +140,6 @@ def golden_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> li
 
 
 def _severity(row: Row, same_versions: bool) -> Severity:
-    ours = row.view == "jaxpr"
-    return Severity.WARNING if ours or (row.view == "torch" and same_versions) else Severity.NOTE
+    if row.view == "jaxpr":
+        return Severity.ERROR if same_versions else Severity.WARNING
+    return Severity.WARNING if row.view == "torch" and same_versions else Severity.NOTE

@@ -17,6 +17,7 @@ from parity.pooling import POOLED
 from parity.results import Kind
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports import goldens, host, levels
+from reports.changes import What
 from reports.drift import hold, levels_of, limit
 from reports.goldens import golden_of
 from reports.host import FIELDS, UNKNOWN, differences, fingerprint
@@ -260,3 +261,28 @@ def test_what_was_pooled_has_its_level_there() -> None:
         ("port32:original32", "rel_l2"),
         ("port32:port64", POOLED),
     ]
+
+
+@pytest.mark.parametrize("old_golden", [False, True], ids=["golden", "golden without tolerances"])
+def test_a_loosened_tolerance_is_no_drift(old_golden: bool) -> None:
+    # Far below its tolerance, a level is a share of it; further up it is the error itself.
+    low, high = 1e-9, 1e-6
+    for value, says in ((low, True), (high, False)):
+        then, now = night(value), night(value, 2, row={"tolerance": 15e-6})
+        golden = golden_of(then, {}, "as measured", "2026-11-01")
+        if old_golden:
+            known = {g: replace(it, tolerance=0.0, floored=0) for g, it in golden.groups.items()}
+            golden = replace(golden, groups=known)
+        decision = decide(now, then, goldens=[golden])
+        assert decision.word is Word.PASS, decision.sentence
+        notes = [c.note for c in decision.changes if "tolerance changed from 4.0e-06" in c.note]
+        assert bool(notes) is says
+        assert decision.held[0].comparable == (0 if says else 1)
+
+
+def test_a_level_that_rests_on_its_tolerance_may_still_rise_above_it() -> None:
+    then, now = night(1e-9), night(2e-6, 2)
+    golden = golden_of(then, {}, "as measured", "2026-11-01")
+    decision = decide(now, None, goldens=[golden])
+    assert decision.word is Word.REGRESSED
+    assert [c.what for c in decision.changes] == [What.DRIFTED]

@@ -21,6 +21,7 @@ from reports.cli import main
 from reports.document import seams
 from reports.nightly import Options, nightly
 from reports.schema import PAGE
+from reports.shards import Shard
 from reports.store import read_run
 from reports.stored import judged
 from reports.verdicts import Word
@@ -93,6 +94,28 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
 
 def suite_of_none():
     return nightly_module._Suite("stability", planned=1, executed=1)
+
+
+def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_probes):
+    def run_parity(*_, **options):
+        return [measurement()], nightly_module._Suite("parity", planned=1, executed=1)
+
+    def missed(reference, report):
+        return nightly_module._Suite("controls", planned=2, executed=1, reason="tf32 not found")
+
+    monkeypatch.setattr(nightly_module, "MEASURED", {})
+    monkeypatch.setattr(nightly_module, "run_parity", run_parity)
+    monkeypatch.setattr(nightly_module, "run_controls", missed)
+    outcome = nightly(Options(tmp_path / "all", reference="recorded"), quiet)
+    assert outcome.decision.word is Word.INCOMPLETE
+    assert "suite controls is not whole (failed): 1 of 2 checks" in outcome.decision.sentence
+    # A few cases are asked for to answer a question about those cases.
+    outcome = nightly(Options(tmp_path / "one", ("length_c",), "recorded"), quiet)
+    assert outcome.decision.word is Word.PASS
+    # Of two shards, the one whose part they are runs them.
+    shards = [Options(tmp_path / "two", reference="recorded", shard=Shard(k, 2)) for k in (1, 2)]
+    suites = [nightly(options, quiet).run.manifest["suites"] for options in shards]
+    assert sum(suite["name"] == "controls" for shard in suites for suite in shard) == 1
 
 
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from nights import earlier, failing, finding, measurement, run
 
 from parity.results import Kind, Measurement, Verdict
+from parity.suite import culprit
 from reports.changes import What, settle
 from reports.verdicts import ExitCode, Word, decide
 from stability.findings import Severity
@@ -45,6 +46,39 @@ def test_a_failure_regresses_and_names_where_it_starts() -> None:
 def test_the_mathematics_is_named_before_the_accuracy() -> None:
     night = run(failing(edge="jax32:oracle", value=1.0), failing(edge="jax64:oracle"))
     assert [m.edge for m in decide(night, None).starts] == ["jax64:oracle", "jax32:oracle"]
+
+
+def test_the_earliest_stage_is_named_on_whichever_edge() -> None:
+    wide = failing(edge="port64:original64", quantity="logits", stage=9)
+    narrow = failing(edge="port32:original32", quantity="layers.0.router", stage=4, kind=Kind.BLOCK)
+    ratio = failing(edge="port32:port64", quantity="all", stage=-1, kind=Kind.BLOCK)
+    elsewhere = failing(case="other", edge="port32:original32", quantity="embed", stage=0)
+    decision = decide(run(elsewhere, wide, ratio, narrow), None)
+    assert [m.quantity for m in decision.starts] == ["layers.0.router", "logits", "all", "embed"]
+    assert "It starts at layers.0.router" in decision.sentence
+    assert culprit([wide, ratio, narrow]) == narrow
+    # At one stage, the mathematics is named before the accuracy.
+    both = [failing(edge=edge) for edge in ("jax32:reference32", "jax64:oracle")]
+    assert culprit(both) == both[1]
+
+
+AGREE = [measurement(edge=edge) for edge in ("jax64:oracle", "jax32:oracle")]
+OUTSIDE = [failing(edge=edge) for edge in ("reference32:oracle", "jax32:reference32")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "suspected"),
+    [
+        (AGREE + OUTSIDE, True),
+        ([failing(edge="jax64:oracle"), AGREE[1], *OUTSIDE], False),
+        (AGREE + OUTSIDE[:1] + [measurement(edge="jax32:reference32")], False),
+        (AGREE[:1] + OUTSIDE, False),
+    ],
+    ids=["both agree", "one is wrong", "a reference agrees", "one was not measured"],
+)
+def test_what_jax_and_the_oracle_share_is_suspected(rows, suspected: bool) -> None:
+    sentence = decide(run(*rows), None).sentence
+    assert ("suspect first what the two share, the configuration" in sentence) is suspected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +216,7 @@ def test_a_gate_that_vanished_is_reported() -> None:
 def test_a_loosened_tolerance_is_noted() -> None:
     baseline = earlier(failing())
     [change] = decide(run(measurement(value=9e-6, tolerance=1e-5)), baseline).changes
-    assert (change.what, change.note) == (What.FIXED, "tolerance was 4.0e-06")
+    assert (change.what, change.note) == (What.FIXED, "tolerance changed from 4.0e-06 to 1.0e-05")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import pytest
 
 from parity.cases import BYTE_LM
@@ -72,12 +73,15 @@ def test_audits_equal_to_the_committed_ones_are_ok_and_say_what_is_left_out(monk
     assert [f.subject for f in found if f.metric == "not_compared"] == ["float32"]
 
 
-def test_a_row_in_another_dtype_is_a_warning(monkeypatch) -> None:
+def test_a_row_in_another_dtype_is_an_error_with_the_same_jax_only(monkeypatch) -> None:
     def narrowed(rows):
         return [replace(rows[0], output="bfloat16", inputs=("bfloat16",)), *rows[1:]]
 
     found = golden(monkeypatch, narrowed)
-    assert Severity.WARNING in {f.severity for f in found}
+    assert Severity.ERROR in {f.severity for f in found}
+    monkeypatch.setattr(jax, "__version__", "0.0.1")
+    found = golden(monkeypatch, narrowed)
+    assert {f.severity for f in found} == {Severity.WARNING, Severity.NOTE, Severity.OK}
 
 
 def test_a_reference_that_is_not_there_is_said(monkeypatch) -> None:
