@@ -40,6 +40,7 @@ OFF = MegalodonConfig(
     chunk_size=4,
     max_cache_len=9,
     cache_unbounded=True,
+    scan_layers=True,
     norm_num_groups=2,
     norm_eps=1e-3,
     rope_base=500.0,
