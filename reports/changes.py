@@ -27,7 +27,7 @@ class What(StrEnum):
     NEW = "new failure"
     PERSISTING = "persisting failure"
     WORSE = "worse than its history"
-    DRIFTED = "drifted from the blessed run"
+    DRIFTED = "drifted from its level"
     FIXED = "fixed"
     GONE = "no longer measured"
     CHANGED = "changed"
@@ -221,7 +221,7 @@ def whose(held: Held) -> str:
 def where(manifest: Mapping[str, Any]) -> str:
     """Name the processor of a run and what kind of reference it was compared with."""
     reference = (manifest.get("reference") or {}).get("kind") or "absent"
-    return f"{label(processor(manifest), 80)}, reference {label(str(reference), 20)}"
+    return f"{label(processor(manifest), 140)}, reference {label(str(reference), 20)}"
 
 
 def _measurement_changes(

@@ -149,7 +149,7 @@ def against(held: Held) -> str:
     if not golden.blessed:
         why = ", the oldest healthy run on this machine"
     count_of = f"{held.comparable:,} of {count(held.levels, 'level')} comparable"
-    differs = f"; {'; '.join(label(d, 120) for d in held.differs)}" if not held.same else ""
+    differs = f"; {'; '.join(label(d, 200) for d in held.differs)}" if not held.same else ""
     return f"run {label(golden.run, 60)}{why}: {count_of}{differs}"
 
 
