@@ -1,0 +1,73 @@
+"""Draws pooled: what is averaged and how, what repeats, and a port that is wrong in one draw."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from parity.metrics import relative_l2
+from parity.pooling import POOLED, Draw, pool
+from parity.results import Verdict
+
+
+def port(weight, x):
+    return jnp.tanh(checkpoint_name(x @ weight.T, "scores")) @ weight
+
+
+def drawn(seed: int, scale: float = 1.0) -> Draw:
+    rng = np.random.default_rng(seed)
+    weight, x = (rng.normal(size=(6, 6)).astype(np.float32) for _ in range(2))
+    # The original computes in float32 too, one product after another.
+    q = np.einsum("ij,kj->ik", x, weight) * np.float32(scale)
+    original = {"scores": q, "output": np.einsum("ik,kj->ij", np.tanh(q), weight)}
+    return Draw(jnp.asarray(weight), (jnp.asarray(x),), original)
+
+
+def rows(draws: list[Draw]):
+    found = pool(port, draws, name="pooled")
+    return {(m.edge, m.quantity): m for m in found.measurements}, found.responses
+
+
+def test_a_level_is_the_geometric_mean_over_draws() -> None:
+    draws = [drawn(seed) for seed in range(4)]
+    measured, responses = rows(draws)
+    assert {m.metric for m in measured.values()} == {POOLED}
+    assert {edge for edge, _ in measured} == {
+        *("port32:port64", "original32:port64", "port32:original32"),
+    }
+    assert all(m.verdict is Verdict.PASS and m.deterministic for m in measured.values())
+    errors = []
+    for draw in draws:
+        weight, (x,) = np.asarray(draw.model, np.float64), draw.inputs
+        assert draw.original is not None
+        errors.append(relative_l2(draw.original["scores"], np.asarray(x, np.float64) @ weight.T))
+    expected = np.exp(np.mean(np.log(errors)))
+    assert measured["original32:port64", "scores"].value == pytest.approx(expected)
+    # The worst draw alone, or a root mean square, would be another number.
+    assert measured["original32:port64", "scores"].value < np.sqrt(np.mean(np.square(errors)))
+    assert {name: len(values) for name, values in responses.items()} == {"scores": 4, "output": 4}
+
+
+def test_without_originals_our_own_error_is_pooled() -> None:
+    alone = [Draw(d.model, d.inputs) for d in map(drawn, range(2))]
+    assert {edge for edge, _ in rows(alone)[0]} == {"port32:port64"}
+
+
+def test_an_original_that_computes_something_else_fails_and_nan_is_no_mean() -> None:
+    """The negative controls: a thousandth off in every draw, and a NaN in one of them."""
+    off, _ = rows([drawn(seed, 1.001) for seed in range(2)])
+    assert off["original32:port64", "scores"].verdict is Verdict.FAIL
+    assert off["port32:port64", "scores"].verdict is Verdict.PASS
+    spoiled = drawn(1)
+    assert spoiled.original is not None
+    bad = {**spoiled.original, "scores": np.full((6, 6), np.nan, np.float32)}
+    one, _ = rows([drawn(0), Draw(spoiled.model, spoiled.inputs, bad)])
+    assert one["original32:port64", "scores"].verdict is Verdict.FAIL
+
+
+def test_other_draws_are_other_work() -> None:
+    one, other = (rows([drawn(seed) for seed in seeds])[0] for seeds in ((0, 1), (0, 2)))
+    key = ("port32:port64", "output")
+    assert one[key].identity != other[key].identity
