@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,7 +133,10 @@ def _commands(host: Host, out: Path) -> dict[str, list[str]]:
 
 def pinned(host: Host, command: list[str]) -> list[str]:
     """Return a command that may use as many processors as a host has threads."""
-    # Threads of a process are the processors it may use (`reports.host.threads`).
+    # Threads of a process are the processors it may use (`reports.host.threads`). Where there is no
+    # affinity, such as on macOS, a host has as many as the machine.
+    if shutil.which("taskset") is None:
+        return command
     return ["taskset", "-c", ",".join(map(str, range(host.threads))), *command]
 
 
