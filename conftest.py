@@ -24,6 +24,9 @@ with install_import_hook("megalodon_jax", "beartype.beartype"):
     import megalodon_jax
 
 pytest_plugins = ["reports.recorder"]
+MAPS = 30_000
+"""Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
+takes some for each of the hundreds of modules of a program, and dies where there are no more."""
 GUARDED = ("torch_ref", "cuda", "browser")
 
 
@@ -80,7 +83,19 @@ def pytest_runtest_protocol(item):
     always = item.config.getoption("--traced-checks") == "always"
     marked = item.get_closest_marker("traced_checks") is not None
     with megalodon_jax.traced_checks(always or marked):
-        return (yield)
+        result = yield
+    if memory_maps() > MAPS:
+        jax.clear_caches()
+    return result
+
+
+def memory_maps():
+    """How many memory maps this process has; 0 where that cannot be read."""
+    try:
+        with open("/proc/self/maps", "rb") as maps:
+            return sum(1 for _ in maps)
+    except OSError:
+        return 0
 
 
 def pytest_collection_modifyitems(items):
