@@ -28,12 +28,36 @@ def stochastic(x: jax.Array, fmt: Format, key: jax.Array) -> jax.Array:
 
 
 @lru_cache(maxsize=16)
+def check_conversion(fmt: Format) -> None:
+    """Assert that compiled code can convert float32 to a format's dtype and back.
+
+    XLA's CPU compiler turns a conversion of float16 into an instruction of F16C, and without it
+    into a call of a library function that it does not link: the program cannot be loaded.
+
+    Raises:
+        ValueError: the conversion does not compile here.
+    """
+    try:
+        both = jax.jit(lambda wide, narrow: (wide.astype(fmt.dtype), narrow.astype(np.float32)))
+        both.lower(np.float32(1), fmt.dtype.type(1)).compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"{fmt.name} cannot be computed on this processor: XLA compiles no conversion between "
+            "float32 and it. For float16 that takes the F16C instructions, which x86 processors "
+            "have had since 2012: run this on one that has them, without a limit such as "
+            f"--xla_cpu_max_isa in XLA_FLAGS, or ask about another format. XLA said: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=16)
 def check_rounding(fmt: Format) -> None:
     """Assert that rounding happens in compiled code; every probe that rounds calls this first.
 
     Raises:
+        ValueError: XLA cannot compute in this format on this processor.
         RuntimeError: the compiled program returned values that NumPy's cast would have rounded.
     """
+    check_conversion(fmt)
     rng = np.random.default_rng(0)
     scale = np.float32(2.0) ** rng.integers(-6, 6, 256).astype(np.float32)
     x = (rng.standard_normal(256).astype(np.float32) * scale).astype(np.float32)

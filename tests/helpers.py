@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+import pytest
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
@@ -17,6 +18,8 @@ from parity.cases import Case
 from parity.compare import kind_of
 from parity.results import Kind
 from parity.tolerances import NoiseFloors, rule
+from stability.formats import FORMATS
+from stability.rounding import check_conversion
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""
@@ -56,6 +59,19 @@ def same_program(case: Case) -> Callable[[str], float]:
     """
     floors = extended(NoiseFloors({}), [case])
     return lambda name: floors.bound("recorded32:live32", kind_of(name), case, name)
+
+
+def skip_unless_computed(*names: str) -> None:
+    """Skip the test, in words, where XLA cannot compute in one of these storage formats.
+
+    Names of other dtypes, such as "float32", are none of these and always computed.
+    """
+    for fmt in FORMATS:
+        if fmt.name in names:
+            try:
+                check_conversion(fmt)
+            except ValueError as error:
+                pytest.skip(str(error))
 
 
 def tiny(**changes: Any) -> MegalodonConfig:

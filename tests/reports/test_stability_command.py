@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from parity.cases import BYTE_LM
 from reports.cli import main
 from stability import drill as drill_module
 from stability.drill import VARIANTS, Plan
-from tests.helpers import model_of, tiny
+from tests.helpers import model_of, skip_unless_computed, tiny
 
 
 def run(*arguments):
@@ -67,10 +71,22 @@ def test_a_large_enough_rate_freezes_nothing(tmp_path) -> None:
     "optimiser", ["sgd", pytest.param("lion", marks=pytest.mark.sweep), "muon"]
 )
 def test_every_optimiser_and_format_can_be_asked_about(tmp_path, optimiser) -> None:
+    skip_unless_computed("float16")
     path = small(tmp_path, weight=np.full((8, 8), 0.5, np.float32))
     result = run("stability", path, "--optimiser", optimiser, "--format", "float16")
     assert result.exit_code == 0, result.output
     assert "float16" in result.stdout
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="limits the instructions of x86")
+def test_a_processor_that_cannot_convert_float16_is_told_in_words(tmp_path) -> None:
+    path = small(tmp_path, weight=np.full((8, 8), 0.5, np.float32))
+    command = [sys.executable, "-m", "reports.cli", "stability", path, "--format", "float16"]
+    limited = {**os.environ, "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}
+    told = subprocess.run(command, env=limited, capture_output=True, text=True, encoding="utf-8")
+    assert told.returncode == 2, told.stderr
+    assert "error: float16 cannot be computed on this processor" in told.stderr
+    assert "ask about another format" in told.stderr
 
 
 def test_a_torch_file_is_read(tmp_path) -> None:
