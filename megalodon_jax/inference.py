@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import equinox as eqx
@@ -142,7 +143,7 @@ def generate(
     top_k: SupportsIndex | None = None,
     top_p: Rate | None = None,
     bos_token_id: SupportsIndex | None = None,
-    eos_token_id: SupportsIndex | None = None,
+    eos_token_id: SupportsIndex | Sequence[SupportsIndex] | None = None,
     attention_mask: Mask | None = None,
     cache: ModelCache | None = None,
     return_cache: bool = False,
@@ -161,7 +162,8 @@ def generate(
         temperature: below `GREEDY_BELOW`, so at 0, greedy.
         top_k, top_p: see `sample_token`.
         bos_token_id: what an empty prompt starts from; None means the configuration's.
-        eos_token_id: a row that produced it repeats it from there on; None never stops.
+        eos_token_id: a row that produced it, or one of several, repeats what it produced from there
+            on; None never stops.
         attention_mask: True, or 1, where the prompt is valid. Right padding is possible for a
             single token without a cache; each row then gets what it would get alone.
         cache: continue a stream; then `prompt_ids` are its next tokens.
@@ -202,12 +204,11 @@ def generate(
             )
         bos = as_integer("generate: bos_token_id", bos)
         prompt_ids = jnp.full((prompt_ids.shape[0], 1), bos, jnp.int32)
-    if eos_token_id is not None:
-        eos_token_id = as_integer("generate: eos_token_id", eos_token_id)
+    ends = _ends(eos_token_id)
     if model.config.cache_unbounded and streams:
         cache = _roomy(model, cache, prompt_ids.shape, max_new_tokens)
     ids, cache, key = _generated(
-        model, prompt_ids, last, max_new_tokens, key, cache, rates, eos_token_id, return_cache
+        model, prompt_ids, last, max_new_tokens, key, cache, rates, ends, return_cache
     )
     return ids, cache if return_cache else None, key
 
@@ -216,37 +217,42 @@ generate_jit = generate
 """The same function: what `generate` does is compiled."""
 
 
+def _ends(eos_token_id: Any) -> tuple[int, ...]:
+    """Return the tokens that end a row."""
+    if eos_token_id is None:
+        return ()
+    several = isinstance(eos_token_id, Sequence)
+    ends = tuple(eos_token_id) if several else (eos_token_id,)
+    return tuple(as_integer("generate: eos_token_id", end) for end in ends)
+
+
 @eqx.filter_jit
-def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, eos, return_cache):
+def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, ends, return_cache):
     """Return the ids, the cache and the next key; arguments are those of `generate`, checked.
 
-    `last` (B,) is the index of the last valid token of each prompt, None if that is the end. A
-    cache that is returned has seen every token but the last, so only without one may the loop stop
-    when every row has finished.
+    `last` (B,) is the index of the last valid token of each prompt, None if that is the end; `ends`
+    are the tokens that end a row. A cache that is returned has seen every token but the last, so
+    only without one may the loop stop when every row has finished.
     """
     B = prompt_ids.shape[0]
     done = jnp.zeros(B, bool)
-    if cache is not None and eos is not None:
+    token = prompt_ids[:, -1]
+    if cache is not None:
         # A row that had finished when its stream was put aside stays finished.
-        done = prompt_ids[:, -1] == eos
+        done = _is_any(token, ends)
     # What stands behind the last valid token does not reach it: everything here is causal.
     logits, cache = model(prompt_ids, cache=cache, return_cache=True)
     logits = logits[:, -1] if last is None else logits[jnp.arange(B), last]
 
-    def pick(logits, key, done):
+    def pick(logits, key, latest, done):
         sample_key = None
         if key is not None and rates[0] is not None:
             key, sample_key = jax.random.split(key)
-        token = _draw(logits, sample_key, *rates)
-        if eos is not None:
-            token = jnp.where(done, eos, token)
-            done = done | (token == eos)
-        return token, key, done
+        token = jnp.where(done, latest, _draw(logits, sample_key, *rates))
+        return token, key, done | _is_any(token, ends)
 
-    token, key, done = pick(logits, key, done)
-    # Rows that finish early find their EOS already written.
-    filler = 0 if eos is None else eos
-    new = jnp.full((B, max_new_tokens), filler, jnp.int32).at[:, 0].set(token)
+    token, key, done = pick(logits, key, token, done)
+    new = jnp.zeros((B, max_new_tokens), jnp.int32).at[:, 0].set(token)
 
     def unfinished(carry):
         index, _, _, _, _, done = carry
@@ -256,12 +262,19 @@ def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, 
     def step(carry):
         index, new, token, cache, key, done = carry
         logits, cache = model(token[:, None], cache=cache, return_cache=True)
-        token, key, done = pick(logits[:, 0], key, done)
+        token, key, done = pick(logits[:, 0], key, token, done)
         return index + 1, new.at[:, index].set(token), token, cache, key, done
 
     carry = (jnp.ones((), jnp.int32), new, token, cache, key, done)
-    _, new, _, cache, key, _ = jax.lax.while_loop(unfinished, step, carry)
+    index, new, token, cache, key, _ = jax.lax.while_loop(unfinished, step, carry)
+    # Where all rows finished early, what is left repeats how each of them ended.
+    new = jnp.where(jnp.arange(max_new_tokens) < index, new, token[:, None])
     return jnp.concatenate([prompt_ids, new], axis=1), cache, key
+
+
+def _is_any(token: Array, ends: tuple[int, ...]) -> Array:
+    """Say which tokens end a row."""
+    return jnp.any(token[:, None] == jnp.array(ends, jnp.int32), axis=1)
 
 
 def _rates(caller: str, temperature, top_k, top_p) -> tuple[Array | None, int | None, Array | None]:

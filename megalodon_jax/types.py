@@ -33,7 +33,12 @@ class NormState(eqx.Module):
 
     @classmethod
     def fresh(cls, batch_size: int, num_groups: int, dtype: DTypeLike = jnp.float32) -> NormState:
-        """Return the state before the first token."""
+        """Return the state before the first token.
+
+        Raises:
+            ValueError: the dtype is none this project computes in, such as float16.
+        """
+        dtype = checked_dtype("dtype", dtype, "NormState.fresh")
         return cls(
             count=jnp.zeros(batch_size, jnp.int32),
             mean=jnp.zeros((batch_size, num_groups), dtype),
@@ -111,7 +116,12 @@ class AttentionCache(eqx.Module):
     def empty(
         cls, config: MegalodonConfig, batch_size: int, capacity: int, dtype: DTypeLike
     ) -> AttentionCache:
-        """Return a ring that holds nothing."""
+        """Return a ring that holds nothing.
+
+        Raises:
+            ValueError: the dtype is none this project computes in, such as float16.
+        """
+        dtype = checked_dtype("dtype", dtype, "AttentionCache.empty")
         shape = (batch_size, capacity, config.num_heads)
         return cls(
             k=jnp.zeros((*shape, config.head_dim), dtype),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str]) -> None:
+def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str] = {}) -> None:
     """Put a table between the markers of a document, and charts by file name beside it.
 
     Every file is written aside and then renamed, the document last.

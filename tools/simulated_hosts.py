@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stability.document import renew
+
 if TYPE_CHECKING:
     from parity.results import Measurement
     from parity.tolerances import Rule
@@ -316,15 +318,6 @@ def is_of(row: Rule, m: Measurement) -> bool:
     return named and m.tolerance == row.absolute
 
 
-def written(text: str, name: str, lines: str) -> str:
-    """Return a document with a table in its place."""
-    head, begin, rest = text.partition(f"<!-- {name} -->")
-    _, end, tail = rest.partition(f"<!-- end of {name} -->")
-    if not end:
-        raise SystemExit(f"{DOCUMENT}: expected comments `{name}` and `end of {name}`.")
-    return f"{head}{begin}\n{lines}\n{end}{tail}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 where every host is as it should be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -343,13 +336,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row for host in hosts if (row := row_of(asked.out, host))]
     tables = {HOSTS_TABLE: table(rows), BOUNDS_TABLE: bounds(asked.out, hosts)}
     print("\n\n".join(tables.values()))
-    if asked.write:
-        text = DOCUMENT.read_text(encoding="utf-8")
-        for name, lines in tables.items():
-            text = written(text, name, lines)
-        aside = DOCUMENT.with_suffix(".partial")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(DOCUMENT)
+    for name, lines in tables.items() if asked.write else ():
+        renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", lines)
     good = ("PASS", "PASS", "REGRESSED")
     return 0 if rows and all(r.verdicts == good and "failed" not in r.tests for r in rows) else 1
 

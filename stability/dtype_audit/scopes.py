@@ -49,7 +49,7 @@ def phase_of(stack: str) -> Phase:
 
 def _announced(node: Any, path: str) -> Any:
     if isinstance(node, eqx.Module):
-        copy = object.__new__(_announcing(type(node), path))
+        copy = object.__new__(_announcing(type(node), path, _methods(type(node))))
         for field in dataclasses.fields(node):  # pyright: ignore[reportArgumentType]
             value = getattr(node, field.name)
             static = field.metadata.get("static", False)
@@ -68,13 +68,21 @@ def _join(path: str, name: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _announcing(cls: type, path: str) -> type:
-    methods = {
-        name: _scoped(member, path if path else ROOT if name == "__call__" else name)
-        for name in dir(cls)
-        if (member := _plain_method(cls, name)) is not None
+def _announcing(cls: type, path: str, methods: tuple[tuple[str, Any], ...]) -> type:
+    """Return the class of an announced module; one for equal arguments, so that traces are shared.
+
+    The methods are an argument so that a class whose method was replaced gets another one.
+    """
+    scoped = {
+        name: _scoped(method, path if path else ROOT if name == "__call__" else name)
+        for name, method in methods
     }
-    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **methods})
+    return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, **scoped})
+
+
+def _methods(cls: type) -> tuple[tuple[str, Any], ...]:
+    found = ((name, _plain_method(cls, name)) for name in dir(cls))
+    return tuple((name, method) for name, method in found if method is not None)
 
 
 def _plain_method(cls: type, name: str) -> Any:

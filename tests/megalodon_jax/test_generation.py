@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -151,19 +152,18 @@ def test_a_finished_row_stays_finished_when_going_on() -> None:
 # The end of a text.
 
 
-def ended(ids: np.ndarray, eos: int) -> list[list[int]]:
-    """Rows of greedy output as they must read when `eos` ends a row."""
+def ended(ids: np.ndarray, *ends: int) -> list[list[int]]:
+    """Rows of greedy output as they must read when each of `ends` ends a row."""
     rows = []
     for row in ids.tolist():
-        new = row[PROMPT:]
-        end = new.index(eos) if eos in new else len(new)
-        rows.append(row[:PROMPT] + new[:end] + [eos] * (len(new) - end))
+        at = next((i for i in range(PROMPT, len(row)) if row[i] in ends), len(row) - 1)
+        rows.append(row[:at] + [row[at]] * (len(row) - at))
     return rows
 
 
-@pytest.mark.parametrize("eos", [3, 14])
-def test_a_row_that_ended_repeats_its_end_and_others_go_on(eos: int) -> None:
-    expected = ended(greedy(), eos)
+@pytest.mark.parametrize("eos", [3, 14, (np.int64(14), 3)], ids=str)
+def test_a_row_that_ended_repeats_its_end_and_others_go_on(eos: Any) -> None:
+    expected = ended(greedy(), *np.atleast_1d(eos))
     assert expected != greedy().tolist()
     stopping, _, _ = run(eos_token_id=eos)
     assert stopping.tolist() == expected
@@ -468,6 +468,7 @@ PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
         ({"top_k": -1}, "top_k=-1 must be at least 0, an integer, or None"),
         ({"top_k": 2.0}, "top_k=2.0 must be at least 0, an integer, or None"),
         ({"eos_token_id": 3.0}, "eos_token_id=3.0 must be an integer"),
+        ({"eos_token_id": [3, 4.0]}, "eos_token_id=4.0 must be an integer"),
         ({"ids": IDS[:, :0], "bos_token_id": True}, "bos_token_id=True must be an integer"),
         ({"ids": IDS[0]}, r"prompt_ids are int32 \(5,\), expected integers \(B, L\)"),
         ({"temperature": float("inf")}, "temperature=inf must be .* finite"),

@@ -29,6 +29,7 @@ from megalodon_jax.layers import (
     RotaryEmbedding,
     TimestepNorm,
 )
+from megalodon_jax.types import AttentionCache, NormState
 from megalodon_jax.weights import abstract_model
 from tests.helpers import EXACT, ROUNDING, TINY, rel_l2, tiny
 
@@ -363,6 +364,13 @@ def test_a_layer_is_not_made_of_what_is_no_size_nor_of_float16(name: str) -> Non
         return  # Has no dtype of its own.
     with pytest.raises(ValueError, match=f"^{name}: dtype=float16 is refused"):
         make(**sizes, dtype=jnp.float16)
+
+
+def test_no_state_is_made_of_float16() -> None:
+    with pytest.raises(ValueError, match=r"^NormState.fresh: dtype=float16 is refused"):
+        NormState.fresh(B, 2, jnp.float16)
+    with pytest.raises(ValueError, match=r"^AttentionCache.empty: dtype=float16 is refused"):
+        AttentionCache.empty(TINY, B, 4, jnp.float16)
 
 
 @pytest.mark.usefixtures("as_users_have_it")

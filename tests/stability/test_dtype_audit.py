@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from megalodon_jax import MegalodonConfig
+from megalodon_jax.layers import attention, linear
 from stability.dtype_audit import (
     PROGRAMS,
     announced,
@@ -31,7 +33,7 @@ from stability.dtype_audit import (
     write_golden,
 )
 from stability.dtype_audit.__main__ import main
-from stability.dtype_audit.golden import PLAIN, versions_now
+from stability.dtype_audit.golden import NARROW, PLAIN, versions_now
 from stability.dtype_audit.hlo import parse, rows_of_hlo
 from stability.dtype_audit.programs import dtype_findings, shrunk
 from stability.dtype_audit.rows import Row, aggregated, by_view, from_json, to_json
@@ -120,6 +122,67 @@ def test_a_narrow_storage_of_norms_would_be_caught(monkeypatch: pytest.MonkeyPat
     subjects = {f.subject.split()[0] for f in found}
     assert subjects == {attn, f"{attn}.rmsnorm", "model.layers.*.ffn.norm"}
     assert any("megalodon_jax/layers/norms.py:" in f.message for f in found)
+
+
+def summed_narrowly(patch: pytest.MonkeyPatch) -> None:
+    """Products that add up in bfloat16."""
+    healthy = jax.lax.dot_general
+
+    def narrow(x, y, dimensions, *args, preferred_element_type=None, **kwargs):
+        wanted = None if preferred_element_type is None else jnp.bfloat16
+        out = healthy(x, y, dimensions, *args, preferred_element_type=wanted, **kwargs)
+        return out if preferred_element_type is None else out.astype(preferred_element_type)
+
+    patch.setattr(linear.jax.lax, "dot_general", narrow)
+
+
+def bias_rounded(patch: pytest.MonkeyPatch) -> None:
+    """A bias that is stored in float32 and added in bfloat16."""
+    healthy = linear.Linear.__call__
+
+    def rounded(self, x):
+        if self.bias is None:
+            return healthy(self, x)
+        bias = self.bias.astype(jnp.bfloat16).astype(jnp.float32)
+        return healthy(eqx.tree_at(lambda m: m.bias, self, bias), x)
+
+    patch.setattr(linear.Linear, "__call__", rounded)
+
+
+def scores_rounded(patch: pytest.MonkeyPatch) -> None:
+    """Attention scores that are left in bfloat16 before the softmax."""
+    healthy = jnp.einsum
+
+    def narrow(how, *operands, **kwargs):
+        out = healthy(how, *operands, **kwargs)
+        return out.astype(jnp.bfloat16).astype(out.dtype) if how == "nqd,nkd->nqk" else out
+
+    patch.setattr(attention.jnp, "einsum", narrow)
+
+
+@pytest.mark.parametrize(
+    ("plant", "module"),
+    [
+        (summed_narrowly, "model.layers.*.ffn.fc1"),
+        (bias_rounded, "model.layers.*.ffn.fc1"),
+        (scores_rounded, "model.layers.*.attn.inner"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_rounding_to_bfloat16_is_found_where_it_is(
+    plant: Callable, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small beside the rounding of operands, so that no norm of an error tells it."""
+    write_golden("bfloat16_compute", table("bfloat16_compute"), tmp_path)
+    with monkeypatch.context() as patch:
+        plant(patch)
+        jax.clear_caches()
+        rows = audit_config(NARROW, compiled=False)
+    jax.clear_caches()
+    # What is not compiled is not compared.
+    found = golden_findings("bfloat16_compute", rows, tmp_path)
+    errors = {f.subject.split()[0] for f in found if f.severity is Severity.ERROR}
+    assert module in errors, found
 
 
 class Inner(eqx.Module):

@@ -7,8 +7,6 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from parity.results import Kind, Measurement, Verdict
 from reports.nightly import Options, nightly
 from reports.verdicts import Word
@@ -44,13 +42,6 @@ def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> 
     assert not held.same
     # A true loss of about half: not a bug that any tolerance would have found.
     assert held.drifts and all(1.2 < drift.ratio < 2.5 for drift in held.drifts)
-
-
-def test_tables_are_put_in_their_place_and_nowhere_else() -> None:
-    text = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
-    assert tool.written(text, "x", "new") == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
-    with pytest.raises(SystemExit, match="expected comments `y`"):
-        tool.written(text, "y", "new")
 
 
 def test_a_bound_is_counted_where_it_is_what_was_applied() -> None:
