@@ -29,8 +29,10 @@ nightly: $(VENV)/.base
 	@$(RUN) nightly $(ARGS)
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=2
+# Compiling is most of the work, and takes two thirds of the time without LLVM's optimisations. They
+# change no rounding that a test may rely on, and `test-all` has them.
 test: $(VENV)/.dev lint
-	@$(PYTEST) -m "not sweep" $(ARGS)
+	@XLA_FLAGS="--xla_backend_optimization_level=0 $(XLA_FLAGS)" $(PYTEST) -m "not sweep" $(ARGS)
 
 test-all: $(VENV)/.dev lint
 	@$(PYTEST) --traced-checks always $(ARGS)

@@ -268,7 +268,8 @@ def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, 
     carry = (jnp.ones((), jnp.int32), new, token, cache, key, done)
     index, new, token, cache, key, _ = jax.lax.while_loop(unfinished, step, carry)
     # Where all rows finished early, what is left repeats how each of them ended.
-    new = jnp.where(jnp.arange(max_new_tokens) < index, new, token[:, None])
+    written = jnp.arange(max_new_tokens, dtype=jnp.int32) < index
+    new = jnp.where(written, new, token[:, None])
     return jnp.concatenate([prompt_ids, new], axis=1), cache, key
 
 

@@ -33,7 +33,12 @@ from reports.console import (
     )
 )
 @runs_option
-@click.option("--case", "cases", multiple=True, help="Run only this case (repeatable).")
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    help="Run only this case (repeatable), and probe only a --checkpoint.",
+)
 @click.option(
     "--reference",
     type=click.Choice(["auto", "live", "recorded"]),

@@ -117,9 +117,11 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     """
     started = datetime.now(UTC)
     cases = {case.name: case for case in select_cases(options)}
-    # A few cases are asked for to answer a question about those cases.
+    # A few cases are asked for to answer a question about those cases, and a checkpoint is given to
+    # have it probed.
     asked = {part: names & set(options.cases) for part, names in elsewhere().items()}
-    plan = (*cases, *(p for p in MEASURED if asked[p] or not options.cases), PROBES_PART)
+    plan = (*cases, *(p for p in MEASURED if asked[p] or not options.cases))
+    plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
     plan += () if options.cases else (CONTROLS_PART,)
     parts = options.shard.part_of(plan) if options.shard else plan
     checkpoint = open_checkpoint(options.checkpoint)

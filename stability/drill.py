@@ -177,7 +177,7 @@ def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG
     for index, ids in _batches(text, plan):
         with compiling if index == 1 else nullcontext():
             loss, grads = _graded(model, ids, ones, centre)
-        model, state, changed = update(model, state, changed, grads)
+        model, state, changed = update(grads, model, state, changed)
         if index % plan.every == 0 or index in (1, plan.steps):
             losses.append((index, float(loss)))
             norm_drift.append((index, _distance(first, _values(model, ones), ones)))
@@ -238,11 +238,13 @@ def _adamw(lr: float, norm_lr: float, ones: frozenset[str]) -> optax.GradientTra
 
 @cache
 def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> Any:
-    """Return the optimiser, and its compiled update: model, state, and which elements changed."""
+    """Return the optimiser, and its compiled update of model, state and which elements changed."""
     transform = WRAPPERS[wrapper](tally(_adamw(lr, norm_lr, ones)))
 
-    @eqx.filter_jit(donate="all")
-    def update(model: Any, state: Any, changed: Any, grads: Any) -> Any:
+    # Gradients are not given away: no output has room for them, and Equinox hides JAX's warning of
+    # that by filters of the whole process, which other threads put back.
+    @eqx.filter_jit(donate="all-except-first")
+    def update(grads: Any, model: Any, state: Any, changed: Any) -> Any:
         params = eqx.filter(model, eqx.is_array)
         # optax raises floats to its integer step count, which strict promotion forbids.
         with jax.numpy_dtype_promotion("standard"):

@@ -399,7 +399,7 @@ def test_numpy_integers_and_floats_are_numbers() -> None:
     assert ids.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("mode", ["sliding", "unbounded"])
+@pytest.mark.parametrize("mode", [pytest.param("sliding", marks=pytest.mark.sweep), "unbounded"])
 def test_a_padded_row_gets_what_it_gets_alone(mode: str) -> None:
     mask = jnp.asarray(np.arange(PROMPT) < np.array([[2], [5]]))
     alone = [int(run(mode, 1, IDS[b : b + 1, :n])[0][0, -1]) for b, n in enumerate((2, 5))]
@@ -433,7 +433,7 @@ def test_padding_that_would_move_a_window_is_refused() -> None:
     assert full.tolist() == run("sliding", 1, ids)[0].tolist()
 
 
-@pytest.mark.parametrize("mode", ["local", "unbounded"])
+@pytest.mark.parametrize("mode", ["local", pytest.param("unbounded", marks=pytest.mark.sweep)])
 @pytest.mark.traced_checks
 def test_generation_may_be_traced(mode: str) -> None:
     """Prompt, mask, key, temperature and cache as arrays of a larger program."""

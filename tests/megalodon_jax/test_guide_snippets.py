@@ -63,7 +63,9 @@ def source(name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["docs/guide.md", "README.md"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("docs/guide.md", marks=pytest.mark.sweep), "README.md"]
+)
 def test_the_snippets_of_our_documents_run(name: str) -> None:
     namespace: dict[str, Any] = {}
     run(ROOT / name, namespace)

@@ -304,6 +304,7 @@ def test_attention_to_everything_would_be_seen_not_to_be() -> None:
 # The whole model.
 
 
+@pytest.mark.sweep  # of long texts; test_streaming splits short ones
 def test_a_model_reads_the_whole_text_and_its_pieces_alike() -> None:
     config, piece = tiny(cema_ndim=N, chunk_size=384), 1024
     model, ids = model_of(config), jnp.asarray(tokens(config, (1, L)))

@@ -57,6 +57,7 @@ def test_loss_and_gradients_are_those_of_the_layers_one_by_one() -> None:
     assert rel_l2(other, loss) > EXACT
 
 
+@pytest.mark.sweep  # the loss above runs the same loop
 @pytest.mark.usefixtures("x64")
 def test_a_stream_is_that_of_the_layers_one_by_one() -> None:
     read = eqx.filter_jit(lambda model, ids, cache: model(ids, cache=cache, return_cache=True))

@@ -54,10 +54,13 @@ def test_a_fault_names_a_stage_of_a_witness_that_can_show_it():
         assert fault.stage in {killmatrix.REFUSED, *case.order, *gradients}, fault.name
 
 
-def test_planted_faults_are_found_where_they_are():
-    # One test, so that one process compiles the single operations that all of them share.
+@pytest.mark.parametrize(
+    "names", [PLANTED[::2], pytest.param(PLANTED[1::2], marks=pytest.mark.sweep)]
+)
+def test_planted_faults_are_found_where_they_are(names):
+    # Several in a test, so that one process compiles the single operations all of them share.
     laboratory = Laboratory(edges=("jax64:oracle",))
-    faults = [by_name(name) for name in PLANTED]
+    faults = [by_name(name) for name in names]
     kills = [laboratory.kill(fault, case_by_name(fault.witness)) for fault in faults]
     assert {k.fault.name: k.found for k in kills} == {f.name: f.stage for f in faults}
     assert all(kill.signal > 1 for kill in kills)

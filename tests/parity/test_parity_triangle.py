@@ -29,7 +29,6 @@ QUICK = (
     "pad_inside",
     "slow_decay",
     "large_mean",
-    "stream",
     "stream_tokens",
     "left_padding",
 )

@@ -53,7 +53,7 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     summary.write_text("before\n", encoding="utf-8")
     result = run(
         "--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded",
-        "--summary-md", summary,
+        "--checkpoint", BYTE_LM, "--summary-md", summary,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert summary.read_text(encoding="utf-8").startswith("before\n## PASS")
@@ -84,16 +84,12 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
     parts = {part: measured(part) for part in nightly_module.MEASURED}
     monkeypatch.setattr(nightly_module, "MEASURED", parts)
     options = Options(tmp_path, cases=("mla-moe moe", "mxfp8"), reference="recorded")
-    monkeypatch.setattr(nightly_module, "run_stability", lambda *_: ([], {}, suite_of_none()))
     with pytest.raises(ValueError, match=r"no case 'mla-moe none'; there are .*mla-moe grouped"):
         nightly_module.select_cases(replace(options, cases=("mla-moe none",)))
     assert nightly_module.select_cases(options) == []
-    nightly(options, quiet)
+    outcome = nightly(options, quiet)
     assert asked == {"(products)": {"mxfp8"}, "(mla-moe)": {"mla-moe moe"}}
-
-
-def suite_of_none():
-    return nightly_module._Suite("stability", planned=1, executed=1)
+    assert {s["name"] for s in outcome.run.manifest["suites"]} == asked.keys(), "no probes"
 
 
 def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_probes):

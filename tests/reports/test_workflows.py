@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 from nights import failing, measurement
 
+from parity.cases import BYTE_LM
 from reports import nightly as nightly_module
 from reports.cli import main
 from reports.schema import StoreError
@@ -24,6 +25,7 @@ from stability.findings import Finding
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 TINY = ["--case", "length_c", "--case", "stream_tokens", "--reference", "recorded"]
+TINY += ["--checkpoint", str(BYTE_LM)]
 
 
 def steps(name: str, job: str) -> list[str]:

@@ -23,6 +23,12 @@ FULL = parity.by_name("grouped")
 """The case with everything in it: the one whose gradients are compared here."""
 
 
+def swept(names):
+    """Names as parameters: that of everything, and of what it leaves out; others are a sweep."""
+    quick = (FULL.name, "tied")
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.sweep) for n in names]
+
+
 @cache
 def live(name: str) -> parity.Answer:
     return parity.live(parity.by_name(name))
@@ -34,7 +40,7 @@ def holds(found: parity.Found) -> None:
         assert found.worst(edge, "logits") <= MLA_MOE_LOGITS
 
 
-@pytest.mark.parametrize("name", [c.name for c in parity.CASES if c is not FULL])
+@pytest.mark.parametrize("name", swept(c.name for c in parity.CASES if c is not FULL))
 def test_logits_and_blocks_are_those_of_transformers(name):
     case = parity.by_name(name)
     found = parity.compare(case, parity.recorded(case), gradients=False)
@@ -75,7 +81,7 @@ def noise(name: str) -> NoiseFloors:
     return NoiseFloors({name: {"hash": case.hash, "responses": found.report.responses}})
 
 
-@pytest.mark.parametrize("name", [c.name for c in parity.CASES])
+@pytest.mark.parametrize("name", swept(c.name for c in parity.CASES))
 def test_recordings_are_what_the_live_reference_says(name):
     """Another processor, or another torch, adds in another order: that is all that may differ."""
     case, said = parity.by_name(name), live(name)
