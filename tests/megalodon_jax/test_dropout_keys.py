@@ -48,7 +48,7 @@ def run(model, ids, **options):
 # 4 tokens in stripes of 2, and 2 more; blocks of 4, 4 and 1.
 @pytest.mark.parametrize(
     ("length", "streams", "layers"),
-    [(6, False, LAYERS), pytest.param(9, True, 1, marks=pytest.mark.sweep)],
+    [(6, False, LAYERS), (9, True, 1)],
 )
 def test_every_mask_is_drawn_with_a_key_of_its_own(length: int, streams: bool, layers) -> None:
     window = 6 if streams else None
