@@ -30,7 +30,7 @@ nightly: $(VENV)/.base
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=2
 # Compiling is most of the work, and takes two thirds of the time without LLVM's optimisations. They
-# change no rounding that a test may rely on, and `test-all` has them.
+# make sums somewhat more accurate, which only real nights would tell; `test-all` has them.
 test: $(VENV)/.dev lint
 	@XLA_FLAGS="--xla_backend_optimization_level=0 $(XLA_FLAGS)" $(PYTEST) -m "not sweep" $(ARGS)
 

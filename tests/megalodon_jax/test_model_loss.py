@@ -124,8 +124,10 @@ def test_sums_and_counts_of_parts_add_up_to_the_whole() -> None:
     parts = [loss_sum_and_count(x[b : b + 1], labels[b : b + 1]) for b in range(B)]
     counts = [int(count) for _, count in parts]
     assert counts == [1, L - 1]
-    assert parts[0][0] + parts[1][0] == loss_sum_and_count(x, labels)[0]
-    assert (parts[0][0] + parts[1][0]) / sum(counts) == next_token_loss(x, labels)
+    total = parts[0][0] + parts[1][0]
+    # Equal to the last bit on some machines; each sums in an order of its own.
+    assert rel_l2(total, loss_sum_and_count(x, labels)[0]) <= ROUNDING
+    assert rel_l2(total / sum(counts), next_token_loss(x, labels)) <= ROUNDING
 
 
 D = 4
