@@ -15,7 +15,7 @@ from megalodon_jax.loss import (
     next_token_loss,
 )
 from megalodon_jax.weights import named_leaves
-from tests.helpers import EXACT, EXACT_GRADIENT, TINY, model_of, rel_l2, tiny, tokens
+from tests.helpers import EXACT, EXACT_GRADIENT, ROUNDING, TINY, model_of, rel_l2, tiny, tokens
 
 B, L, V = 2, 6, 5
 LABELS = np.random.default_rng(0).integers(0, V, (B, L)).astype(np.int32)
