@@ -6,7 +6,8 @@
     manifest.json          schema, versions, step, dtype policy; per tensor shape, dtype, sha256
 
 A folder is written beside its place and then swapped in; loading refuses whatever differs from the
-manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source: spec/api.md.
+manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source: docs/guide.md
+"Stopping and resuming".
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class MegalodonConfig:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding (spec/model.md "State dict")."""
+        """Whether the head is the embedding (docs/model.md "State dict")."""
         return self.output_size in (-1, self.vocab_size)
 
     @property

@@ -1,7 +1,7 @@
 """Weights in and out: torch state dicts, safetensors files, Hugging Face directories.
 
 Torch is imported only inside the functions that hand out or read torch tensors; safetensors files
-need none. Source: spec/api.md "convert".
+need none. Source: docs/guide.md "Interop".
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Gradients go backwards only: they are products of their own, quantised anew, and
 one that could run forward. `jax.jvp` through a low-precision backend raises a TypeError.
 
 Sources: OCP Microscaling Formats (MX) v1.0; "Pretraining Large Language Models with NVFP4" (NVIDIA
-2025), section 4; spec/stability.md "Formats".
+2025), section 4; docs/formats.md "Use".
 """
 
 from __future__ import annotations

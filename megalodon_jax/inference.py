@@ -1,4 +1,4 @@
-"""Text generation: pick a token, feed it back, carry the cache (spec/api.md "generate")."""
+"""Text generation: pick a token, feed it back, carry the cache (docs/guide.md "Generation")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy (spec/model.md "Loss"): whole, by chunks of positions, by micro-batches.
+"""Next-token cross-entropy (docs/model.md "Loss"): whole, by chunks of positions, by micro-batches.
 
 The formula stands in `_summed`, and what counts in `_targets`; everything else is a way to split
 the work. All ways give the same number: a mean is taken once, over the valid targets of the whole

@@ -160,7 +160,8 @@ class MegalodonModel(eqx.Module):
         rows = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         x = rows.astype(config.accum_dtype)
         if config.pad_token_id is not None:
-            # The padding row is looked up like any other but gets no gradient (spec/model.md).
+            # The padding row is looked up like any other but gets no gradient:
+            # docs/model.md "Embedding and head".
             x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
         if not config.scale_emb:
             return x

@@ -1,6 +1,6 @@
 """Precision-sensitive parameters: are they stored wide, and do they still hold wide values?
 
-Source: spec/api.md "precision".
+Source: docs/model.md "Precision".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ two steps; scaling by a power of two goes through the bits, because a CPU flushe
 float32 to zero. `stability.block_formats` is the independent truth this is equal to, bit for bit.
 
 Sources: OCP Microscaling Formats (MX) v1.0, section 6.3; "Pretraining Large Language Models with
-NVFP4" (NVIDIA 2025), appendix C; DeepSeek-V3, section 3.3; spec/stability.md "Formats".
+NVFP4" (NVIDIA 2025), appendix C; DeepSeek-V3, section 3.3; docs/formats.md "The formats".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """States a stream carries from one call to the next, as pytrees.
 
 Positions and counters are scalar arrays, never Python integers: a stream that moves on must not
-compile again. Source: spec/api.md "Caches".
+compile again. Source: docs/model.md "Caches".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megalodon_jax.inputs import Tensor, as_int32, as_integer, traced
 
 
 class NormState(eqx.Module):
-    """Running statistics of a TimestepNorm; a fresh stream is (0, 0, 1) (spec/model.md).
+    """Running statistics of a TimestepNorm; a fresh stream is (0, 0, 1).
 
     count (B,) int32 tokens seen, mean (B, G) and var (B, G) of the per-token group means, in at
     least float32.

@@ -2,7 +2,7 @@
 
 A torch name is the path of the leaf in the pytree, so nothing is listed by hand: a parameter that
 exists is in the table. Conversion, strict loading, the audits and the probes all read it. Source:
-spec/model.md "State dict", shared design "Two things written once".
+docs/model.md "State dict".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Role(StrEnum):
 
 
 SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})
-"""Roles stored in at least float32 whatever the model computes in (spec/api.md "precision")."""
+"""Roles stored in at least float32 whatever the model computes in (docs/model.md "Precision")."""
 
 _ROLES = (
     (r"(^|\.)embed\.weight$", Role.EMBEDDING),

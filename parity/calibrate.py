@@ -2,7 +2,7 @@
 
 The oracle runs again with everything moved by the roundoff of float32 (`parity.jitter`); the floor
 is the root mean square of the relative L2 response over the seeds, and the responses are kept. A
-float32 implementation that rounds correctly cannot be expected below it. Source: spec/parity.md
+float32 implementation that rounds correctly cannot be expected below it. Source: docs/parity.md
 "Tolerances".
 """
 

@@ -3,7 +3,7 @@
 Weights and inputs are functions of the case alone and the same bytes on every machine: raw bits of
 a counter-based generator and exact arithmetic, no transcendental function. Every parameter is
 non-trivial, because a parameter at its initial 0 hides the bugs that touch it. Source:
-spec/parity.md "Same work".
+docs/parity.md "Same work".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checkpoints from outside: opened lazily, compared by name and value.
 
 Opening reads headers only. A tensor is read when it is asked for, by rows where that is enough, so
-a checkpoint larger than memory can be walked through. Source: spec/parity.md "Big checkpoints",
-"Fail closed".
+a checkpoint larger than memory can be walked through. Source: docs/parity.md "Big checkpoints",
+docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations

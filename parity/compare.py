@@ -1,7 +1,8 @@
 """The comparer: two sets of named arrays in, measurements out; blind to where they came from.
 
 Unknown is never equal: NaN on either side, a missing or extra tensor, another shape or dtype, no
-tolerance, and nothing to compare all fail. Source: spec/parity.md "Metrics" and "Fail closed".
+tolerance, and nothing to compare all fail. Source: docs/parity.md "Metrics", docs/parity.md "Fail
+closed".
 """
 
 from __future__ import annotations

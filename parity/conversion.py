@@ -1,6 +1,6 @@
 """The way of weights between the formats, and whether every byte arrives.
 
-Source: spec/parity.md "Same work": conversion round trip with value hashes.
+Source: docs/parity.md "Same work": conversion round trip with value hashes.
 """
 
 from __future__ import annotations

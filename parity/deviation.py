@@ -1,6 +1,6 @@
 """How one tensor differs from another, element by element: what a person wants after a red gate.
 
-Source: spec/reports.md "The page", drill-down per tensor.
+Source: docs/reports.md "The page", drill-down per tensor.
 """
 
 from __future__ import annotations

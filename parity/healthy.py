@@ -2,7 +2,7 @@
 
 A case is a function of its index alone. `VARIATIONS` neighbours share a configuration and shapes,
 so that they share one compilation; weights, inputs, masks, shifts and the order of cuts differ.
-Source: spec/parity.md "Faults".
+Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every weight, every named intermediate and every stored state is moved by one unit roundoff, up or
 down. The rounding inside a sum is not a named intermediate: the weights of a product over K
 features move by what adding K numbers one after another in float32 loses. The response of the
-oracle is the noise floor. Source: spec/parity.md "Tolerances".
+oracle is the noise floor. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A fault counts as killed when its witness case breaks a shipped tolerance on an edge against the
 oracle, and as localised when the culprit is the stage it declares. Programs run operation by
 operation: a fault changes what is traced, so compiled ones could not be kept from one fault to
-the next. Source: spec/parity.md "Faults".
+the next. Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ There are two runs. Free-running, each side goes on with its own activations. Fo
 the oracle are fed the reference's, so that what differs comes from this layer. Only forced errors
 carry a tolerance: the rules of `parity.tolerances` on a noise floor measured for this layer and
 input. A free error needs none, since it is at most the error of its input, amplified, plus the
-forced error. Source: spec/parity.md "Big checkpoints", "First divergence".
+forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First divergence".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a difference starts, and whether it starts there or was only carried there.
 
 Free-running, every stage after a bug is wrong too. Fed the right inputs, only the buggy ones are:
-the culprit is the first stage whose forced error breaks its tolerance. Source: spec/parity.md
+the culprit is the first stage whose forced error breaks its tolerance. Source: docs/parity.md
 "First divergence".
 """
 

@@ -2,7 +2,7 @@
 
 JAX computes products in bfloat16 with float32 parameters; torch does so under autocast, or is cast
 as a whole. No side is the truth for another, so the question is which one is worse, and by how
-much. Source: spec/parity.md, the table at its head.
+much. Source: docs/parity.md "bfloat16".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How far one array is from another, computed in float64; NaN spreads, it never vanishes.
 
-Source: spec/parity.md "Metrics".
+Source: docs/parity.md "Metrics".
 """
 
 from __future__ import annotations

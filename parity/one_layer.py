@@ -1,6 +1,6 @@
 """One layer of each implementation, holding nothing but that layer's weights.
 
-Source: spec/parity.md "Big checkpoints".
+Source: docs/parity.md "Big checkpoints".
 """
 
 from __future__ import annotations

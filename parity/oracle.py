@@ -1,4 +1,4 @@
-"""The oracle: Megalodon in float64 NumPy, written from the equations of spec/model.md.
+"""The oracle: Megalodon in float64 NumPy, written from the equations of docs/model.md.
 
 It is slow and plain on purpose: where a recurrence defines a layer there is a loop over tokens. It
 knows neither JAX nor torch. NumPy is imported through HIPS autograd, which computes the same values

@@ -3,8 +3,7 @@
 The truth for rounding is the port itself in float64: an original that is further from it than its
 rounding explains computes something else. Where that starts is asked stage by stage, each fed the
 original's values. Names are given by `jax.ad_checkpoint.checkpoint_name` in the port, and by
-submodule paths in the original. Source: spec/parity.md, of which this is the part that does not
-know Megalodon.
+submodule paths in the original. Source: docs/your-own-port.md, docs/parity.md "First divergence".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recordings of the live reference: what CI and users without it compare with.
 
 One safetensors file per case with every array and its provenance. A recording answers for exactly
-the case it was made from: another hash is refused, never compared. Source: spec/parity.md
+the case it was made from: another hash is refused, never compared. Source: docs/parity.md
 "Recordings".
 """
 

@@ -1,6 +1,6 @@
 """What a comparison says: one `Measurement` per case, edge, quantity and metric.
 
-Source: spec/parity.md "Metrics" and "Fail closed", spec/reports.md "Store".
+Source: docs/parity.md "Metrics", docs/parity.md "Fail closed", docs/reports.md "Store".
 """
 
 from __future__ import annotations

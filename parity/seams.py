@@ -2,7 +2,7 @@
 
 A seam is measured from what the reference does there, live or recorded. It must be as large as it
 was when the decision was made, neither more nor gone: a difference that vanished is a reference
-that changed. Source: spec/parity.md "Seams".
+that changed. Source: docs/parity.md "Seams".
 """
 
 from __future__ import annotations

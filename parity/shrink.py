@@ -1,6 +1,6 @@
 """The smallest case that still fails the same way: what to look at with a debugger.
 
-The search is greedy, as in property-based testing. Source: spec/parity.md "First divergence".
+The search is greedy, as in property-based testing. Source: docs/parity.md "First divergence".
 """
 
 from __future__ import annotations

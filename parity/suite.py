@@ -2,7 +2,7 @@
 
 Edges: `jax64:oracle` (same mathematics?), `reference32:oracle` (do we understand the reference?),
 `jax32:oracle` (how accurate are we?), `jax32:reference32` (can a checkpoint move?). Source:
-spec/parity.md, the table at its head.
+docs/parity.md "The triangle".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The JAX model marks intermediates with `jax.ad_checkpoint.checkpoint_name`, an identity that costs
 nothing when nobody asks; `capture` makes the marked values extra outputs of the same computation.
-Source: spec/parity.md "Taps".
+Source: docs/parity.md "Taps".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A gradient that is right can still be applied wrongly, so a trajectory compares the loss curve, both
 moments of the optimiser and how far every parameter drifted, after the first step and the last.
 Step k sees the case's text rotated by k positions. The decoupled decay acts on the weights of
-linear layers alone. Source: spec/parity.md "Same work"; Loshchilov & Hutter 2019, algorithm 2.
+linear layers alone. Source: docs/parity.md "Same work"; Loshchilov & Hutter 2019, algorithm 2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Logits compared in blocks of the vocabulary, so that (B, L, V) never exists.
 
-Source: spec/parity.md "Metrics", "Big checkpoints".
+Source: docs/parity.md "Metrics", docs/parity.md "Big checkpoints".
 """
 
 from __future__ import annotations

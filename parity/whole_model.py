@@ -1,6 +1,6 @@
 """A checkpoint from outside on a text, whole: the triangle, gradients included.
 
-Source: spec/parity.md, the table at its head, and "Tolerances".
+Source: docs/parity.md "The triangle", docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The anchor of a machine: the oldest healthy night there, which later ones are held against.
 
 A machine that nobody blessed a run on still repeats itself. Comparing with the newest run would
-follow a slow drift; the oldest healthy one does not move. See docs/verdicts.md, "Another machine".
+follow a slow drift; the oldest healthy one does not move. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Both architectures side by side, as the page shows them.
 
 Gates are this run's; planted defects and broken training were measured by
-`megalodon-numerics subject` and are stored with the code. Source: spec/reports.md "The page".
+`megalodon-numerics subject` and are stored with the code. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Blessing: a person says that a run is good, and the diff of a text file says what that means.
 
-Source: spec/reports.md "Command line".
+Source: docs/reports.md "Command line".
 """
 
 from __future__ import annotations

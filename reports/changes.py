@@ -1,6 +1,6 @@
 """What differs from the baseline: one `Change` per measurement or error that stands otherwise.
 
-Source: spec/reports.md "Comparability", spec/parity.md "Fail closed".
+Source: docs/verdicts.md "Comparability", docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Counts:
 
 
 def settle(m: Measurement) -> Measurement:
-    """Return `m` with the verdict its numbers support: fail closed (spec/parity.md).
+    """Return `m` with the verdict its numbers support: fail closed (docs/parity.md "Fail closed").
 
     A gate passes only on a finite value within its tolerance, and a pass without a tolerance is a
     gate that nothing checked.

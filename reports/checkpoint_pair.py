@@ -1,6 +1,6 @@
 """Compare a checkpoint pair on a text: how to go about it, and what it means.
 
-Source: spec/parity.md "Big checkpoints", "First divergence", "Fail closed".
+Source: docs/parity.md "Your own checkpoints", docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line. Progress goes to stderr, the verdict to stdout, the meaning to the exit code.
 
-Exit codes (spec/reports.md): 0 pass, 1 regression, 2 usage or bad input, 3 incomplete, 4 not
-comparable, 5 nothing selected, 6 internal error.
+Exit codes: 0 pass, 1 regression, 2 usage or bad input, 3 incomplete, 4 not comparable, 5 nothing
+selected, 6 internal error. Source: docs/reports.md "Command line".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The diagnosis of a user's checkpoint, for the terminal. Source: spec/stability.md."""
+"""The diagnosis of a user's checkpoint, for the terminal. Source: docs/stability.md."""
 
 from __future__ import annotations
 

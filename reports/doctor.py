@@ -1,6 +1,6 @@
 """What this machine would measure with: versions, devices, reference, flags that change numbers.
 
-Source: spec/reports.md "Command line".
+Source: docs/reports.md "Command line".
 """
 
 from __future__ import annotations

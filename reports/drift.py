@@ -2,7 +2,7 @@
 
 On the machine that a golden was made on, levels repeat, and the limits of the tolerance table
 apply. Another machine rounds in another order: there a level may be as far away as two independent
-draws of rounding can be. See docs/verdicts.md, "Another machine".
+draws of rounding can be. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations

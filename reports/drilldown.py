@@ -1,6 +1,6 @@
 """A failing tensor as the page shows it: how far its elements are off, and the worst with bits.
 
-Pure functions from a run to plain data. Source: spec/reports.md "The page".
+Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

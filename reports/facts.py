@@ -1,6 +1,6 @@
 """What a run says about itself, as the page shows it: machine, reference, cases, checkpoint, bench.
 
-Pure functions from a run's manifest to plain data. Source: spec/reports.md "The page".
+Pure functions from a run's manifest to plain data. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The heat map: layers down, modules across, log10 of error over tolerance in every cell.
 
-Pure functions from a run to plain data. Source: spec/reports.md "The page".
+Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
 
 # pandas annotates indexing with unions that no indexing narrows.

@@ -1,6 +1,6 @@
 """Earlier runs: a query over the run folders, never a database that can be lost.
 
-Source: spec/reports.md "Store" and "Comparability".
+Source: docs/reports.md "Store", docs/verdicts.md "Comparability".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 "AMD EPYC" names a dozen processors with different vector units, and another vector unit adds in
 another order. A host is vendor, family, model, stepping and instruction set; a fingerprint adds all
 else that chooses kernels: threads, flags, versions, and what the reference's library found on the
-processor. See docs/verdicts.md, "Another machine".
+processor. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A level is what a slow loss of accuracy moves while every tolerance holds. Two machines that round
 in another order are two draws from the same distribution; its width is known, because the noise
-floor was calibrated over seeds. See docs/verdicts.md, "Another machine".
+floor was calibrated over seeds. See docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What became of a gate over all stored runs, wherever DuckDB can read them.
 
-Source: spec/reports.md "Store": history is a query over the folders.
+Source: docs/reports.md "Store": history is a query over the folders.
 """
 
 from __future__ import annotations

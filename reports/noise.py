@@ -1,6 +1,6 @@
 """When a value that does not repeat has moved: far from its median, and where it never was.
 
-Source: spec/reports.md "Comparability".
+Source: docs/verdicts.md "Comparability".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the comparison of a checkpoint pair is shown: tables for the terminal, and JSON.
 
-Source: spec/reports.md "The page", spec/parity.md "First divergence".
+Source: docs/reports.md "The page", docs/parity.md "First divergence".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What storage does, as the page shows it: memory of the EMA, remedies, the training drill.
 
-Pure functions from a run's manifest to plain data. Source: spec/reports.md "The page".
+Pure functions from a run's manifest to plain data. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

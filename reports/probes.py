@@ -1,6 +1,6 @@
 """Findings as the page shows them: what bfloat16 freezes, what the audits found.
 
-Pure functions from a run to plain data. Source: spec/reports.md "The page".
+Pure functions from a run to plain data. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The measurements of many runs as one table: DuckDB over the Parquet files, wherever they are.
 
-Source: spec/reports.md "Store".
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations

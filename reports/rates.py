@@ -1,6 +1,6 @@
 """How often the verdict is right: synthetic histories, judged night by night by the real rules.
 
-`python -m reports.rates` prints the table of docs/verdicts.md. Source: spec/reports.md
+`python -m reports.rates` prints the table of docs/verdicts.md. Source: docs/verdicts.md
 "Comparability".
 """
 

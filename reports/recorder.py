@@ -3,7 +3,7 @@
 `pytest -m cuda --numerics-run runs` needs nothing else on a GPU machine: the folder that comes out
 is read by `report`, `compare`, `gate` and `history`. Measurements travel with the reports of the
 tests, so pytest-xdist brings them to the controller, and a worker that dies loses only its own.
-Source: spec/reports.md "Store".
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations

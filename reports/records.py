@@ -1,6 +1,6 @@
 """Every row of a run for the page's own script: compressed, sorted worst first, found by an id.
 
-Pure functions from a run to text; nothing here knows markup. Source: spec/reports.md "The page".
+Pure functions from a run to text; nothing here knows markup. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

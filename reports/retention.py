@@ -1,6 +1,6 @@
 """Which stored runs may go: old ones that nothing is held against.
 
-Source: spec/reports.md "Store".
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run folder is made of: its files, their columns, and how older ones are read.
 
-Source: spec/reports.md "Store".
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RunKind(StrEnum):
     PYTEST = "pytest"
     """Measurements that tests recorded (`reports.recorder`)."""
     SHARD = "shard"
-    """Part of a nightly, to be merged (`reports.merge`)."""
+    """Part of a nightly, to be merged (`reports.shards`)."""
     BENCH = "bench"
 
 

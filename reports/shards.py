@@ -1,6 +1,6 @@
 """A nightly in parts, on several machines: what each part does, and one run out of all of them.
 
-Source: spec/reports.md "Store".
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The run folder: immutable, written aside and renamed, readable by anything that reads Parquet.
 
-Source: spec/reports.md "Store".
+Source: docs/reports.md "Store".
 """
 
 from __future__ import annotations

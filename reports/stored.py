@@ -1,6 +1,6 @@
 """What stored runs say: a list of them, two of them compared, one of them judged or drawn again.
 
-Source: spec/reports.md "Store", "Comparability" and "Command line".
+Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.md "Command line".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A verdict in Markdown, for the summary of a CI job: worst first, and never too long for it.
 
-Source: spec/reports.md "Command line".
+Source: docs/reports.md "Command line".
 """
 
 from __future__ import annotations

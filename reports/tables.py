@@ -1,6 +1,6 @@
 """Measurements as the page shows them: overview, case by edge matrices, gradients, trends.
 
-Pure functions from a run to plain data; nothing here knows markup. Source: spec/reports.md "The
+Pure functions from a run to plain data; nothing here knows markup. Source: docs/reports.md "The
 page".
 """
 
@@ -132,7 +132,7 @@ def _worst(data: pd.DataFrame) -> Measurement:
 
 
 def edges_of(data: pd.DataFrame) -> list[str]:
-    """Return the edges measured, in the order of spec/parity.md."""
+    """Return the edges measured, in the order of `reports.text`."""
     return sorted(set(data["edge"]), key=edge_rank)
 
 

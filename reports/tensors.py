@@ -1,6 +1,6 @@
 """Failing tensors of a run, `tensors.parquet`: written only where something failed.
 
-Source: spec/reports.md "Store": tensors only for failures.
+Source: docs/reports.md "Store": tensors only for failures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How numbers, names and edges are written, the same on the page and in the terminal.
 
-Source: spec/reports.md "The page".
+Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations
@@ -147,12 +147,12 @@ def edge_name(edge: str) -> str:
 
 
 def edge_question(edge: str) -> str:
-    """Return the question spec/parity.md asks of an edge, or nothing for an unknown edge."""
+    """Return the question asked of an edge, or nothing for an unknown edge."""
     return _QUESTIONS.get(edge, "")
 
 
 def edge_rank(edge: str) -> tuple[int, str]:
-    """Order edges as spec/parity.md does: mathematics first, then accuracy, then portability."""
+    """Order edges: mathematics first, then accuracy, then portability."""
     known = list(_QUESTIONS)
     return (known.index(edge) if edge in known else len(known), edge)
 

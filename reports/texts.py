@@ -1,6 +1,6 @@
 """Token ids of a user's text, and how they were made.
 
-Source: spec/parity.md "Same work".
+Source: docs/parity.md "Same work".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What moved over the nights: the worst gate of each edge night by night, and the gates that drift.
 
-Pure functions from a history to plain data. Source: spec/reports.md "The page".
+Pure functions from a history to plain data. Source: docs/reports.md "The page".
 """
 
 # pandas annotates indexing with unions that no indexing narrows.

@@ -1,7 +1,7 @@
 """What a run means: one word, one exit code, one sentence, and what changed since the baseline.
 
-Source: spec/reports.md "Comparability" and its exit codes, spec/parity.md "Fail closed" and "First
-divergence".
+Source: docs/verdicts.md "Comparability", docs/verdicts.md "Word and exit code", docs/parity.md
+"Fail closed", docs/parity.md "First divergence".
 """
 
 from __future__ import annotations

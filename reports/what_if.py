@@ -1,6 +1,6 @@
 """What low-precision products would cost a checkpoint: in the terminal, as JSON, and on the page.
 
-Source: spec/stability.md "Formats", spec/reports.md "The page".
+Source: docs/formats.md "What would it cost?", docs/reports.md "The page".
 """
 
 from __future__ import annotations

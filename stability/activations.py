@@ -1,7 +1,7 @@
 """How large activations and gradients get, and what of them bfloat16 or float16 could not hold.
 
 Ranges per tap and per cotangent, gradient norms by module in float32. One pass forward and one
-backward. Source: spec/stability.md "Formats" (underflow and clip share).
+backward. Source: docs/audits.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def range_findings(ranges: Ranges) -> list[Finding]:
     named = {**ranges.taps, **ranges.cotangents}
     named |= {f"grad/{name}": found for name, found in ranges.gradients.items()}
     findings = [f for name, found in named.items() for f in _range_findings(name, found)]
-    source = "spec/stability.md, gradient norm in float32"
+    source = 'docs/audits.md "Activations and attention"'
     return findings + [
         Finding(
             "gradient_norm",
@@ -144,7 +144,7 @@ def _range_findings(name: str, found: Range) -> list[Finding]:
         return [
             Finding(
                 *("activation_range", Severity.ERROR, name, "non_finite", float(found.bad)),
-                *(0.0, "spec/stability.md, non-finite values"),
+                *(0.0, 'docs/training.md "Is everything finite?"'),
                 f"{float(found.bad):.2%} of its elements are NaN or infinite already",
                 "replay the step with stability.replay.locate",
             )

@@ -2,7 +2,7 @@
 
 Logits that grow until a softmax sees one key alone end a training run. In bfloat16 a logit of
 magnitude x is off by up to x * 2^-9, and a softmax weight by the exponential of that. Source:
-spec/stability.md "dtype audit" (softmax of bf16).
+docs/audits.md "Activations and attention".
 """
 
 from __future__ import annotations

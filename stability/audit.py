@@ -1,6 +1,6 @@
 """Audit of stored parameters: the right dtype, values that were never rounded, all of them finite.
 
-Source: spec/api.md "precision", spec/stability.md "dtype audit" (leaves).
+Source: docs/model.md "Precision", docs/audits.md "Stored parameters".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def audit_parameters(model: Any) -> list[Finding]:
 
 def _dtypes(model: Any) -> list[Finding]:
     wrong = audit_sensitive_param_dtypes(model)
-    source = "spec/api.md, precision: sensitive parameters stay float32"
+    source = 'docs/model.md "Precision": sensitive parameters stay float32'
     rows = []
     for name, leaf in sensitive_leaves(model).items():
         bad = name in wrong
@@ -52,7 +52,7 @@ def _dtypes(model: Any) -> list[Finding]:
 
 def _values(model: Any) -> list[Finding]:
     rounded = audit_rounded_values(model)
-    source = "spec/api.md, precision: value audit"
+    source = 'docs/audits.md "Stored parameters"'
     rows = []
     for name, leaf in sensitive_leaves(model).items():
         bad = name in rounded
@@ -89,7 +89,7 @@ def _finite(model: Any) -> list[Finding]:
                     "non_finite",
                     float(count),
                     0.0,
-                    "spec/stability.md, non-finite values",
+                    'docs/audits.md "Stored parameters"',
                     f"{count:,} of {leaf.size:,} values are NaN or infinite",
                     "restore the last checkpoint without non-finite values",
                 )

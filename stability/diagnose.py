@@ -1,7 +1,8 @@
 """Diagnose a checkpoint: what is wrong, the number, the fix, and its measured effect on its leaves.
 
 Leaves are read one at a time, predictions are exact over distinct stored values, and measurements
-run on a sample of each leaf that its name decides. Source: spec/stability.md.
+run on a sample of each leaf that its name decides. Source: docs/stability.md
+"Diagnose a checkpoint".
 """
 
 from __future__ import annotations

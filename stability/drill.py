@@ -1,8 +1,8 @@
 """Training drill: the byte-level model trained for real in each way of storing and computing.
 
 Every variant starts from the same weights and sees the same batches of the text that
-`stability.train` reads, so a difference in loss is the storage's doing. Source: spec/stability.md
-"Update survival".
+`stability.train` reads, so a difference in loss is the storage's doing. Source: docs/stability.md
+"Training drill".
 """
 
 from __future__ import annotations

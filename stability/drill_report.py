@@ -1,8 +1,8 @@
 """What a training drill says: plain data that is stored as JSON, and a conclusion in words.
 
 `stability/data/drill.json` is the committed drill of the byte-level model; the nightly shows it.
-Every sentence of the conclusion follows from the numbers. Source: spec/stability.md "Update
-survival".
+Every sentence of the conclusion follows from the numbers. Source: docs/stability.md "Training
+drill".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a probe says: one `Finding` per parameter or op.
 
-Source: spec/stability.md, first paragraph.
+Source: docs/stability.md "Findings".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Small floating-point formats as value objects: what follows from their bits.
 
-Source: spec/stability.md "Update survival" and "Formats".
+Source: docs/stability.md "Update survival", docs/formats.md "The formats".
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A small byte-level model whose RMSNorm weights start at 1.0 is trained as its authors did, with
 `to(bfloat16)` and AdamW, then with each of the three options they proposed, then with the remedies
 they did not know. `python -m stability.founding DOC` trains all of them and rewrites the table
-between the markers in DOC and the chart beside it. Source: spec/stability.md "Update survival", the
-frozen-norm bug.
+between the markers in DOC and the chart beside it. Source: docs/stability.md "The founding
+case".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training drill of the GEMM backends: the byte-level model, from the same weights and batches.
 
 `python -m stability.gemm_drill docs/formats.md` trains it once per backend and rewrites the table
-between the markers of the document and the two charts beside it. Source: spec/stability.md
-"Formats".
+between the markers of the document and the two charts beside it. Source: docs/formats.md
+"Training drill".
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ the optimiser it wraps. Per step, in this order:
 4. cut: when rollbacks do not help, `stability.recovery` cuts the learning rate.
 
 A spike is a value above median + 6 * 1.4826 * MAD of the window of accepted values. A rejected
-value never enters the window. Source: spec/stability.md "Non-finite values and recovery".
+value never enters the window. Source: docs/training.md "Keep training".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `finite_flags` answers for the leaves of a pytree, `watched_loss` for every tap, cotangent, gradient
 and the loss of a training step. What they find, `stability.replay` takes apart operation by
-operation. Source: spec/stability.md "Non-finite values and recovery".
+operation. Source: docs/training.md "Is everything finite?".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parity.taps import COTANGENT, capture
 from stability.findings import Finding, Severity
 
 LOSS, GRADIENT = "loss", "grad/"
-SOURCE = "spec/stability.md, non-finite values"
+SOURCE = 'docs/training.md "Is everything finite?"'
 Flags = dict[str, jax.Array]
 """By name, a bool scalar: True where every element is finite."""
 

@@ -2,7 +2,7 @@
 
 A second moment stored in bfloat16 cannot decay by 0.999: the factor is nearer to 1 than half the
 spacing of bfloat16. A counter in bfloat16 stops at 256. Squares of small gradients underflow in the
-gradients' own dtype. Source: spec/stability.md "Update survival", optimiser state.
+gradients' own dtype. Source: docs/stability.md "Optimiser state".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megalodon_jax.weights import named_leaves
 from stability.findings import Finding, Severity
 from stability.formats import BF16, FP16, format_of
 
-SOURCE = "spec/stability.md, update survival: optimiser state"
+SOURCE = 'docs/stability.md "Optimiser state"'
 SECOND_MOMENTS = frozenset({"nu", "exp_avg_sq"})
 """What optax and torch call a running mean of squared gradients, as a part of its path."""
 COUNTERS = frozenset({"count", "step", "steps", "gradient_step", "mini_step"})

@@ -1,6 +1,6 @@
 """The optimisers whose updates are probed: optax does the steps, this says how large they are.
 
-Source: spec/stability.md "Update survival"; each optimiser's own rule is in optax's documentation.
+Source: docs/stability.md "Update survival"; each optimiser's own rule is in optax's documentation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Findings on an EMA's poles, and how its memory changes with storage and training, as plot rows.
 
-Source: spec/stability.md "EMA poles".
+Source: docs/stability.md "EMA poles".
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _wide(poles: Poles, length: int) -> Finding:
         f"float32_error_{length}",
         error,
         _FLOAT32_MATTERS,
-        "spec/model.md, what fp32 gets wrong here",
+        'docs/model.md "What float32 gets wrong"',
         f"with q computed in float32 the response over {length:,} steps is {error:.1e} off; the "
         f"longest memory is {float(np.max(poles.memory())):,.0f} steps",
         "compute q^j from log1p(-alpha' delta') and exactly reduced phases, as "

@@ -3,8 +3,8 @@
 A pole is `q = (1 - x) exp(i phi)` with `x = alpha' delta'` and `phi = n sigmoid(theta) 2 pi / N`.
 Its memory is 1 / (1 - |q|) = 1 / x steps. A format with m stored bits has no number between
 1 - 2^-(m+1) and 1: poles beyond are either cut to 2^(m+1) steps or never forget at all. Everything
-here is computed in float64 from the stored parameters. Source: spec/stability.md "EMA poles",
-spec/model.md "CEMA" and "What fp32 gets wrong here".
+here is computed in float64 from the stored parameters. Source: docs/stability.md "EMA poles",
+docs/model.md "CEMA", docs/model.md "What float32 gets wrong".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scipy.special import expit
 from stability.formats import BF16, Format
 from stability.leaves import leaves_of, listed, parameters_of, seed_of
 
-SOURCE = "spec/stability.md, EMA poles"
+SOURCE = 'docs/stability.md "EMA poles"'
 CHANNELS = 4
 """Channels of a layer whose response is computed: 4 x 16 poles at 32,768 steps take 0.1 s."""
 _PARTS = ("alpha", "delta", "theta")

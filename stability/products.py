@@ -4,7 +4,7 @@ The truth shares nothing with the backend: operands are quantised by `stability.
 multiplied in float64. Two things are the backend's to choose and are checked instead: the signs of
 the rotation, which must be a Hadamard transform, and the draws of stochastic rounding, each of
 which must be a neighbour of what it rounds and their sum unbiased. Where a check fails there is no
-truth, and so no pass. Source: spec/stability.md "Formats".
+truth, and so no pass. Source: docs/formats.md "What runs".
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 `guarded_run` drives a training step whose optimiser is wrapped by `stability.guard.guard`. After
 `patience` skips in a row it goes back to the newest checkpoint that can be read and goes on with
 data that was not seen yet; if trouble returns within `horizon` steps it goes back further and cuts
-the learning rate. Every decision is an `Event`. Source: spec/stability.md "Non-finite values and
-recovery".
+the learning rate. Every decision is an `Event`. Source: docs/training.md "Keep training".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
 within `ENOUGH` come first, cheapest first; the others follow, best first. Source:
-spec/stability.md "Update survival", remedies.
+docs/stability.md "Remedies".
 """
 
 from __future__ import annotations

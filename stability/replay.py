@@ -3,7 +3,7 @@
 The program is evaluated equation by equation, calls, branches and iterations of loops included, and
 every value remembers where its NaN or infinity came from. The answer is the cause of what came out
 bad: an infinity that a mask put there on purpose and a softmax took away again is no cause.
-Source: spec/stability.md "Non-finite values and recovery".
+Source: docs/training.md "What made it so".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stability.dtype_audit.scopes import announced, module_of, phase_of
 from stability.findings import Finding, Severity
 from stability.operands import Operand, all_finite, has_nan, operand
 
-SOURCE = "spec/stability.md, non-finite values"
+SOURCE = 'docs/training.md "What made it so"'
 Kind = Literal["operation", "input", "constant"]
 
 

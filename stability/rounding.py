@@ -3,7 +3,7 @@
 XLA may elide a float32 -> bfloat16 -> float32 round trip as excess precision, and with it every
 lost update and every Kahan error term. `lax.reduce_precision` and integer arithmetic on the bits
 are not such a round trip, and `check_rounding` compares what was compiled with NumPy's cast.
-Source: spec/stability.md "Update survival", last paragraph.
+Source: docs/stability.md "Rounding".
 """
 
 from __future__ import annotations

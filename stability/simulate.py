@@ -3,7 +3,7 @@
 A checkpoint alone has no data, so its gradients are drawn: each element has one direction it is
 pushed in at every step, under noise. Everything else is real: optax steps the values, and what the
 storage makes of them is measured. Rows of equal length run together, one compiled scan for many
-leaves. Source: spec/stability.md "Update survival".
+leaves. Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An update u of a stored number p is lost when p + u rounds back to p: when |u| is below half the gap
 to the neighbour it moves toward, or exactly half and p's significand is even. AdamW moves every
 element by about its learning rate, so weights near 1 freeze below lr = 2^-9. Source:
-spec/stability.md "Update survival", the frozen-norm bug.
+docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stability.training import Loss, train_stored
 
 FROZEN_SHARE = 0.5
 """A leaf with more frozen elements than moving ones no longer trains as a whole."""
-SOURCE = "spec/stability.md, update survival"
+SOURCE = 'docs/stability.md "Update survival"'
 REMEDY = (
     "store parameters in float32 and compute in bfloat16 (param_dtype=float32, "
     "compute_dtype=bfloat16); a larger learning rate for this group, a zero-centred "

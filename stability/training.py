@@ -1,6 +1,6 @@
 """Real training in a storage format: every leaf is rounded after each step.
 
-Source: spec/stability.md "Update survival", "measured over a real optimiser run".
+Source: docs/stability.md "Update survival": measured over a real optimiser run.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ parameter's dtype has. A leaf in float32 passes through untouched, so a tree may
 
 Updates come in float32: added in float32 and cast back, as `apply_updates` here and
 `optax.apply_updates` do, they lose nothing. `eqx.apply_updates` would widen the parameters.
-States are pytrees of arrays and checkpoint like any other. Source: spec/stability.md "Update
-survival", remedies.
+States are pytrees of arrays and checkpoint like any other. Source: docs/stability.md
+"Optimisers for narrow parameters".
 """
 
 from __future__ import annotations

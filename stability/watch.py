@@ -3,7 +3,7 @@
 `start` and `advance` are pure functions for a JAX loop, inside jit or not. `watch_torch` puts the
 same watch on a torch optimiser through `register_step_post_hook`; torch itself is not imported.
 Only a few elements of each leaf are followed, so the cost does not grow with the model. Source:
-spec/stability.md "Update survival".
+docs/stability.md "Update survival".
 """
 
 from __future__ import annotations

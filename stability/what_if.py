@@ -3,8 +3,8 @@
 One step of the model is run as it is, and the operands of every linear map are kept: activations,
 weights, gradients of outputs. Each of the three products is then taken again in every format, by
 the NumPy truth (`stability.block_formats`), and compared with itself in float64. Where a format
-costs more than it costs a healthy tensor, the next wider one is advised. Source: spec/stability.md
-"Formats".
+costs more than it costs a healthy tensor, the next wider one is advised. Source: docs/formats.md
+"What would it cost?".
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class ChunkedAttention(eqx.Module):
     """Causal attention within chunks of C tokens, or over a sliding window when streaming.
 
     RoPE is applied before caching, at absolute positions. Every path is one `attend` over positions
-    and a mask (spec/model.md "ChunkedAttention").
+    and a mask (docs/model.md "Chunked attention").
     """
 
     rope: RotaryEmbedding
@@ -258,7 +258,7 @@ class ChunkedAttention(eqx.Module):
 
 
 class MegalodonAttention(eqx.Module):
-    """TimestepNorm, CEMA, shared Q/K, chunked attention, gate (spec/model.md "Block order")."""
+    """TimestepNorm, CEMA, shared Q/K, chunked attention, gate (docs/model.md "Block order")."""
 
     timenorm: TimestepNorm
     cema: ComplexEMA

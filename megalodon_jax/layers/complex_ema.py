@@ -1,6 +1,6 @@
 """Complex exponential moving average: a long convolution whose coefficients live in log space.
 
-Per channel d and order n (spec/model.md "CEMA"): `h_t = q h_{t-1} + p u_t`,
+Per channel d and order n (docs/model.md "CEMA"): `h_t = q h_{t-1} + p u_t`,
 `y_t = sum_n Re(gamma h_t) + omega u_t`, with `|q| = 1 - alpha' delta'` and phase
 `n sigmoid(theta) 2 pi / N`. A trained, long-memory EMA has `alpha' delta'` near 1e-6: rounding
 `1 - alpha' delta'` to float32 loses the decay rate, and `phi j` loses its phase at large j. So the

@@ -47,7 +47,7 @@ def matmul(
 
 
 class Linear(eqx.Module):
-    """Affine map `x W^T + b` (spec/model.md "State dict": weights are (out, in), as in torch)."""
+    """Affine map `x W^T + b` (docs/model.md "State dict": weights are (out, in), as in torch)."""
 
     weight: Float[Array, "out in"]
     bias: Float[Array, " out"] | None
@@ -122,7 +122,7 @@ def init_weight(
     dim: int | None = None,
     embedding: bool = False,
 ) -> Float[Array, "out in"]:
-    """Draw a weight as `config.init_mode` says (spec/model.md "Initialisation").
+    """Draw a weight as `config.init_mode` says (docs/model.md "Initialisation").
 
     "he", the default, is a rule for maps between features; a matrix of tokens it would draw so wide
     that training starts at several times ln V. There the logits get a deviation of 1/2: the final

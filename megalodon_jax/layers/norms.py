@@ -1,4 +1,7 @@
-"""Normalisation over the features of one token: RMSNorm and LayerNorm (spec/model.md "Pieces")."""
+"""Normalisation over the features of one token: RMSNorm and LayerNorm.
+
+Source: docs/model.md "RMSNorm and LayerNorm".
+"""
 
 from __future__ import annotations
 

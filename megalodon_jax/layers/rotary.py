@@ -1,4 +1,4 @@
-"""Rotary position embedding at absolute positions (spec/model.md "RoPE")."""
+"""Rotary position embedding at absolute positions (docs/model.md "RoPE")."""
 
 from __future__ import annotations
 

@@ -17,11 +17,12 @@ VARIANCE_FLOOR = 1e-6
 
 
 class TimestepNorm(eqx.Module):
-    """Normalise each token by the running mean and variance of its groups (spec/model.md "Pieces").
+    """Normalise each token by the running mean and variance of its groups.
 
     The statistics are of the sequence of per-token group means `mu_1 .. mu_t`, up to and including
     the token itself; masked tokens do not enter them. Output
-    `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input.
+    `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input. Source:
+    docs/model.md "TimestepNorm".
     """
 
     weight: Float[Array, " D"] | None

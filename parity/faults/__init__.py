@@ -1,7 +1,7 @@
 """Planted porting bugs: the harness is judged by whether it finds each and names where it starts.
 
 A fault is a small named patch of the JAX model, a witness among the cases, and the quantity that
-must first be reported there. Source: spec/parity.md "Faults".
+must first be reported there. Source: docs/parity.md "Faults".
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Weights = dict[str, Any]
 
 
 class Family(StrEnum):
-    """Where in a port a bug is made (spec/parity.md "Faults")."""
+    """Where in a port a bug is made (docs/parity.md "Faults")."""
 
     CONVERSION = "conversion"
     NORMS = "norms"

@@ -1,6 +1,6 @@
 """What torch dispatches for megalodon-hf: operator, dtypes and module, forward and backward.
 
-Source: spec/stability.md "dtype audit": the torch side under autocast and under `.to(bfloat16)`.
+Source: docs/audits.md "The dtype audit": the torch side under autocast and under `.to(bfloat16)`.
 """
 
 from __future__ import annotations

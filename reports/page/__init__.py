@@ -1,1 +1,1 @@
-"""The one self-contained HTML page of a run. Source: spec/reports.md "The page"."""
+"""The one self-contained HTML page of a run. Source: docs/reports.md "The page"."""

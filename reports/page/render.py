@@ -1,4 +1,4 @@
-"""From a run and its verdict to one HTML file. Source: spec/reports.md "The page"."""
+"""From a run and its verdict to one HTML file. Source: docs/reports.md "The page"."""
 
 from __future__ import annotations
 

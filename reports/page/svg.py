@@ -1,7 +1,7 @@
 """Inline drawings: sparkline, curves, heat map. Colours come from the page's style sheet.
 
 Every drawing carries its content as text as well, and none tells anything by colour alone. Source:
-spec/reports.md "The page".
+docs/reports.md "The page".
 """
 
 from __future__ import annotations

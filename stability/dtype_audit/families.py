@@ -1,7 +1,7 @@
 """What kind of operation a primitive, an HLO instruction or an ATen operator is, in one vocabulary.
 
 Only what rounds, accumulates or changes dtype is listed; data movement is not. Source:
-spec/stability.md "dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
+docs/audits.md "The dtype audit": dots, reductions, exp/log/rsqrt/softmax, cumsum, fft, converts.
 """
 
 from __future__ import annotations

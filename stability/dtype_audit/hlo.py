@@ -1,7 +1,7 @@
 """The audit of a compiled program: what XLA really computes in, read from its HLO text.
 
 A `preferred_element_type` says what a product returns; the compiler decides what it adds up in, may
-leave out a rounding, and may widen what the hardware lacks. Source: spec/stability.md "dtype
+leave out a rounding, and may widen what the hardware lacks. Source: docs/audits.md "The dtype
 audit".
 """
 

@@ -1,6 +1,6 @@
 """The audit of a jaxpr: what the program asks for, equation by equation, loops and calls included.
 
-Source: spec/stability.md "dtype audit".
+Source: docs/audits.md "The dtype audit".
 """
 
 from __future__ import annotations

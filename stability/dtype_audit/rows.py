@@ -2,7 +2,7 @@
 
 One row stands for all equations that agree in everything but where exactly they stand. Line numbers
 are shown and not compared: a golden table outlives an edit above the line. Source:
-spec/stability.md "dtype audit".
+docs/audits.md "The dtype audit".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page in a real browser: it stays within its file, fits every window, and reads at a glance.
 
-Source: spec/reports.md "The page".
+Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations

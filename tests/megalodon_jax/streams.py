@@ -76,7 +76,7 @@ def distance(left: ModelCache, right: ModelCache) -> float:
     return worst
 
 
-# The visibility rule, written from spec/model.md, and a dense evaluation of it.
+# The visibility rule, written from docs/model.md "Chunked attention", and a dense evaluation of it.
 
 
 def chunk_local(length: int = L) -> np.ndarray:

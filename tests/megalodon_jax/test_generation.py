@@ -74,7 +74,7 @@ def test_greedy_is_the_plain_loop_of_full_forwards() -> None:
 
 
 def visible(mode: str, length: int) -> np.ndarray:
-    """spec/model.md for a prompt of PROMPT tokens and then single ones."""
+    """docs/model.md "Chunked attention" for a prompt of PROMPT tokens and then single ones."""
     C, window = CONFIG.chunk_size, {"sliding": 6, "unbounded": length}[mode]
     seen = np.tri(length, dtype=bool)
     for query in range(length):

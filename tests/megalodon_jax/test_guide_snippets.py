@@ -72,7 +72,7 @@ def test_the_snippets_of_our_documents_run(name: str) -> None:
     assert jnp.isfinite(namespace["loss"])
 
 
-@pytest.mark.skipif(not SOURCES.is_dir(), reason="no ../shared/sources beside this checkout")
+@pytest.mark.skipif(not SOURCES.is_dir(), reason="the snippets people already have are not here")
 def test_the_snippets_people_already_have_run_too() -> None:
     namespace: dict[str, Any] = {"jnp": jnp}
     guide: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def test_the_snippets_people_already_have_run_too() -> None:
     assert jnp.isfinite(step(model, state, ids, ids, namespace["key"])[2])
 
 
-@pytest.mark.skipif(not SOURCES.is_dir(), reason="no ../shared/sources beside this checkout")
+@pytest.mark.skipif(not SOURCES.is_dir(), reason="the snippets people already have are not here")
 def test_the_guide_carries_every_snippet_people_already_have() -> None:
     guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
     carried = [

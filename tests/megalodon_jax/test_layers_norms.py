@@ -41,7 +41,7 @@ def run(norm, x, state=None, mask=None):
 
 
 def by_definition(x: np.ndarray, dtype: type, eps: float = 1e-5) -> np.ndarray:
-    """The sums of spec/model.md taken as they are written, in one dtype."""
+    """The sums of docs/model.md "TimestepNorm" taken as they are written, in one dtype."""
     groups = x.astype(dtype).reshape(B, -1, G, D // G)
     mu = groups.mean(-1, dtype=dtype)
     n = np.arange(1, mu.shape[1] + 1, dtype=dtype)[:, None]

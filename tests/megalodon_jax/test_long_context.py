@@ -1,6 +1,6 @@
 """131,072 tokens in float32: exact powers, no (D, N, L) array, memory linear in length.
 
-The truth is the recurrence of spec/model.md "CEMA", in float64 NumPy, token by token. Decay is slow
+The truth is the recurrence of docs/model.md "CEMA", in float64 NumPy, token by token. Decay is slow
 as in a trained EMA: the logits of alpha' and delta' are moved by -6.
 """
 

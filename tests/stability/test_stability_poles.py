@@ -27,7 +27,7 @@ def poles_at(decay: list[float]) -> Poles:
 
 
 def drawn(shift: float, D: int = 32, N: int = 16) -> Poles:
-    """Poles as spec/model.md's table has them: logits N(shift, 0.2)."""
+    """Poles of the table of docs/model.md "What float32 gets wrong": logits N(shift, 0.2)."""
     rng = np.random.default_rng(0)
     theta = logit(np.exp(-np.arange(1, D + 1) * math.log(D) / D))
     alpha, delta = (

@@ -2,7 +2,7 @@
 
 The truth is our model in float64; the reference in float64, its casts to float32 lifted, agrees
 with it. Where Transformers is not installed, committed recordings of it answer. Source:
-spec/parity.md; `parity.port`.
+docs/mla-moe.md "Parity"; `parity.port`.
 """
 
 from __future__ import annotations

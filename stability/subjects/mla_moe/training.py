@@ -2,8 +2,7 @@
 
 After some healthy steps the learning rate is multiplied and the router's z-loss dropped. The same
 run without a guard, and one that nothing happens to, are the controls. Source: the stability guide
-for MLA models, "Detection and Recovery Techniques"; spec/stability.md "Non-finite values and
-recovery".
+for MLA models, "Detection and Recovery Techniques"; docs/mla-moe.md "Recovery".
 """
 
 from __future__ import annotations
