@@ -23,7 +23,7 @@ import optax
 from stability.formats import BF16, Format, by_name
 from stability.leaves import Leaf, decays, is_megalodon, sample, seed_of
 from stability.optimisers import GRADIENT_RMS, Optimiser
-from stability.rounding import check_rounding
+from stability.rounding import check_conversion, check_rounding
 from stability.transforms import (
     StochasticState,
     apply_updates,
@@ -166,9 +166,11 @@ def run(
         shapes: of whole leaves, where `values` are samples already.
 
     Raises:
+        ValueError: XLA cannot convert to the storage format on this processor.
         RuntimeError: the compiler removed the rounding.
     """
     if storage.format is not None:
+        check_conversion(storage.format)
         check_rounding(storage.format)
     megalodon = is_megalodon(values)
     groups: dict[Any, list[str]] = defaultdict(list)
