@@ -121,9 +121,10 @@ SIDES = ("pytest", "night")
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of the tree, in which one file at a time is another."""
+    """A copy of a tree, in which one file at a time is another."""
 
     root: Path
+    original: Path = ROOT
 
     @classmethod
     @contextlib.contextmanager
@@ -148,7 +149,7 @@ class Tree:
             yield
         finally:
             # With its old time of change, so that what was compiled of it is still believed.
-            shutil.copy2(ROOT / mutant.file, file)
+            shutil.copy2(self.original / mutant.file, file)
 
     def run(self, *arguments: str, limit: float = LIMIT, keep: bool = False) -> tuple[int, str]:
         """Run `python -m ARGUMENTS` in the tree; return its exit code and its output.
