@@ -115,7 +115,7 @@ MODEL = of(
         "a deterministic pass is rematerialised too",
         "rematerialise=config.use_checkpoint and not deterministic",
         "rematerialise=config.use_checkpoint",
-        f"{_FORWARD}::test_rematerialisation_changes_the_schedule_and_no_gradient",
+        f"{_FORWARD}::test_nothing_is_rematerialised_without_dropout_to_repeat",
     ),
     (
         "loss_drops_ignore_index",
@@ -182,7 +182,7 @@ LOSS = of(
         "gradients of micro-batches are added up in their own dtype",
         "jnp.zeros(x.shape, widened(x.dtype)), shapes)",
         "jnp.zeros(x.shape, x.dtype), shapes)",
-        _LOSS,
+        f"{_LOSS}::test_gradients_of_many_micro_batches_are_added_up_wide",
     ),
     (
         "loss_summed_in_bf16",

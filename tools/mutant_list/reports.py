@@ -188,13 +188,6 @@ CHANGES = of(
         "                c.excess,",
         f"{_HOSTS}::test_a_change_beyond_rounding_names_both_machines_the_furthest_first {_HOSTS}",
     ),
-    (
-        "step_without_a_verdict",
-        "values that fail are held against their history as well",
-        "ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None",
-        "ratio = step(m.value, past.values)",
-        f"{_RATES} {_VERDICTS}",
-    ),
 )
 
 DRIFT = of(
@@ -687,14 +680,14 @@ HOST = (
             "every value is said to repeat",
             "return second == m.value or (math.isnan(second) and math.isnan(m.value))",
             "return second is not None",
-            "test_nightly.py test_reports_verdicts.py",
+            "test_nightly.py::test_a_replay_repeats_where_it_gives_the_same_bits",
         ),
         (
             "executed_is_not_counted",
             "a suite that did not execute all it planned ran",
             "if self.executed == self.planned and not self.reason else",
             "if not self.reason else",
-            "test_nightly.py",
+            "test_nightly.py::test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down",
         ),
         (
             "broken_case_executed",
@@ -708,7 +701,7 @@ HOST = (
             "a night with a planted fault does not say so",
             '"fault": options.fault,',
             '"fault": None,',
-            "test_nightly.py test_demonstration.py",
+            "test_nightly.py::test_a_night_says_what_was_planted_in_it",
         ),
     ),
 )
