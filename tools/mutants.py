@@ -75,9 +75,9 @@ class Result:
         return bool(self.place)
 
 
-def digest_of(mutant: Mutant) -> str:
-    """Return what names an edit."""
-    parts = (mutant.file, mutant.old, mutant.new, mutant.night)
+def digest_of(mutant: Mutant, side: str) -> str:
+    """Return what names an edit and, where they are what runs, the cases of its night."""
+    parts = (mutant.file, mutant.old, mutant.new, mutant.night if side == "night" else ())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -104,7 +104,7 @@ class Results:
     def of(self, mutant: Mutant, side: str) -> Result | None:
         """Return what a side says of a mutant, None where it was not run with this edit."""
         result = self._known.get((mutant.name, side))
-        return result if result and result.digest == digest_of(mutant) else None
+        return result if result and result.digest == digest_of(mutant, side) else None
 
     def found(self, mutant: Mutant) -> bool:
         """Whether any side found it."""
@@ -272,14 +272,16 @@ def by_pytest(tree: Tree, mutant: Mutant, tests: Sequence[str], bad: Sequence[st
         if code in (4, 5):
             raise RuntimeError(f"mutant {mutant.name}: pytest ran nothing:\n{output}")
     seconds = round(time.monotonic() - start, 1)
-    return Result(mutant.name, digest_of(mutant), "pytest", place, reason[:300], seconds)
+    digest = digest_of(mutant, "pytest")
+    return Result(mutant.name, digest, "pytest", place, reason[:300], seconds)
 
 
-def night(tree: Tree, cases: Sequence[str]) -> tuple[int, str]:
+def night(tree: Tree, cases: Sequence[str], limit: float = LIMIT) -> tuple[int, str]:
     """Run a night of these cases; return its exit code, and its verdict with where it starts."""
     with tempfile.TemporaryDirectory() as out:
         command = [*("reports.cli", "nightly", "--reference", "recorded", "--json", "--out"), out]
-        code, output = tree.run(*command, *(a for case in cases for a in ("--case", case)))
+        chosen = (word for case in cases for word in ("--case", case))
+        code, output = tree.run(*command, *chosen, limit=limit)
     told = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
     if told is None:
         return code, f"exit {code}: {output.strip().splitlines()[-1][:200] if output else ''}"
@@ -302,7 +304,8 @@ def by_night(tree: Tree, mutant: Mutant) -> Result:
         code, told = night(tree, mutant.night)
     place = told if code else ""
     seconds = round(time.monotonic() - start, 1)
-    return Result(mutant.name, digest_of(mutant), "night", place, f"exit {code}", seconds)
+    digest = digest_of(mutant, "night")
+    return Result(mutant.name, digest, "night", place, f"exit {code}", seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +337,8 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
 
     with Tree.copied() as tree:
         waiting = [m for m in chosen if asked(m, "pytest")]
-        bad = healthy(tree, sorted({t for m in waiting for t in m.tests}), cache)
         for turn, mutant in enumerate(waiting, start=1):
+            bad = healthy(tree, mutant.tests, cache)
             result = by_pytest(tree, mutant, mutant.tests, bad)
             if options.wide and not result.found:
                 result = by_pytest(tree, mutant, [mutant.folder], bad)
@@ -346,7 +349,7 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
         waiting = [m for m in chosen if m.night and asked(m, "night")]
         if waiting:
             cases = tuple(dict.fromkeys(case for m in waiting for case in m.night))
-            code, told = night(tree, cases)
+            code, told = night(tree, cases, limit=100 * LIMIT)
             if code:
                 raise RuntimeError(f"a night without a fault is not green, exit {code}: {told}")
         for turn, mutant in enumerate(waiting, start=1):

@@ -116,7 +116,7 @@ def test_a_planted_mutant_is_found_and_a_harmless_edit_is_not(tmp_path: Path) ->
 
 def test_results_are_kept_by_edit_and_the_last_one_counts(tmp_path: Path) -> None:
     mutant, path = MUTANTS[0], tmp_path / "results.jsonl"
-    missed = tool.Result(mutant.name, tool.digest_of(mutant), "pytest", "", "", 1.0)
+    missed = tool.Result(mutant.name, tool.digest_of(mutant, "pytest"), "pytest", "", "", 1.0)
     tool.Results(path).add(missed)
     assert tool.survivors(tool.Results(path)) == [mutant]
     assert "NOT ARGUED" in tool.argued(tool.Results(path), {})
