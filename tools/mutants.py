@@ -181,6 +181,8 @@ def _become(root: Path, arguments: Sequence[str], output: int, keep: bool) -> No
         os.dup2(output, 2)
         os.chdir(root)
         os.environ["PYTHONPATH"] = str(root)
+        # So wide that pytest cuts no reason off.
+        os.environ["COLUMNS"] = "400"
         os.environ["PYTHONDONTWRITEBYTECODE"] = "" if keep else "1"
         sys.dont_write_bytecode = not keep
         sys.path[:] = [str(root), *(p for p in sys.path if p not in ("", str(ROOT), str(root)))]
@@ -282,11 +284,12 @@ def night(tree: Tree, cases: Sequence[str], limit: float = LIMIT) -> tuple[int, 
         command = [*("reports.cli", "nightly", "--reference", "recorded", "--json", "--out"), out]
         chosen = (word for case in cases for word in ("--case", case))
         code, output = tree.run(*command, *chosen, limit=limit)
-    told = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
-    if told is None:
-        return code, f"exit {code}: {output.strip().splitlines()[-1][:200] if output else ''}"
-    document = json.loads(told.group())
-    return code, f"{document['verdict']}: {stage_of(document['sentence'])}"
+    for line in output.splitlines():
+        if line.startswith('{"verdict"'):
+            document = json.loads(line)
+            return code, f"{document['verdict']}: {stage_of(document['sentence'])}"
+    last = output.strip().rpartition("\n")[2]
+    return code, f"exit {code}: {last[:200]}"
 
 
 def stage_of(sentence: str) -> str:
