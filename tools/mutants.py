@@ -22,6 +22,7 @@ import importlib
 import json
 import os
 import re
+import resource
 import runpy
 import shutil
 import signal
@@ -42,7 +43,9 @@ DOCUMENT = ROOT / "docs" / "mutants.md"
 COUNTS, TABLE, SURVIVORS, EQUIVALENT = "counts", "mutants", "survivors", "controls"
 """What stands in the comments around each table of the document."""
 LIMIT = 300
-"""Seconds that one run may take: a mutant that never ends is found."""
+"""Seconds of a processor that one run may take: a mutant that never ends is found."""
+_PATIENCE = 10
+"""Seconds that may pass for each of them, on a machine that has other work."""
 SHARE = 0.97
 """Share of the mutants that must be found."""
 _WARM = (
@@ -159,27 +162,30 @@ class Tree:
 
         Args:
             arguments: a module and what it is called with.
-            limit: seconds it may take.
+            limit: seconds of a processor it may take.
             keep: whether to keep compiled Python: a mutant's file must never be found compiled.
         """
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             sys.stdout.flush()
             sys.stderr.flush()
             if (child := os.fork()) == 0:
-                _become(self.root, arguments, output.fileno(), keep)
-            code = _awaited(child, limit)
+                _become(self.root, arguments, output.fileno(), keep, limit)
+            code = _awaited(child, _PATIENCE * limit)
             output.seek(0)
             return code, output.read()
 
 
-def _become(root: Path, arguments: Sequence[str], output: int, keep: bool) -> None:
+def _become(root: Path, arguments: Sequence[str], output: int, keep: bool, limit: float) -> None:
     """Become `python -m ARGUMENTS` in a tree; never returns."""
     code = 1
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), resource.RLIM_INFINITY))
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(root)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ["PYTHONPATH"] = str(root)
         # So wide that pytest cuts no reason off.
         os.environ["COLUMNS"] = "400"
@@ -208,6 +214,8 @@ def _awaited(child: int, limit: float) -> int:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
+            if code == -signal.SIGXCPU:
+                return -1
             return code if code >= 0 else 128 - code
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
@@ -340,15 +348,19 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
 
     with Tree.copied() as tree:
         waiting = [m for m in chosen if asked(m, "pytest")]
-        for turn, mutant in enumerate(waiting, start=1):
-            bad = healthy(tree, mutant.tests, cache)
-            result = by_pytest(tree, mutant, mutant.tests, bad)
-            if options.wide and not result.found:
-                result = by_pytest(tree, mutant, [mutant.folder], bad)
-                if result.found and healthy(tree, [result.place], cache):
-                    raise RuntimeError(f"{result.place} fails without a fault: list other tests")
-            results.add(result)
-            _tell(turn, len(waiting), result)
+        bad: list[str] = []
+        while True:
+            for turn, mutant in enumerate(waiting, start=1):
+                result = by_pytest(tree, mutant, mutant.tests, bad)
+                if options.wide and not result.found:
+                    result = by_pytest(tree, mutant, [mutant.folder], bad)
+                results.add(result)
+                _tell(turn, len(waiting), result)
+            # What fails on the healthy tree finds nothing: asked again without it.
+            bad = healthy(tree, places(chosen, results), cache)
+            waiting = [m for m in chosen if set(places([m], results)) & set(bad)]
+            if not waiting:
+                break
         waiting = [m for m in chosen if m.night and asked(m, "night")]
         if waiting:
             cases = tuple(dict.fromkeys(case for m in waiting for case in m.night))
@@ -369,6 +381,12 @@ def in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
         turns.append((seen[mutant.file], mutant))
         seen[mutant.file] += 1
     return [mutant for _, mutant in sorted(turns, key=lambda turn: turn[0])]
+
+
+def places(mutants: Sequence[Mutant], results: Results) -> list[str]:
+    """Return the tests that mutants were found by, each once."""
+    known = (results.of(mutant, "pytest") for mutant in mutants)
+    return sorted({result.place for result in known if result and result.found})
 
 
 def _tell(turn: int, turns: int, result: Result) -> None:
@@ -459,6 +477,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--write", action="store_true", help="put the table in docs/mutants.md")
     asked = parser.parse_args(arguments)
+    # Also where it is told to end, the copy of the tree is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = Results(asked.results)
     everything = (*MUTANTS, *CONTROLS)
     unknown = set(asked.only or ()) - {m.name for m in everything}

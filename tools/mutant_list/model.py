@@ -286,7 +286,7 @@ GENERATION = of(
         f"{_GENERATION}::test_draws_have_the_exact_probabilities",
     ),
     (
-        "top_p_before_top_k",
+        "top_p_before_the_temperature",
         "top_p is of the probabilities before the temperature",
         "p = jax.nn.softmax(ranked, axis=-1)",
         "p = jax.nn.softmax(ranked * temperature, axis=-1)",
