@@ -353,7 +353,7 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
             for turn, mutant in enumerate(waiting, start=1):
                 result = by_pytest(tree, mutant, mutant.tests, bad)
                 if options.wide and not result.found:
-                    result = by_pytest(tree, mutant, [mutant.folder], bad)
+                    result = by_pytest(tree, mutant, [f"tests/{mutant.package}"], bad)
                 results.add(result)
                 _tell(turn, len(waiting), result)
             # What fails on the healthy tree finds nothing: asked again without it.
@@ -407,10 +407,10 @@ def counts(results: Results) -> str:
         "not run": [m for m in MUTANTS if not results.of(m, "pytest")],
         "equivalent controls found": [m for m in CONTROLS if results.found(m)],
     }
-    packages = sorted({m.folder.partition("/")[2] for m in MUTANTS})
+    packages = sorted({m.package for m in MUTANTS})
     lines = [f"| | all | {' | '.join(packages)} |", "| --- |" + " --- |" * (len(packages) + 1)]
     for name, found in rows.items():
-        by = (sum(m.folder == f"tests/{package}" for m in found) for package in packages)
+        by = (sum(m.package == package for m in found) for package in packages)
         lines.append(f"| {name} | {len(found)} | {' | '.join(map(str, by))} |")
     return "\n".join(lines)
 
@@ -467,10 +467,13 @@ def _cell(result: Result | None, asked: object) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 where enough mutants were found, and no control."""
+    everything = (*MUTANTS, *CONTROLS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     default = ROOT / "build" / "mutants" / "results.jsonl"
     parser.add_argument("--results", type=Path, default=default, help="where results go")
     parser.add_argument("--only", action="append", help="only this mutant, again (repeatable)")
+    packages = sorted({m.package for m in everything})
+    parser.add_argument("--package", choices=packages, help="only mutants of this package")
     parser.add_argument("--side", choices=SIDES, help="only the tests, or only nights")
     parser.add_argument("--again", action="store_true", help="run again what nothing found")
     parser.add_argument("--wide", action="store_true", help="then the rest of a package's tests")
@@ -480,12 +483,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Also where it is told to end, the copy of the tree is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = Results(asked.results)
-    everything = (*MUTANTS, *CONTROLS)
     unknown = set(asked.only or ()) - {m.name for m in everything}
     if unknown:
         parser.error(f"no mutant {', '.join(sorted(unknown))}")
     if asked.run:
-        chosen = [m for m in in_turns(everything) if not asked.only or m.name in asked.only]
+        chosen = [
+            m
+            for m in in_turns(everything)
+            if (not asked.only or m.name in asked.only) and asked.package in (None, m.package)
+        ]
         sides = (asked.side,) if asked.side else SIDES
         run(chosen, results, Options(sides, asked.again, bool(asked.only), asked.wide))
     tables = {

@@ -28,9 +28,9 @@ class Mutant:
     """Why nothing can tell it from the original; such a mutant is a control."""
 
     @property
-    def folder(self) -> str:
-        """The tests of its package, tried where the listed ones find nothing."""
-        return f"tests/{PurePosixPath(self.file).parts[0]}"
+    def package(self) -> str:
+        """The package it is in, whose other tests are tried where the listed ones find nothing."""
+        return PurePosixPath(self.file).parts[0]
 
     def source(self, root: Path = ROOT) -> str:
         """Return the file with the fault in it.
