@@ -326,6 +326,18 @@ def test_goldens_are_read_newest_first_and_a_new_one_replaces_its_machine_s(pinn
     assert goldens.file_of(updated) == goldens.file_of(golden_of(night(), {}))
 
 
+def test_a_golden_of_another_schema_is_named_and_not_used(pinned) -> None:
+    """It may mean something else by the same words, whatever it holds."""
+    golden = golden_of(night(), {}, "as measured", "2026-11-01")
+    path = goldens.file_of(golden)
+    goldens.write(golden, path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(f'"schema": {goldens.SCHEMA}', '"schema": 2'), encoding="utf-8")
+    known = goldens.load("cpu")
+    assert (known.goldens, len(known.unusable)) == ((), 1)
+    assert f"expected a golden of schema {goldens.SCHEMA}" in known.unusable[0]
+
+
 def test_a_spread_that_one_side_lacks_is_the_others() -> None:
     spreads = {GROUP: [0.2, 0.2]}
     inside = 1e-6 * limit(DRIFT_TYPICAL, 0.2, same=False) * 0.99
@@ -342,6 +354,15 @@ def test_what_does_not_repeat_counts_with_its_newest_values_and_is_blessed_at_it
     assert golden_of(run(row), past).groups[LEVEL].typical == 3e-6
     jumped = {KEY: Past((1e-6, 3.9e-6, 1e-6), True)}
     assert golden_of(run(row), jumped).groups[LEVEL].typical == 3.9e-6
+
+
+def test_a_level_is_a_geometric_mean_and_the_worst_of_its_gates() -> None:
+    """An arithmetic one would be what its worst gate is: decades lie between gates of a group."""
+    values = (1e-7, 1e-6, 4e-6)
+    rows = [measurement(quantity=f"layers.{i}", value=v) for i, v in enumerate(values)]
+    level = levels.levels(rows, {})[LEVEL]
+    assert level.typical == pytest.approx(math.prod(values) ** (1 / 3), rel=1e-2)
+    assert (level.worst, level.gates) == (4e-6, 3)
 
 
 def test_a_group_that_was_calibrated_in_part_has_no_spread() -> None:

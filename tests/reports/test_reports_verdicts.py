@@ -7,6 +7,7 @@ import math
 import pytest
 from nights import earlier, failing, finding, measurement, run
 
+from parity.localize import first_divergence
 from parity.results import Kind, Measurement, Verdict
 from parity.suite import culprit
 from reports.changes import What, settle
@@ -60,6 +61,14 @@ def test_the_earliest_stage_is_named_on_whichever_edge() -> None:
     # At one stage, the mathematics is named before the accuracy.
     both = [failing(edge=edge) for edge in ("jax32:reference32", "jax64:oracle")]
     assert culprit(both) == both[1]
+
+
+def test_what_failed_is_named_before_what_could_not_be_compared() -> None:
+    blocked = measurement(quantity="embed", stage=0, verdict=Verdict.NOT_COMPARABLE)
+    failed = failing(quantity="norm", stage=7, kind=Kind.BLOCK)
+    assert first_divergence([blocked, failed]) == failed
+    assert first_divergence([measurement(), blocked]) == blocked
+    assert first_divergence([measurement()]) is None
 
 
 AGREE = [measurement(edge=edge) for edge in ("jax64:oracle", "jax32:oracle")]

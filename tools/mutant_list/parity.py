@@ -203,7 +203,7 @@ LOCALIZE = of(
         "what could not be compared is named before what failed",
         "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
         "key=lambda m: (m.verdict is Verdict.FAIL, m.stage < 0, m.stage), default=None",
-        f"{_VERDICTS} {_LOCALIZE}",
+        f"{_VERDICTS}::test_what_failed_is_named_before_what_could_not_be_compared",
     ),
     (
         "stage_of_nan_holds",

@@ -583,7 +583,7 @@ STORE = (
             "the anchor of a machine is pruned",
             "elif name in anchors:",
             "elif name in anchors and name in baselines:",
-            f"{_COMMANDS}::test_pruning_spares_what_others_are_held_against",
+            f"{_HOSTS}::test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow",
         ),
     ),
     *of(

@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
-ARGUED: dict[str, str] = {}
+ARGUED: dict[str, str] = {
+    "truth_may_be_nan": "where the truth holds a NaN or an infinity, the difference of the two or "
+    "its quotient by the truth's norm is NaN, which is what the check returns",
+}
 """By name of the mutant."""
