@@ -33,7 +33,7 @@ PROBES = (
             "a leaf of which exactly half is frozen is warned of",
             "warning = narrow.frozen > FROZEN_SHARE",
             "warning = narrow.frozen >= FROZEN_SHARE",
-            f"{_SURVIVAL} test_stability_diagnose.py",
+            f"{_SURVIVAL}::test_a_leaf_is_warned_of_when_more_is_frozen_than_moves",
         ),
         (
             "control_stored_narrow",
@@ -61,7 +61,7 @@ PROBES = (
             "values beyond the range of e4m3 become NaN",
             "return self.clamp(x).astype(self.dtype)",
             "return np.asarray(x, np.float32).astype(self.dtype)",
-            "test_stability_rounding.py test_stability_formats.py",
+            "test_stability_formats.py",
         ),
         (
             "spacing_below_normal",
@@ -213,7 +213,7 @@ PROBES = (
             "an exception excuses rows outside of its phases",
             "and (not self.phases or row.phase in self.phases)",
             "and (not self.phases or bool(row.phase))",
-            "test_dtype_policy.py test_dtype_audit.py",
+            "test_dtype_policy.py::test_a_scope_holds_what_fits_all_it_names",
         ),
     ),
     *of(
@@ -253,7 +253,7 @@ SUBJECT = (
             "scores are added up in the dtype of the activations",
             "wide = widened(plain.dtype)\n        return",
             "wide = plain.dtype\n        return",
-            f"{_MLA} {_MLA_PARITY} stability/mla_moe/test_mla_probes.py",
+            f"{_MLA}::test_scores_of_narrow_activations_are_wide",
         ),
         (
             "mla_token_does_not_see_itself",
@@ -298,7 +298,7 @@ SUBJECT = (
             "the selection bias enters the weights of the experts",
             "weights = jnp.take_along_axis(scores, chosen, axis=-1)",
             "weights = jnp.take_along_axis(scores + self.bias(scores.dtype), chosen, axis=-1)",
-            _MLA_PARITY,
+            f"{_MLA}::test_the_selection_bias_is_no_part_of_a_weight",
         ),
         (
             "router_closed_groups_at_zero",
@@ -312,7 +312,7 @@ SUBJECT = (
             "groups rank by their best expert instead of their best two",
             "jax.lax.top_k(ranked.reshape(T, G, E // G), 2)[0]",
             "jax.lax.top_k(ranked.reshape(T, G, E // G), 1)[0]",
-            f"{_MLA_PARITY} {_MLA}",
+            f"{_MLA}::test_groups_rank_by_their_best_two",
         ),
         (
             "router_bias_learns",
@@ -333,7 +333,7 @@ SUBJECT = (
             "weights of experts are not scaled",
             "return Routing(logits, chosen, weights * config.routed_scaling_factor)",
             "return Routing(logits, chosen, weights)",
-            _MLA_PARITY,
+            f"{_MLA}::test_the_selection_bias_is_no_part_of_a_weight",
         ),
     ),
     *of(
