@@ -19,6 +19,8 @@ SITES = 5
 """Dropouts of a layer besides attention: after the EMA, the gate, the output, and two of the FFN.
 """
 heard: list[tuple[bytes, np.ndarray, np.ndarray]] = []
+rates: list[tuple[int, float]] = []
+"""Width and rate of every dropout that was traced."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,7 @@ def listening(monkeypatch):
         heard.append((np.asarray(key).tobytes(), np.asarray(x), np.asarray(out)))
 
     def reporting(x, rate, key):
+        rates.append((x.shape[-1], rate))
         out = dropout(x, rate, key)
         jax.debug.callback(report, jax.random.key_data(key), x, out)
         return out
@@ -37,6 +40,7 @@ def listening(monkeypatch):
         monkeypatch.setattr(module, "dropout", reporting)
     monkeypatch.setattr(attention, "STRIPE", STRIPE)
     heard.clear()
+    rates.clear()
 
 
 def run(model, ids, **options):
@@ -74,6 +78,15 @@ def test_no_two_rows_share_a_mask() -> None:
         alike += np.array_equal(kept[0, live], kept[1, live])
     # By chance a mask of six numbers, the smallest, repeats once in 70.
     assert alike <= 1
+
+
+def test_every_site_has_the_rate_that_is_named_for_it() -> None:
+    """Outputs of both halves at `dropout`, what is inside of them at `hidden_dropout`."""
+    config = tiny(num_layers=1, dropout=0.11, hidden_dropout=0.12, attention_dropout=0.13)
+    run(model_of(config), tokens(config, (B, STRIPE)))
+    D, inside = config.model_dim, (config.model_dim, config.value_dim, config.ffn_hidden_dim)
+    hidden, output = [(width, 0.12) for width in inside], [(D, 0.11), (D, 0.11)]
+    assert sorted(rates) == sorted([*hidden, *output, (STRIPE, 0.13)])
 
 
 def test_every_micro_batch_has_a_key_of_its_own() -> None:

@@ -433,6 +433,14 @@ def test_padding_that_would_move_a_window_is_refused() -> None:
     assert full.tolist() == run("sliding", 1, ids)[0].tolist()
 
 
+def test_a_window_that_just_holds_a_padded_prompt_moves_nothing() -> None:
+    window = model("sliding").config.max_cache_len
+    ids, lengths = np.tile(IDS, (1, 2))[:, :window], (3, window)
+    mask = jnp.asarray(np.arange(window) < np.array(lengths)[:, None])
+    alone = [int(run("sliding", 1, ids[b : b + 1, :n])[0][0, -1]) for b, n in enumerate(lengths)]
+    assert run("sliding", 1, ids, attention_mask=mask)[0][:, -1].tolist() == alone
+
+
 @pytest.mark.parametrize("mode", ["local", pytest.param("unbounded", marks=pytest.mark.sweep)])
 @pytest.mark.traced_checks
 def test_generation_may_be_traced(mode: str) -> None:

@@ -249,6 +249,19 @@ def test_rematerialisation_changes_the_schedule_and_no_gradient() -> None:
     assert all(rel_l2(again[n], plain[n]) <= EXACT_GRADIENT for n in plain)
 
 
+def test_nothing_is_rematerialised_without_dropout_to_repeat() -> None:
+    """A deterministic pass is inference, or training that asked for no schedule."""
+    model = model_of(tiny(use_checkpoint=True))
+
+    def program(deterministic: bool) -> str:
+        def loss(ids):
+            return model.compute_loss(ids, ids, deterministic=deterministic, key=CHEAP_KEY)
+
+        return str(jax.make_jaxpr(loss)(jnp.asarray(IDS)))
+
+    assert ("remat" in program(True), "remat" in program(False)) == (False, True)
+
+
 def test_bfloat16_compute_is_finite_and_leaves_sensitive_parameters_wide() -> None:
     config = tiny(num_layers=1, param_dtype="bfloat16", compute_dtype="bfloat16")
     model = model_of(config)

@@ -295,3 +295,21 @@ def test_micro_batches_by_chunks_give_the_gradients_of_the_one_big_batch() -> No
     assert actual.keys() == wanted.keys()
     for name in wanted:
         assert rel_l2(actual[name], wanted[name]) <= EXACT_GRADIENT, name
+
+
+class Scaled(eqx.Module):
+    """A model of one number whose gradient is the first id of a micro-batch."""
+
+    weight: jax.Array
+
+    def compute_loss(self, ids, labels, mask, ignore_index, deterministic, key, loss_chunk):
+        return self.weight.astype(jnp.float32) * ids[0, 0].astype(jnp.float32)
+
+
+def test_gradients_of_many_micro_batches_are_added_up_wide() -> None:
+    """In bfloat16 the sum would stay where the first, large one left it."""
+    ids = jnp.ones((257, 1, 2), jnp.int32).at[0].set(512)
+    _, gradients = accumulate_gradients(Scaled(jnp.ones((), jnp.bfloat16)), ids, ids)
+    expected = (512 + 256) / 257
+    assert gradients.weight.dtype == jnp.bfloat16
+    assert rel_l2(float(gradients.weight), expected) <= float(jnp.finfo(jnp.bfloat16).eps)

@@ -42,7 +42,7 @@ from megalodon_jax import (
 )
 from megalodon_jax.inference import decode_step
 from megalodon_jax.layers import ChunkedAttention
-from megalodon_jax.types import check_cache
+from megalodon_jax.types import check_cache, filled_cache
 from tests.helpers import EXACT, TINY, model_of, rel_l2, tiny
 
 
@@ -218,6 +218,14 @@ def test_init_cache_allocates_what_it_is_asked_for(changes, capacity: int) -> No
     h = ema.layer_caches[0].ema.h
     assert (h.shape, h.dtype) == ((3, 8, 2), jnp.complex64)
     assert not np.any(h)
+
+
+def test_filling_in_what_is_missing_leaves_a_stream_where_it_is() -> None:
+    seven = jnp.asarray(7, jnp.int32)
+    cache = ModelCache([LayerCache(position=seven)] * LOCAL.num_layers)
+    filled = filled_cache(LOCAL, cache, B)
+    assert [int(layer.position) for layer in filled.layer_caches] == [7] * LOCAL.num_layers
+    assert None not in (filled.final_norm, filled.layer_caches[0].attn)
 
 
 def test_caches_can_be_written_by_hand() -> None:

@@ -171,7 +171,7 @@ def test_the_ring_is_the_list_of_the_latest_tokens(capacity: int, moves) -> None
         else:
             ring, held = ring.resized(n), held[-n:]
         positions = np.asarray(ring.positions()).tolist()
-        assert int(ring.count) == count
+        assert (int(ring.count), count - int(ring.first)) == (count, len(held))
         assert len(positions) == ring.capacity
         assert all(p == -1 or p % ring.capacity == slot for slot, p in enumerate(positions))
         assert sorted(p for p in positions if p >= 0) == [

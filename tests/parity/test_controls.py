@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from parity import controls
 from parity.calibrate import truth
 from parity.cases import by_name
-from parity.controls import CONTROLS
+from parity.compare import Comparison
+from parity.controls import CONTROLS, Control
 from parity.recordings import RecordedReference
+from parity.results import Verdict
 from parity.subject import JaxSubject
 from parity.suite import ALL, Suite, culprit
 from parity.taps import WEIGHTS
@@ -58,3 +64,34 @@ def test_each_control_is_found_on_its_edge():
         "reason": "",
         "status": "ran",
     }
+
+
+def test_a_control_found_elsewhere_is_missed(monkeypatch):
+    """At another stage, on another edge, or as what could not be compared."""
+    fault = SimpleNamespace(name="planted", stage="layers.0.q", planted=nullcontext)
+    control = Control(fault, "jax32:oracle")
+    monkeypatch.setattr(controls, "CONTROLS", (control,))
+    comparison = Comparison(controls.CASE, control.edge, NoiseFloors({}), "float32")
+    here = comparison.missing(fault.stage, "")
+
+    def told(*rows):
+        suite = SimpleNamespace(case=lambda case, floors: iter(rows))
+        [(_, text)] = controls.missed(suite, NoiseFloors({}))
+        return text
+
+    assert told(here) == ""
+    assert "nothing was reported" in told()
+    assert "embed was reported" in told(comparison.missing("embed", ""), here)
+    assert "nothing was reported" in told(replace(here, edge="jax64:oracle"))
+    assert told(replace(here, verdict=Verdict.NOT_COMPARABLE))
+    earlier = replace(comparison.missing("embed", ""), edge="jax64:oracle")
+    assert told(earlier, here) == ""
+
+
+def test_a_case_without_a_recording_is_not_comparable(tmp_path, compared_with_itself):
+    """The edges to the oracle are measured, and what is missing is said."""
+    rows = list(Suite(RecordedReference(tmp_path)).case(by_name("length_c"), NoiseFloors.load()))
+    last, arrived = rows[-1], next(row for row in rows if row.quantity == WEIGHTS)
+    assert (arrived.verdict, arrived.tolerance) == (Verdict.PASS, 0)
+    assert (last.verdict, last.edge) == (Verdict.NOT_COMPARABLE, "jax32:reference32")
+    assert "no recording length_c" in last.note

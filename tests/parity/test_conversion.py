@@ -33,3 +33,13 @@ def test_a_hash_tells_dtype_and_shape_apart():
     zeros = np.zeros(4, np.float32)
     others = (zeros.astype(np.int32), zeros.reshape(2, 2), -zeros)
     assert value_hash(zeros) not in {value_hash(other) for other in others}
+
+
+def test_no_byte_changes_unseen():
+    given = np.arange(3, dtype=np.float32)
+    seen = set()
+    for byte in range(given.nbytes):
+        held = given.copy()
+        held.view(np.uint8)[byte] ^= 1
+        seen.add(value_hash(held))
+    assert len(seen - {value_hash(given)}) == given.nbytes

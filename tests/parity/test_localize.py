@@ -40,6 +40,7 @@ def test_the_culprit_is_the_stage_that_is_wrong_when_fed_the_right_inputs() -> N
     assert [s.name for s in told.stages if s.broken] == ["layers.0.cema", "layers.1.cema"]
     after = told.stages[told.stages.index(told.culprit) + 1]
     assert after in told.carried, "wrong in the run as it is, right on its own"
+    assert not any(stage.broken for stage in told.carried)
     assert after.amplification > 1e6
     assert told.worst is not None
     assert told.worst.actual != told.worst.expected

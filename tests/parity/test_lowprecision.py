@@ -39,3 +39,13 @@ def test_an_autocast_more_accurate_than_ours_fails(reference, exact):
     theirs = dict(reference.low_precision(CASE))
     theirs["autocast/logits"] = exact["logits"].astype(np.float32)
     assert gate(lowprecision.measure(CASE, theirs, exact, NoiseFloors({}))).verdict is Verdict.FAIL
+
+
+@pytest.mark.torch_ref
+def test_every_intermediate_of_ours_is_gated(reference, exact):
+    rows = list(
+        lowprecision.measure(CASE, reference.low_precision(CASE), exact, NoiseFloors.load())
+    )
+    gated = {m.quantity for m in rows if m.edge == "jaxbf16:oracle" and m.tolerance > 0}
+    assert gated >= {"layers.0.q", "layers.1.attn", "norm", "logits"}
+    assert "loss" not in gated, "the error of a scalar is near 0 by luck"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from parity import jitter
 from parity.cases import by_name
-from parity.compare import Comparison
+from parity.compare import Comparison, kind_of
 from parity.metrics import (
     disagreement,
     logit_metrics,
@@ -17,8 +19,8 @@ from parity.metrics import (
     top1_flips,
     ulp,
 )
-from parity.results import Verdict
-from parity.tolerances import TABLE, NoiseFloors
+from parity.results import Kind, Verdict
+from parity.tolerances import FORWARD, PORTS, TABLE, NoiseFloors, Rule, bound_from, rule
 
 CASE = by_name("length_c")
 
@@ -84,6 +86,14 @@ def test_missing_and_extra_fail(comparison, arrays, side):
 def test_another_shape_or_dtype_fails(comparison, arrays, change):
     left = spoiled(arrays, "embed", change(arrays["embed"]))
     assert verdicts(comparison.run(left, arrays), "embed") == {Verdict.FAIL}
+
+
+def test_a_narrower_dtype_fails_where_its_numbers_are_equal(comparison, arrays):
+    """Equal today: in the wrong dtype by accident, and so not what the edge is about."""
+    arrays = spoiled(arrays, "embed", np.ones_like(arrays["embed"]))
+    narrow = spoiled(arrays, "embed", arrays["embed"].astype(np.float32))
+    (row,) = (m for m in comparison.run(narrow, arrays) if m.quantity == "embed")
+    assert (row.verdict, row.note) == (Verdict.FAIL, "dtype float32, expected float64")
 
 
 def test_zero_comparisons_fail(comparison):
@@ -181,3 +191,95 @@ def test_every_row_of_the_table_has_a_bound_and_a_reason():
         assert row.reason
         discrete = {"disagreement", "top1_flips", "changed_parameters"}
         assert row.absolute > 0 or row.noise_factor > 0 or row.metric in discrete
+
+
+def test_a_rule_is_of_its_own_metric():
+    """The first row of an edge and kind may be of another metric, with another bound."""
+    for row in (*TABLE, *PORTS):
+        for kind in row.kinds:
+            found = rule(row.edge, kind, row.metric)
+            assert found is not None and found.metric == row.metric
+
+
+def test_no_bound_lets_through_what_it_is_there_to_stop():
+    """What each bound must see is a number of the formats, not of today's measurements."""
+    for kind in (*FORWARD, Kind.GRADIENT):
+        wide = rule("jax64:oracle", kind)
+        # Float32 in a float64 program.
+        assert wide is not None and wide.absolute < jitter.UNIT_ROUNDOFF
+    same = rule("jax64:oracle", Kind.BLOCK, "exact_share")
+    assert same is not None and same.absolute < 1  # The oracle itself.
+    autocast = rule("jaxbf16:oracle", Kind.LOGITS, "error_over_autocast")
+    assert autocast is not None and autocast.absolute < 1  # Autocast itself.
+    narrow = rule("jaxbf16:oracle", Kind.BLOCK)
+    # All that the floor moves, rounded to bfloat16 instead of the operands of products alone.
+    bfloat16 = ml_dtypes.finfo(ml_dtypes.bfloat16).eps / 4
+    assert narrow is not None
+    assert 0 < narrow.noise_factor < float(bfloat16) / jitter.UNIT_ROUNDOFF
+
+
+def test_a_bound_is_the_larger_of_what_a_row_says():
+    row = Rule("edge", (Kind.BLOCK,), "reason", absolute=2.0, noise_factor=3.0)
+    assert (bound_from(row, 0.5), bound_from(row, 1.0)) == (2.0, 3.0)
+    assert math.isnan(bound_from(row, math.nan))
+
+
+def test_kinds_follow_from_names():
+    assert kind_of("grad/model.embed.weight") is kind_of("bar/logits") is Kind.GRADIENT
+    assert kind_of("state/norm_mean") is Kind.STATE
+    assert kind_of("step1/mu/x") is kind_of("losses") is Kind.TRAJECTORY
+    assert kind_of("layers.0.q") is Kind.BLOCK
+
+
+def test_accuracy_is_our_error_over_the_references(arrays):
+    edge = Comparison(CASE, "jax32:oracle", NoiseFloors.load(), "float32")
+    truth = {"logits": arrays["logits"]}
+
+    def off(by):
+        return {"logits": arrays["logits"] * (1 + by)}
+
+    [worse] = edge.accuracy(off(1e-5), off(1e-6), truth)
+    [better] = edge.accuracy(off(1e-6), off(1e-5), truth)
+    assert (worse.verdict, better.verdict) == (Verdict.FAIL, Verdict.PASS)
+    assert worse.value == pytest.approx(10, rel=1e-3)
+    # Where both are the rounding of the result, being ten times better means nothing.
+    [fine] = edge.accuracy(off(1e-8), off(1e-9), truth)
+    assert fine.verdict is Verdict.PASS
+
+
+def test_masked_positions_are_left_out_where_they_mean_something_else():
+    case = by_name("right_padding")
+    shape = (case.batch_size, case.length, case.config.vocab_size)
+    truth = {"logits": np.random.default_rng(0).normal(size=shape), "loss": np.asarray(3.0)}
+    wrong = {**truth, "logits": np.where(case.valid[..., None], truth["logits"], 7.0)}
+    for only_valid, verdict in ((True, Verdict.PASS), (False, Verdict.FAIL)):
+        floors = NoiseFloors.load()
+        comparison = Comparison(case, "jax64:oracle", floors, "float64", only_valid=only_valid)
+        assert verdicts(comparison.run(wrong, truth), "logits") == {verdict}
+
+
+def test_a_value_at_its_tolerance_passes_and_knows_its_stage(comparison):
+    assert comparison.gate("logits", "rel_l2", 1e-6, 1e-6).verdict is Verdict.PASS
+    assert comparison.gate("logits", "rel_l2", 1.1e-6, 1e-6).verdict is Verdict.FAIL
+    stages = [comparison.fact(name, "max_abs", 0.0).stage for name in ("embed", "layers.0.q")]
+    assert 0 == stages[0] < stages[1]
+
+
+def test_the_divergence_is_weighed_by_the_truth():
+    e, a = np.log([[0.5, 0.25, 0.25]]), np.log([[0.25, 0.25, 0.5]])
+    expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    found = logit_metrics(a, e, np.asarray([0]))
+    assert found["kl_max"] == pytest.approx(expected)
+
+
+def test_rounding_of_a_sum_is_what_sums_in_float32_lose():
+    terms = 1000
+    x = np.random.default_rng(0).standard_normal((2000, terms)).astype(np.float32)
+    exact = x.astype(np.float64)
+    # One after another; the numbers themselves are rounded already, which `summed` adds.
+    lost = np.cumsum(x, axis=1)[:, -1] - exact.sum(axis=1)
+    measured = np.sqrt(np.mean(np.square(lost) / np.square(exact).sum(axis=1)))
+    told = math.sqrt(jitter.summed(terms) ** 2 - jitter.UNIT_ROUNDOFF**2)
+    # A rounding error is not quite uniform, and neither is a leading digit logarithmic.
+    assert 0.8 < measured / told < 1.25
+    assert jitter.floor([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))

@@ -146,11 +146,12 @@ def test_a_recording_of_other_work_is_refused(copied):
         RecordedReference(copied).run(by_name("plain"))
 
 
-def test_a_recording_of_another_schema_is_refused(tmp_path):
-    notes = json.dumps({"schema": 0, "case_hash": by_name("length_c").hash})
+@pytest.mark.parametrize("schema", [0, recordings.SCHEMA + 1])
+def test_a_recording_of_another_schema_is_refused(tmp_path, schema):
+    notes = json.dumps({"schema": schema, "case_hash": by_name("length_c").hash})
     tensors = {"loss": np.zeros((), np.float32)}
     save_file(tensors, tmp_path / "length_c.safetensors", metadata={"provenance": notes})
-    with pytest.raises(RecordingError, match="schema 0, expected 1"):
+    with pytest.raises(RecordingError, match=f"schema {schema}, expected {recordings.SCHEMA}"):
         RecordedReference(tmp_path).run(by_name("length_c"))
 
 

@@ -67,3 +67,13 @@ def test_a_seam_the_reference_says_nothing_of_fails(reference):
     facts = {n: a for n, a in reference.seams().items() if n != "loss-mask"}
     failed = [m.quantity for m in measure(Facts(facts)) if m.verdict is Verdict.FAIL]
     assert failed == ["loss-mask"]
+
+
+@pytest.mark.torch_ref
+def test_what_stands_at_padding_is_no_part_of_a_seam(reference):
+    """Masked positions mean something else on each side, however large they are."""
+    [seam] = (seam for seam in SEAMS if seam.id == "ema-mask")
+    theirs, valid = reference.seams()[seam.id], seams.by_name("left_padding").valid
+    assert not valid.all()
+    spoiled = np.where(valid[..., None], theirs, np.float32(1e6))
+    assert seam.measure(spoiled) == seam.measure(theirs)

@@ -30,6 +30,14 @@ def test_the_order_names_everything_and_nothing_else(exact):
     assert len(SHORT.order) == len(set(SHORT.order))
 
 
+def test_the_weights_of_linear_maps_decay_and_nothing_else():
+    """All sides ask the same function, so no comparison between them would see it change."""
+    decaying = {name for name in SHORT.weights if trajectory.decays(name)}
+    maps = ("attn.wz", "attn.wv", "attn.wr", "attn.wh1", "attn.wh2", "ffn.fc1", "ffn.fc2")
+    layers = range(SHORT.config.num_layers)
+    assert decaying == {f"model.layers.{i}.{name}.weight" for i in layers for name in maps}
+
+
 def test_three_steps_in_float64_are_the_oracle(exact):
     rows = Comparison(SHORT, "jax64:oracle", NoiseFloors({}), "float64").run(
         JaxSubject("float64").run(SHORT), exact

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nights import finding, measurement, run
+from nights import failing, finding, measurement, run
 
 from parity.pooling import POOLED
 from parity.results import Kind
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports import goldens, host, levels
+from reports.anchors import find_anchors
 from reports.changes import What
 from reports.drift import hold, levels_of, limit
 from reports.goldens import golden_of
+from reports.history import Past
 from reports.host import FIELDS, UNKNOWN, differences, fingerprint
 from reports.marks import of_sections
 from reports.retention import plan
@@ -194,6 +196,7 @@ def test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow(tmp_path: Pa
         night(5e-7, 3, selected=["plain"]),
         night(5e-7, 4, suites=[{**SUITES[0], "executed": 0}]),
         night(5e-7, 5, threads=1),
+        night(5e-7, 0, kind="pytest"),
     ]
     for made in unfit:
         write_run(root, made)
@@ -232,7 +235,10 @@ def test_red_sections_are_marked() -> None:
         *("architectures", "changes", "records", "underflow"),
     }
     healthy = decide(run(*drifted), None, {}, [golden])
-    assert of_sections(drifted, [], healthy) == {}
+    warned = [finding(probe="survival", severity=Severity.WARNING)]
+    assert of_sections(drifted, warned, healthy) == {}
+    narrow = [failing(edge="jaxbf16:oracle")]
+    assert "precision" in of_sections(narrow, [], decide(run(*narrow), None))
 
 
 def test_the_spread_of_a_level_is_that_of_repeating_it() -> None:
@@ -286,3 +292,97 @@ def test_a_level_that_rests_on_its_tolerance_may_still_rise_above_it() -> None:
     decision = decide(now, None, goldens=[golden])
     assert decision.word is Word.REGRESSED
     assert [c.what for c in decision.changes] == [What.DRIFTED]
+
+
+KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
+LEVEL = tuple(GROUP.split(" | "))
+
+
+def test_one_unknown_field_makes_a_processor_unknown() -> None:
+    assert fingerprint(night(host=HERE | {"stepping": UNKNOWN}).manifest) is None
+    assert fingerprint(night().manifest) is not None
+
+
+def test_of_other_machines_one_with_the_same_reference_is_preferred_then_the_newest() -> None:
+    run_here = night(reference={"kind": "live"})
+
+    def blessed(name: str, kind: str) -> goldens.Golden:
+        return golden_of(night(id=name, host=THERE, reference={"kind": kind}), {}, "", "2026-11-01")
+
+    candidates = [blessed("newest", "recorded"), blessed("newer", "live"), blessed("old", "live")]
+    [held] = hold(run_here, levels_of(run_here, {}), candidates)
+    assert (held.golden.run, held.same) == ("newer", False)
+    [held] = hold(run_here, levels_of(run_here, {}), candidates[:1])
+    assert held.golden.run == "newest"
+
+
+def test_goldens_are_read_newest_first_and_a_new_one_replaces_its_machine_s(pinned) -> None:
+    for day, where in (("2026-11-02", HERE), ("2026-11-03", THERE)):
+        golden = golden_of(night(id=f"of-{day}", host=where), {}, "as measured", day)
+        goldens.write(golden, goldens.file_of(golden))
+    assert [g.run for g in goldens.load("cpu").goldens] == ["of-2026-11-03", "of-2026-11-02"]
+    # An update of a library is the same machine.
+    updated = golden_of(night(versions={"jax": "0.11"}), {}, "updated", "2026-11-04")
+    assert goldens.file_of(updated) == goldens.file_of(golden_of(night(), {}))
+
+
+def test_a_golden_of_another_schema_is_named_and_not_used(pinned) -> None:
+    """It may mean something else by the same words, whatever it holds."""
+    golden = golden_of(night(), {}, "as measured", "2026-11-01")
+    path = goldens.file_of(golden)
+    goldens.write(golden, path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(f'"schema": {goldens.SCHEMA}', '"schema": 2'), encoding="utf-8")
+    known = goldens.load("cpu")
+    assert (known.goldens, len(known.unusable)) == ((), 1)
+    assert f"expected a golden of schema {goldens.SCHEMA}" in known.unusable[0]
+
+
+def test_a_spread_that_one_side_lacks_is_the_others() -> None:
+    spreads = {GROUP: [0.2, 0.2]}
+    inside = 1e-6 * limit(DRIFT_TYPICAL, 0.2, same=False) * 0.99
+    for then, now in (({}, spreads), (spreads, {}), (spreads, spreads)):
+        golden = golden_of(night(spreads=then), {}, "as measured", "2026-11-01")
+        decision = decide(night(inside, host=THERE, spreads=now), None, {}, [golden])
+        assert decision.word is Word.PASS
+
+
+def test_what_does_not_repeat_counts_with_its_newest_values_and_is_blessed_at_its_largest() -> None:
+    row = measurement(value=3e-6, deterministic=False)
+    past = {KEY: Past((1e-6,) * 7 + (3.5e-6,) + (3e-6,) * 6, True)}
+    assert levels.levels([row], past)[LEVEL].typical == 3e-6
+    assert golden_of(run(row), past).groups[LEVEL].typical == 3e-6
+    jumped = {KEY: Past((1e-6, 3.9e-6, 1e-6), True)}
+    assert golden_of(run(row), jumped).groups[LEVEL].typical == 3.9e-6
+
+
+def test_a_level_is_a_geometric_mean_and_the_worst_of_its_gates() -> None:
+    """An arithmetic one would be what its worst gate is: decades lie between gates of a group."""
+    values = (1e-7, 1e-6, 4e-6)
+    rows = [measurement(quantity=f"layers.{i}", value=v) for i, v in enumerate(values)]
+    level = levels.levels(rows, {})[LEVEL]
+    assert level.typical == pytest.approx(math.prod(values) ** (1 / 3), rel=1e-2)
+    assert (level.worst, level.gates) == (4e-6, 3)
+
+
+def test_a_group_that_was_calibrated_in_part_has_no_spread() -> None:
+    rows = [measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two")]
+    responses = {"one": [1e-7, 2e-7, 3e-7], "two": [2e-7, 3e-7, 1e-7]}
+    known = {("baseline", "rel_l2"): responses}
+    assert len(levels.spreads_of(rows, known)) == 1
+    del responses["two"]
+    assert levels.spreads_of(rows, known) == {}
+
+
+def test_an_anchor_measured_all_gates_of_its_level(tmp_path: Path) -> None:
+    rows = [measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two")]
+
+    def made(day: int, *measured: Any) -> Run:
+        whole = night(day=day)
+        return Run(whole.manifest, measured)
+
+    write_run(tmp_path, made(1, rows[0]))
+    write_run(tmp_path, made(2, *rows))
+    [anchor] = find_anchors(tmp_path, made(3, *rows), lambda old: True)
+    assert anchor.id.startswith("2026-11-02")
+    assert find_anchors(tmp_path, made(3, *rows), lambda old: False) == ()

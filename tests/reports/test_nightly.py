@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -285,3 +286,30 @@ def test_a_bug_of_ours_is_an_internal_error(tmp_path, monkeypatch):
     monkeypatch.setattr(nightly_module, "run_parity", bug)
     result = run("--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded")
     assert result.exit_code == 6
+
+
+def test_a_replay_repeats_where_it_gives_the_same_bits():
+    rows = [measurement(quantity=name) for name in ("same", "moved", "lost", "nan")]
+    rows[3] = replace(rows[3], value=float("nan"))
+    again = [rows[0], replace(rows[1], value=rows[1].value * (1 + 1e-15)), rows[3]]
+    told = {m.quantity: m.deterministic for m in nightly_module.replayed(rows, again)}
+    assert told == {"same": True, "moved": False, "lost": False, "nan": True}
+
+
+def test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down():
+    suite = nightly_module._Suite
+    whole = suite("parity", planned=2, executed=2)
+    assert whole.entry()["status"] == "ran"
+    for partial in (replace(whole, executed=1), replace(whole, reason="broken")):
+        assert partial.entry()["status"] == "failed"
+
+
+def test_a_night_says_what_was_planted_in_it(tmp_path, monkeypatch, no_probes):
+    """Else it would be a baseline, or an anchor, of nights without the fault."""
+    suite = nightly_module._Suite("parity", planned=1, executed=1)
+    monkeypatch.setattr(nightly_module, "run_parity", lambda *_, **__: ([measurement()], suite))
+    fault = SimpleNamespace(name="conjugate", planted=nullcontext)
+    monkeypatch.setattr(nightly_module, "fault_by_name", {"conjugate": fault}.get)
+    for planted in (None, "conjugate"):
+        options = Options(tmp_path, ("length_c",), "recorded", fault=planted)
+        assert nightly(options, quiet).run.manifest["fault"] == planted

@@ -127,6 +127,9 @@ def test_a_drift_is_held_against_the_blessed_run_of_the_same_work_only() -> None
     assert "1 of 1 level comparable" in far.against[0]
     other = decide(run(measurement(value=1.31e-6, identity="other")), None, {}, [golden])
     assert (other.word, "0 of 1 level" in other.against[0]) == (Word.PASS, True)
+    # A level that fell is told, and no reason to be red.
+    better = decide(run(measurement(value=0.5e-6)), None, {}, [golden])
+    assert (better.word, [c.what for c in better.changes]) == (Word.PASS, [What.BETTER])
     # Far below its tolerance a value may move freely.
     tiny = golden_of(run(measurement(value=1e-12)), {}, "tiny", "2026-11-01")
     free = tolerances.DRIFT_SHARE * measurement().tolerance

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from nights import earlier, failing, measurement, run
 
-from reports.history import WINDOW, load_history, worst_over
+from parity.results import Measurement
+from parity.tolerances import NOISE_WINDOW
+from reports.history import WINDOW, Past, load_history, worst_over
 from reports.store import write_run
 
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
@@ -86,3 +88,20 @@ def test_the_window_is_bounded(tmp_path: Path) -> None:
         created = f"2026-09-{1 + day % 28:02d}T{day // 28:02d}:00:00+00:00"
         write_run(tmp_path, earlier(measurement(), id=f"r{day}", created=created), "")
     assert len(load_history(tmp_path, run(measurement())).runs) == WINDOW - 1
+
+
+def noisy(value: float) -> Measurement:
+    return measurement(value=value, deterministic=False)
+
+
+def test_the_past_of_a_noisy_gate_is_its_newest_runs_on_this_machine(tmp_path: Path) -> None:
+    values = [1e-6 + 1e-9 * turn for turn in range(NOISE_WINDOW + 4)]
+    for turn, value in enumerate(values):
+        created = f"2026-11-01T{turn:02d}:00:00+00:00"
+        write_run(tmp_path, earlier(noisy(value), id=f"r{turn}", created=created), "")
+    elsewhere = {"id": "other", "created": "2026-11-02T00:00:00+00:00", "threads": 64}
+    write_run(tmp_path, earlier(noisy(3e-6), **elsewhere), "")
+    past = load_history(tmp_path, run(noisy(1e-6))).past[KEY]
+    assert past == Past(tuple(values[-NOISE_WINDOW:]), True)
+    # What every replay repeated has no past to be held against.
+    assert not load_history(tmp_path / "none", run(measurement())).past

@@ -7,6 +7,7 @@ import math
 import pytest
 from nights import earlier, failing, finding, measurement, run
 
+from parity.localize import first_divergence
 from parity.results import Kind, Measurement, Verdict
 from parity.suite import culprit
 from reports.changes import What, settle
@@ -60,6 +61,14 @@ def test_the_earliest_stage_is_named_on_whichever_edge() -> None:
     # At one stage, the mathematics is named before the accuracy.
     both = [failing(edge=edge) for edge in ("jax32:reference32", "jax64:oracle")]
     assert culprit(both) == both[1]
+
+
+def test_what_failed_is_named_before_what_could_not_be_compared() -> None:
+    blocked = measurement(quantity="embed", stage=0, verdict=Verdict.NOT_COMPARABLE)
+    failed = failing(quantity="norm", stage=7, kind=Kind.BLOCK)
+    assert first_divergence([blocked, failed]) == failed
+    assert first_divergence([measurement(), blocked]) == blocked
+    assert first_divergence([measurement()]) is None
 
 
 AGREE = [measurement(edge=edge) for edge in ("jax64:oracle", "jax32:oracle")]
@@ -163,9 +172,15 @@ def test_a_value_that_does_not_repeat_is_changed() -> None:
         (measurement(value=2e-6, device="gpu"), {}),
         (measurement(value=2e-6), {"versions": {"jax": "0.10.0", "numpy": "2.3.4"}}),
         (measurement(value=2e-6), {"threads": 4}),
+        (measurement(value=2e-6), {"flags": {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}}),
+        (measurement(value=2e-6), {"host": {"vendor": "another"}}),
+        (measurement(value=2e-6), {"reference": {"kind": "live", "commit": "082db4b"}}),
         (measurement(value=2e-6), {"device": {"kind": "cpu", "name": "aarch64"}}),
     ],
-    ids=["equal", "identity", "device", "versions", "threads", "machine"],
+    ids=[
+        *("equal", "identity", "device", "versions", "threads", "flags", "host", "reference"),
+        "machine",
+    ],
 )
 def test_only_equal_work_in_equal_environments_is_changed(
     before: Measurement, changes: dict[str, object]
@@ -240,3 +255,30 @@ def test_an_error_finding_persists_and_is_fixed() -> None:
     broken = earlier(measurement(), findings=(bad,))
     assert decide(run(measurement(), findings=(bad,)), broken).counts.persisting == 1
     assert decide(run(measurement(), findings=(good,)), broken).counts.fixed == 1
+
+
+def test_a_failure_that_stays_is_red_and_no_news() -> None:
+    """Alone it still regresses; beside a new one it comes second, whatever its case is called."""
+    old, new = failing(case="a"), failing(case="b")
+    alone = decide(run(old), earlier(old))
+    assert (alone.word, alone.counts.persisting) == (Word.REGRESSED, 1)
+    assert "1 persisting failure" in alone.sentence
+    both = decide(run(old, new), earlier(old, measurement(case="b")))
+    assert [m.case for m in both.starts] == ["b", "a"]
+
+
+def test_what_another_environment_mended_is_no_change() -> None:
+    decision = decide(run(measurement()), earlier(failing(), threads=4))
+    assert (decision.word, decision.counts.fixed) == (Word.PASS, 1)
+    assert decide(run(measurement()), earlier(failing())).word is Word.CHANGED
+
+
+def test_a_note_that_is_no_number_twice_has_not_changed() -> None:
+    note = measurement(metric="cosine", value=math.nan, tolerance=math.nan, verdict=Verdict.INFO)
+    decision = decide(run(measurement(), note), earlier(measurement(), note))
+    assert (decision.word, decision.changes) == (Word.PASS, ())
+
+
+def test_the_gate_nearest_to_its_tolerance_is_named() -> None:
+    near, far = measurement(quantity="near", value=3.6e-6), measurement(quantity="far", value=1e-9)
+    assert "the closest is near" in decide(run(far, near), None).sentence

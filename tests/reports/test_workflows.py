@@ -106,6 +106,9 @@ def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
     told = night(lost="3/3")
     assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 3)
     assert "shard 3/3 is missing" in told["gate"].output
+    [merged_run] = (tmp_path / "runs").iterdir()
+    suites = {s["name"]: s["status"] for s in read_run(merged_run).manifest["suites"]}
+    assert "failed" in suites.values()
     refused = CliRunner().invoke(main, ["merge", "shards", "--out", "again"])
     assert refused.exit_code == 2
     assert "missing 3/3" in refused.output

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from stability.dtype_audit import audit_step, load_policy
+from stability.dtype_audit.policy import Scope
+from stability.dtype_audit.rows import Row
 from stability.findings import Finding, Severity
 
 POLICY = load_policy()
@@ -255,3 +257,17 @@ def test_a_broken_policy_file_is_refused_in_words(text: str, said: str, tmp_path
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=said):
         load_policy(path)
+
+
+def test_a_scope_holds_what_fits_all_it_names() -> None:
+    """An exception for one phase or view must not excuse another."""
+    row = Row("jaxpr", "forward", "model.norm", "dot", "dot_general", ("bfloat16",), "bfloat16")
+    fits = {
+        "modules": ("*.norm",),
+        "families": ("dot",),
+        "phases": ("forward",),
+        "views": ("jaxpr",),
+    }
+    assert Scope().holds(row) and Scope(**fits).holds(row)
+    for name in fits:
+        assert not Scope(**{**fits, name: ("another",)}).holds(row), name

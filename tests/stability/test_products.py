@@ -79,3 +79,14 @@ def drawn(up) -> np.ndarray:
 def test_a_draw_is_a_neighbour_and_unbiased(up, right: bool) -> None:
     known = products.drawn_right(block_formats.nvfp4(X), X, drawn(up))
     assert np.isfinite(known.dequantised()).all() == right
+
+
+def test_one_draw_two_steps_away_is_no_draw() -> None:
+    """Among two thousand others no sum would show it."""
+    right = drawn(lambda share: np.random.default_rng(5).random(share.shape) < share)
+    wrong = right.copy()
+    at = np.argwhere(right == 0.5)[0]
+    wrong[tuple(at)] = 1.5
+    for values, finite in ((right, True), (wrong, False)):
+        known = products.drawn_right(block_formats.nvfp4(X), X, values)
+        assert np.isfinite(known.dequantised()).all() == finite

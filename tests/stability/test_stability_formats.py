@@ -76,3 +76,10 @@ def test_ties_go_to_even(fmt: Format) -> None:
     even = np.where(index % 2 == 0, values[:-1], values[1:])
     exact = middle.astype(np.float32) == middle
     assert np.array_equal(fmt.round(middle)[exact], even[exact].astype(np.float32))
+
+
+@FORMATS
+def test_a_cast_of_what_is_beyond_the_range_ends_at_it(fmt: Format) -> None:
+    """A cast of its own accord gives NaN or infinity, and so would everything stored in it."""
+    beyond = np.float32([np.finfo(np.float32).max, -np.finfo(np.float32).max])
+    assert fmt.round(beyond).tolist() == [fmt.max, -fmt.max]

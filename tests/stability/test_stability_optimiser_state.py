@@ -88,3 +88,11 @@ def test_bad_input_is_refused_in_words() -> None:
         audit_state(state_of("float32"), beta2=1.5)
     with pytest.raises(ValueError, match="expected a pytree of gradients"):
         audit_global_norm({})
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_norm_that_is_wrong_is_an_error_either_way(factor: float, monkeypatch) -> None:
+    gradients = {"w": jnp.full(64, 1e-3)}
+    norm = optax.tree.norm(gradients)
+    monkeypatch.setattr(optax.tree, "norm", lambda _: factor * norm)
+    assert audit_global_norm(gradients).severity is Severity.ERROR

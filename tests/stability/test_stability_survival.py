@@ -13,7 +13,17 @@ from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from stability.findings import Severity
 from stability.formats import BF16, E4M3, E5M2, FP16, Format
-from stability.survival import AdamW, Survival, half_gap, is_lost, measure, predict, probe
+from stability.leaves import leaves_of
+from stability.survival import (
+    AdamW,
+    Survival,
+    half_gap,
+    is_lost,
+    measure,
+    predict,
+    probe,
+    survival_findings,
+)
 from tests.helpers import tiny, tokens
 
 CONFIG = tiny(num_layers=1)
@@ -222,3 +232,12 @@ def test_the_probe_reports_every_leaf_and_warns_of_the_frozen_norm() -> None:
         "min_lr",
     }
     assert (details["predicted_frozen_fraction"], details["fidelity"]) == (1.0, 0.0)
+    assert details["fidelity_float32"] > 0.0, "the control is stored in float32"
+
+
+@pytest.mark.parametrize(("frozen", "severity"), [(0.5, Severity.OK), (0.51, Severity.WARNING)])
+def test_a_leaf_is_warned_of_when_more_is_frozen_than_moves(frozen: float, severity) -> None:
+    leaf = leaves_of({"w": np.ones(100, np.float32)})["w"]
+    narrow, control = Survival(frozen, 1.0), Survival(0.0, 1.0)
+    [main, *_] = survival_findings(leaf, narrow, control, AdamW(LR), False)
+    assert (main.severity, bool(main.remedy)) == (severity, severity is Severity.WARNING)

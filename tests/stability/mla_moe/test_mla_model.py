@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -14,6 +15,7 @@ import pytest
 from megalodon_jax.weights import named_leaves
 from parity.results import Kind
 from parity.tolerances import rule
+from stability.subjects.mla_moe.attention import LayerCache
 from stability.subjects.mla_moe.checkpoint import load, save, stacked, unstacked
 from stability.subjects.mla_moe.config import SIZES, MLAMoEConfig, Yarn, by_size
 from stability.subjects.mla_moe.model import empty_cache, generate
@@ -122,6 +124,9 @@ def test_the_selection_bias_moves_against_the_load_and_has_no_gradient():
     logits = jnp.arange(8.0)[None] / 8
     grads = eqx.filter_grad(lambda g: jnp.sum(g.route(logits).weights ** 2))(gate)
     assert not np.any(grads.e_score_correction_bias)
+    # Nor where somebody takes the bias itself, for a margin of the choice.
+    grads = eqx.filter_grad(lambda g: jnp.sum(g.bias(jnp.float32)))(gate)
+    assert not np.any(grads.e_score_correction_bias)
 
 
 @pytest.mark.parametrize(
@@ -188,3 +193,41 @@ def test_there_are_four_sizes_and_others_are_named():
     assert all(isinstance(by_size(name), MLAMoEConfig) for name in SIZES)
     with pytest.raises(ValueError, match="unknown size 'huge': expected one of small, medium"):
         by_size("huge")
+
+
+def test_the_selection_bias_is_no_part_of_a_weight():
+    """Half of a score for every expert: the same choice, and so the same weights."""
+    logits = jnp.arange(8.0)[None] / 8
+    plain, biased = (
+        Router(jnp.zeros((8, 1)), jnp.full(8, bias), CASE.config).route(logits)
+        for bias in (0.0, 0.5)
+    )
+    assert biased.chosen.tolist() == plain.chosen.tolist()
+    assert biased.weights.tolist() == plain.weights.tolist()
+    # Normalised, and then scaled.
+    assert CASE.config.norm_topk_prob and CASE.config.routed_scaling_factor != 1
+    total = jnp.sum(plain.weights)
+    slack = 8 * float(jnp.finfo(jnp.float32).eps)
+    assert rel_l2(total, CASE.config.routed_scaling_factor) < slack
+
+
+def test_groups_rank_by_their_best_two():
+    """The first group has the best expert and a bad one; two others are good in both."""
+    bias = jnp.asarray([0.9, 0.0, 0.6, 0.5, 0.55, 0.5, -1.0, -1.0])
+    config = replace(CASE.config, n_group=4, topk_group=2, num_experts_per_tok=2)
+    chosen = Router(jnp.zeros((8, 1)), bias, config).route(jnp.zeros((1, 8))).chosen
+    assert sorted(chosen[0].tolist()) == [2, 4]
+
+
+def test_scores_of_narrow_activations_are_wide():
+    attention, c = CASE.model().model.layers[0].self_attn, CASE.config
+
+    def narrow(*shape):
+        return jax.ShapeDtypeStruct((1, 3, *shape), jnp.bfloat16)
+
+    q = narrow(c.num_attention_heads, c.qk_nope_head_dim)
+    rotary = narrow(c.num_attention_heads, c.qk_rope_head_dim)
+    kept = LayerCache(narrow(c.kv_lora_rank), narrow(c.qk_rope_head_dim))
+    for absorbed in (False, True):
+        scores = partial(attention.scores, absorbed=absorbed)
+        assert jax.eval_shape(scores, q, rotary, kept).dtype == jnp.float32

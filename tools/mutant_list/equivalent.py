@@ -1,0 +1,68 @@
+"""Controls: edits that change nothing. What finds one of them finds faults where there are none."""
+
+from __future__ import annotations
+
+from tools.mutant_list.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "equivalent_product_swapped",
+        "megalodon_jax/layers/ffn.py",
+        "none: the factors of an elementwise product change places",
+        "s = s * self.fc3(f)",
+        "s = self.fc3(f) * s",
+        ("tests/megalodon_jax/test_properties.py", "tests/megalodon_jax/test_scan_layers.py"),
+        ("swiglu_rescale_scale",),
+        "a product of two floats is the same bits in either order",
+    ),
+    Mutant(
+        "equivalent_doubled_length",
+        "megalodon_jax/layers/complex_ema.py",
+        "none: L + L for 2 L",
+        "next_fast_len(2 * L - 1, real=True)",
+        "next_fast_len(L + L - 1, real=True)",
+        ("tests/megalodon_jax/test_layers_ema.py",),
+        ("plain",),
+        "an integer added to itself is twice that integer",
+    ),
+    Mutant(
+        "equivalent_default",
+        "megalodon_jax/config.py",
+        "none: another default for what is then only compared with None",
+        'if fields.get("output_size", -1) is None:',
+        'if fields.get("output_size", 0) is None:',
+        ("tests/megalodon_jax/test_model_config.py", "tests/megalodon_jax/test_model_interop.py"),
+        (),
+        "the default is not None either way, and is used for nothing else",
+    ),
+    Mutant(
+        "equivalent_count_of_at_least_one",
+        "megalodon_jax/loss.py",
+        "none: a count of targets that is 0 is made 1 in other words",
+        "return (total / jnp.maximum(count, 1).astype(total.dtype)).astype(dtype)",
+        "return (total / jnp.where(count > 0, count, 1).astype(total.dtype)).astype(dtype)",
+        ("tests/megalodon_jax/test_model_loss.py",),
+        ("plain",),
+        "a count is an integer of at least 0, for which both are the same",
+    ),
+    Mutant(
+        "equivalent_larger_spread",
+        "reports/drift.py",
+        "none: the arguments of a maximum change places",
+        "return max(a[0], b[0]), max(a[1], b[1])",
+        "return max(b[0], a[0]), max(b[1], a[1])",
+        ("tests/reports/test_hosts.py",),
+        (),
+        "the larger of two numbers does not depend on which is named first",
+    ),
+    Mutant(
+        "equivalent_lost_update",
+        "stability/survival.py",
+        "none: the rule of lost updates, distributed",
+        "return (np.abs(u) < gap) | ((np.abs(u) == gap) & even)",
+        "return (np.abs(u) <= gap) & ((np.abs(u) < gap) | even)",
+        ("tests/stability/test_stability_survival.py",),
+        ("plain",),
+        "a < g or (a = g and even) is a <= g and (a < g or even), for every a and g, NaN included",
+    ),
+)

@@ -1,0 +1,66 @@
+"""What a mutant is: one small edit of one file, and the tests that should notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A bug that a careful person could make, as an edit of the source."""
+
+    name: str
+    file: str
+    """Relative to the root of the repository."""
+    fault: str
+    """In words, one line."""
+    old: str
+    """Text that occurs exactly once in the file."""
+    new: str
+    tests: tuple[str, ...]
+    """What is tried first: files or tests as pytest names them, relative to the root."""
+    night: tuple[str, ...] = ()
+    """Cases of a night that could show it; empty where no night can."""
+    equivalent: str = ""
+    """Why nothing can tell it from the original; such a mutant is a control."""
+
+    @property
+    def package(self) -> str:
+        """The package it is in, whose other tests are tried where the listed ones find nothing."""
+        return PurePosixPath(self.file).parts[0]
+
+    def source(self, root: Path = ROOT) -> str:
+        """Return the file with the fault in it.
+
+        Raises:
+            ValueError: the old text is not there exactly once.
+        """
+        text = (root / self.file).read_text(encoding="utf-8")
+        if (times := text.count(self.old)) != 1:
+            raise ValueError(
+                f"mutant {self.name}: expected its old text once in {self.file}, found it {times} "
+                "times. The code moved on: mend the mutant, or remove it with a reason."
+            )
+        return text.replace(self.old, self.new)
+
+
+Row = tuple[str, str, str, str, str] | tuple[str, str, str, str, str, str]
+"""Name, fault, old text, new text, tests and cases of a night, the last two with spaces between.
+
+A test without a folder is one of the package's own."""
+
+
+def of(file: str, *rows: Row) -> tuple[Mutant, ...]:
+    """Return the mutants of one file."""
+    package = PurePosixPath(file).parts[0]
+
+    def place(test: str) -> str:
+        return f"tests/{test}" if "/" in test.partition("::")[0] else f"tests/{package}/{test}"
+
+    return tuple(
+        Mutant(name, file, fault, old, new, tuple(map(place, tests.split())), tuple(night.split()))
+        for name, fault, old, new, tests, night in ((*row, "")[:6] for row in rows)
+    )

@@ -1,0 +1,709 @@
+"""Mutants of what decides in `reports`: verdicts, changes, levels, history, the store."""
+
+from __future__ import annotations
+
+from tools.mutant_list.mutant import of
+
+_VERDICTS = "test_reports_verdicts.py"
+_HOSTS = "test_hosts.py"
+_HISTORY = "test_reports_history.py"
+_STORE = "test_reports_store.py"
+_RATES = "test_rates.py"
+_COMMANDS = "test_store_commands.py"
+
+VERDICTS = of(
+    "reports/verdicts.py",
+    (
+        "incomplete_before_failed",
+        "an incomplete suite hides a failure",
+        "if counts.new + counts.persisting:",
+        "if counts.new + counts.persisting and whole:",
+        f"{_VERDICTS}::test_a_failure_outweighs_an_incomplete_suite",
+    ),
+    (
+        "old_failures_pass",
+        "a failure that was there before is no regression",
+        "if counts.new + counts.persisting:",
+        "if counts.new:",
+        f"{_VERDICTS}::test_failures_are_new_persisting_or_fixed {_VERDICTS}",
+    ),
+    (
+        "vanished_suite_passes",
+        "a suite that the baseline ran and this run does not know is not missed",
+        "all(ran(s) for s in suites) and not missing",
+        "all(ran(s) for s in suites)",
+        f"{_RATES}::test_a_suite_that_vanished_is_incomplete_unless_cases_were_selected",
+    ),
+    (
+        "selected_cases_lack_suites",
+        "a night of a few cases is incomplete for what it was not asked",
+        'if baseline is None or run.manifest.get("selected"):',
+        "if baseline is None:",
+        f"{_RATES}::test_a_suite_that_vanished_is_incomplete_unless_cases_were_selected",
+    ),
+    (
+        "one_step_away_passes",
+        "one value beyond its history passes",
+        "if counts.worse:",
+        "if counts.worse > 1:",
+        f"{_RATES}::test_a_step_regresses_and_says_from_what {_RATES}",
+    ),
+    (
+        "changed_in_another_environment",
+        "a failure that another environment fixed makes the night CHANGED",
+        "if baseline and not environment and (counts.changed or counts.fixed):",
+        "if baseline and (counts.changed or counts.fixed):",
+        _VERDICTS,
+    ),
+    (
+        "sharpest_edge_before_the_earliest_stage",
+        "the headline is the sharpest edge, which may hold nothing but logits",
+        "at = (m.stage < 0, m.stage, edge_rank(m.edge))",
+        "at = (edge_rank(m.edge), m.stage < 0, m.stage)",
+        f"{_VERDICTS}::test_the_earliest_stage_is_named_on_whichever_edge",
+    ),
+    (
+        "old_failures_in_the_headline",
+        "a failure that was there before is named before a new one",
+        "return m.verdict is not Verdict.FAIL, not is_new",
+        "return m.verdict is not Verdict.FAIL, False",
+        _VERDICTS,
+    ),
+    (
+        "incomparable_outranks_nothing",
+        "a run in which nothing could be compared passes for the rest",
+        "    if counts.not_comparable:\n        first",
+        "    if counts.not_comparable > counts.gates:\n        first",
+        f"{_VERDICTS}::test_an_incomparable_measurement_is_not_a_pass",
+    ),
+)
+
+CHANGES = of(
+    "reports/changes.py",
+    (
+        "pass_of_nan_believed",
+        "a pass whose value is no number is believed",
+        "if gated and not (math.isfinite(m.value) and m.value <= m.tolerance):",
+        "if gated and m.value > m.tolerance:",
+        f"{_VERDICTS}::test_a_pass_that_its_numbers_do_not_support_fails",
+    ),
+    (
+        "note_with_a_tolerance_believed",
+        "a measurement that says it is a note is not held to its tolerance",
+        "gated = m.verdict is Verdict.PASS or "
+        "(m.verdict is Verdict.INFO and not math.isnan(m.tolerance))",
+        "gated = m.verdict is Verdict.PASS",
+        f"{_VERDICTS}::test_a_pass_that_its_numbers_do_not_support_fails "
+        f"{_VERDICTS}::test_a_pass_that_its_numbers_support_holds",
+    ),
+    (
+        "identity_not_compared",
+        "values of other work are compared",
+        "if old.identity != m.identity:",
+        "if old.metric != m.metric:",
+        f"{_VERDICTS}::test_another_identity_is_never_a_delta",
+    ),
+    (
+        "noisy_baseline_repeats",
+        "a value that its baseline could not repeat is held to repeat",
+        "alike = exact and old.deterministic is not False and m.device == old.device",
+        "alike = exact and m.device == old.device",
+        f"{_VERDICTS} {_RATES}",
+    ),
+    (
+        "another_device_repeats",
+        "a value of another class of device is held to repeat",
+        "alike = exact and old.deterministic is not False and m.device == old.device",
+        "alike = exact and old.deterministic is not False",
+        f"{_VERDICTS}::test_only_equal_work_in_equal_environments_is_changed {_VERDICTS}",
+    ),
+    (
+        "nan_differs_from_nan",
+        "a note that is no number twice has changed",
+        "return a == b or (math.isnan(a) and math.isnan(b))",
+        "return a == b",
+        f"{_VERDICTS} test_reports_page.py",
+    ),
+    (
+        "flags_are_no_environment",
+        "other flags are the same environment",
+        'for part in ("versions", "device", "host", "flags"):',
+        'for part in ("versions", "device", "host"):',
+        f"{_VERDICTS} test_hosts.py test_workflows.py",
+    ),
+    (
+        "threads_are_no_environment",
+        "another number of threads is the same environment",
+        'pairs.append(("threads", then.get("threads"), now.get("threads")))',
+        'pairs.append(("threads", then.get("threads"), then.get("threads")))',
+        f"{_VERDICTS} test_hosts.py test_workflows.py",
+    ),
+    (
+        "varied_once_repeats",
+        "a value that varied once is held to repeat",
+        "m.deterministic is True and not (key in past and past[key].varied)",
+        "m.deterministic is True",
+        f"{_RATES} {_VERDICTS} {_HISTORY}",
+    ),
+    (
+        "gone_gates_unreported",
+        "a gate that is no longer measured is reported only where it failed",
+        "if key not in measured and old.verdict is not Verdict.INFO",
+        "if key not in measured and old.verdict is Verdict.FAIL",
+        f"{_VERDICTS}::test_a_gate_that_vanished_is_reported",
+    ),
+    (
+        "warnings_regress",
+        "a warning of a probe is a failure",
+        "f for f in findings if f.severity is Severity.ERROR}",
+        "f for f in findings if f.severity in (Severity.ERROR, Severity.WARNING)}",
+        f"{_VERDICTS}::test_only_findings_of_severity_error_regress",
+        "plain",
+    ),
+    (
+        "half_a_suite_is_whole",
+        "a suite that executed anything is whole",
+        "executed >= planned",
+        "executed > 0",
+        f"{_VERDICTS}::test_a_suite_that_is_not_whole_is_incomplete",
+    ),
+    (
+        "empty_suite_is_nothing_lost",
+        "a suite that failed before it planned anything counts as nothing not run",
+        'max(1, int(s.get("planned") or 0) - int(s.get("executed") or 0))',
+        'int(s.get("planned") or 0) - int(s.get("executed") or 0)',
+        f"{_VERDICTS} test_cli.py",
+    ),
+    (
+        "drifts_not_counted",
+        "levels that drifted are told and do not count",
+        "worse=of(What.WORSE) + of(What.DRIFTED),",
+        "worse=of(What.WORSE),",
+        f"{_RATES}::test_a_drift_is_held_against_the_blessed_run_of_the_same_work_only {_HOSTS}",
+    ),
+    (
+        "nearest_drift_first",
+        "the level that drifted least is the gravest",
+        "                -c.excess,",
+        "                c.excess,",
+        f"{_HOSTS}::test_a_change_beyond_rounding_names_both_machines_the_furthest_first {_HOSTS}",
+    ),
+)
+
+DRIFT = of(
+    "reports/drift.py",
+    (
+        "levels_may_fall",
+        "a level that fell below its limit is not told",
+        "return not 1 / self.limit <= self.ratio <= self.limit",
+        "return not self.ratio <= self.limit",
+        f"{_HOSTS} {_COMMANDS} {_RATES}",
+    ),
+    (
+        "one_draw_of_rounding",
+        "two machines may be apart by one draw of rounding only",
+        "math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * deviation)",
+        "math.exp(DRIFT_DEVIATIONS * deviation)",
+        _HOSTS,
+    ),
+    (
+        "own_machine_may_scatter",
+        "levels of one machine may be apart as those of two",
+        "    if same:\n        return base",
+        "    if same and not deviation:\n        return base",
+        _HOSTS,
+    ),
+    (
+        "levels_of_other_work",
+        "levels of other work are compared",
+        "if pinned is None or pinned.work != level.work or group in without:",
+        "if pinned is None or group in without:",
+        f"{_RATES}::test_a_drift_is_held_against_the_blessed_run_of_the_same_work_only {_HOSTS}",
+    ),
+    (
+        "any_golden_is_its_own",
+        "the first golden is taken for one of this machine",
+        "own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]",
+        "own = [g for g in candidates if mine is not None][:1]",
+        _HOSTS,
+    ),
+    (
+        "reference_kind_not_preferred",
+        "of other machines' goldens one with another kind of reference is taken",
+        'others.sort(key=lambda g: (g.environment.get("reference") or {}).get("kind") != kind)',
+        'others.sort(key=lambda g: (g.environment.get("reference") or {}).get("kind") is None)',
+        f"{_HOSTS} {_COMMANDS}",
+    ),
+    (
+        "spread_of_the_golden_alone",
+        "a golden that holds no spread leaves no room for rounding",
+        "return max(a[0], b[0]), max(a[1], b[1])",
+        "return a",
+        _HOSTS,
+    ),
+    (
+        "rescaled_without_floored_gates",
+        "a level that does not rest on its tolerance is not compared when that changes",
+        "if then.tolerance != level.tolerance and then.floored + level.floored:",
+        "if then.tolerance != level.tolerance:",
+        _HOSTS,
+    ),
+    (
+        "loosened_tolerance_is_a_drift",
+        "a level that rests on a tolerance which changed is compared",
+        "compared = compare(now, golden, same, {it.group for it in lost})",
+        "compared = compare(now, golden, same)",
+        f"{_HOSTS}::test_a_loosened_tolerance_is_no_drift",
+    ),
+)
+
+LEVELS = of(
+    "reports/levels.py",
+    (
+        "arithmetic_level",
+        "a level is an arithmetic mean, which its worst gate decides",
+        "typical=_rounded(statistics.geometric_mean(values)),",
+        "typical=_rounded(statistics.fmean(values)),",
+        f"{_HOSTS} {_COMMANDS} {_RATES}",
+    ),
+    (
+        "near_zero_counts",
+        "values far below their tolerance move the level freely",
+        "values = [max(pair) for pair in zip(known, floors, strict=True)]",
+        "values = [max(pair[0], 1e-30) for pair in zip(known, floors, strict=True)]",
+        f"{_HOSTS} {_COMMANDS} {_RATES}",
+    ),
+    (
+        "ratios_have_levels",
+        "a ratio of two errors has a level of its own",
+        "if gated and m.kind in _KINDS and m.metric not in _RATIOS:",
+        "if gated and m.kind in _KINDS:",
+        f"{_COMMANDS}::test_a_ratio_of_errors_has_no_level_of_its_own",
+    ),
+    (
+        "single_draws_have_levels",
+        "a single draw of what was pooled has a level",
+        "if group not in pooled}",
+        "if group not in ()}",
+        f"{_HOSTS}::test_what_was_pooled_has_its_level_there",
+    ),
+    (
+        "oldest_values_stand_for_a_gate",
+        "a gate that does not repeat counts with its oldest values",
+        "return settle((*seen[1 - RECENT :], m.value))",
+        "return settle((*seen[: RECENT - 1], m.value))",
+        f"{_HOSTS} {_RATES} {_COMMANDS}",
+    ),
+    (
+        "spread_of_one_gate",
+        "the spread over draws lacks the factor of the jackknife",
+        "return math.sqrt((draws - 1) * statistics.pvariance(estimates))",
+        "return math.sqrt(statistics.pvariance(estimates))",
+        f"{_HOSTS}::test_the_spread_of_a_level_is_that_of_repeating_it",
+    ),
+    (
+        "half_calibrated_spread",
+        "a group has the spread of those of its gates that were calibrated",
+        "if len(values) == len(gates):",
+        "if values:",
+        f"{_HOSTS}",
+    ),
+    (
+        "scatter_of_independent_gates",
+        "the spread of a level is taken over gates instead of over seeds",
+        "typical = [statistics.fmean(map(math.log, column)) for column in seeds]",
+        "typical = [math.log(column[0]) for column in seeds]",
+        f"{_HOSTS}::test_the_spread_of_a_level_is_that_of_repeating_it",
+    ),
+)
+
+REGISTRY = (
+    *of(
+        "reports/anchors.py",
+        (
+            "anchor_of_the_newest",
+            "the newest healthy night is the anchor, which follows a slow drift",
+            "for turn in sorted(holders):",
+            "for turn in sorted(holders, reverse=True):",
+            f"{_HOSTS}::test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow",
+        ),
+        (
+            "partial_anchor",
+            "a night that measured some gates of a level is its anchor",
+            "if gates == sizes[level]:",
+            "if gates <= sizes[level]:",
+            f"{_HOSTS}",
+        ),
+        (
+            "ill_anchor",
+            "a night that failed may be an anchor",
+            "and (old := _read(earlier[turn])) and healthy(old):",
+            "and (old := _read(earlier[turn])):",
+            f"{_HOSTS}",
+        ),
+        (
+            "planted_night_is_whole",
+            "a night with a planted fault may be an anchor",
+            'partial = manifest.get("fault") or manifest.get("selected")',
+            'partial = manifest.get("selected")',
+            f"{_HOSTS} {_COMMANDS}",
+        ),
+        (
+            "anchor_of_another_kind",
+            "runs of tests anchor nights",
+            "if old.kind is kind\n",
+            "if old.kind is not None\n",
+            f"{_HOSTS}",
+        ),
+    ),
+    *of(
+        "reports/goldens.py",
+        (
+            "oldest_blessing_first",
+            "of two blessed runs the older one is preferred",
+            "newest = sorted(found, key=lambda g: (g.blessed, g.run), reverse=True)",
+            "newest = sorted(found, key=lambda g: (g.blessed, g.run))",
+            f"{_HOSTS} {_COMMANDS}",
+        ),
+        (
+            "blessed_at_its_median",
+            "of a gate that does not repeat the median is pinned instead of the largest",
+            'levels(run.measurements, past, manifest.get("spreads"), max),',
+            'levels(run.measurements, past, manifest.get("spreads")),',
+            f"{_HOSTS} {_COMMANDS}",
+        ),
+        (
+            "golden_of_another_schema",
+            "a golden of another schema is used",
+            'if (schema := document.pop("schema")) != SCHEMA:',
+            'if not (schema := document.pop("schema")):',
+            f"{_COMMANDS}::test_a_damaged_golden_is_named {_HOSTS}",
+        ),
+        (
+            "golden_by_versions",
+            "a blessing after an update lies beside the one it should replace",
+            'machine = fingerprint(golden.environment, versions=False) or "unknown"',
+            'machine = fingerprint(golden.environment) or "unknown"',
+            f"{_COMMANDS} {_HOSTS}",
+        ),
+    ),
+    *of(
+        "reports/blessing.py",
+        (
+            "dirty_tree_blessed",
+            "a run is blessed in a tree with uncommitted changes",
+            "if commit is None or dirty:",
+            "if commit is None:",
+            f"{_COMMANDS}::test_a_dirty_tree_and_an_empty_reason_are_refused",
+        ),
+        (
+            "partial_night_blessed",
+            "a night of a few cases is blessed",
+            'bool(manifest.get("selected")),',
+            "False,",
+            f"{_COMMANDS}::test_only_a_whole_healthy_night_is_blessed",
+        ),
+        (
+            "failed_night_blessed",
+            "a night that broke a tolerance is blessed",
+            "found.exit_code is not ExitCode.PASS,",
+            "found.exit_code is ExitCode.USAGE,",
+            f"{_COMMANDS}::test_only_a_whole_healthy_night_is_blessed",
+        ),
+    ),
+    *of(
+        "reports/marks.py",
+        (
+            "drifts_unmarked",
+            "a section whose level drifted is not marked",
+            "_GRAVE = (What.NEW, What.PERSISTING, What.WORSE, What.DRIFTED)",
+            "_GRAVE = (What.NEW, What.PERSISTING, What.WORSE)",
+            f"{_HOSTS}::test_red_sections_are_marked",
+        ),
+        (
+            "warnings_marked_red",
+            "a warning marks its section as failed",
+            "for f in findings if f.severity is Severity.ERROR}",
+            "for f in findings if f.severity is not Severity.OK}",
+            f"{_HOSTS}::test_red_sections_are_marked test_reports_page.py",
+        ),
+        (
+            "bf16_marked_elsewhere",
+            "what failed in bfloat16 marks another section",
+            'if m.edge.startswith("jaxbf16"):',
+            'if m.edge.startswith("bf16"):',
+            f"{_HOSTS}::test_red_sections_are_marked",
+        ),
+    ),
+)
+
+STORE = (
+    *of(
+        "reports/store.py",
+        (
+            "hidden_folders_are_runs",
+            "what an interrupted write left is listed",
+            'if p.is_dir() and not p.name.startswith("."))',
+            "if p.is_dir())",
+            f"{_STORE}",
+        ),
+        (
+            "copy_counts_before_its_original",
+            "of copies of a run one in another folder counts",
+            'key=lambda run: run.folder.name != run.manifest["id"]',
+            'key=lambda run: run.folder.name == run.manifest["id"]',
+            f"{_STORE}::test_copies_of_a_run_count_once_and_are_named",
+        ),
+        (
+            "runs_by_name",
+            "runs are ordered by name instead of by time",
+            'key=lambda run: (run.manifest["created"], str(run.folder))',
+            "key=lambda run: str(run.folder)",
+            f"{_STORE}::test_runs_are_listed_oldest_first_by_their_time_not_their_name",
+        ),
+        (
+            "second_writer_fails",
+            "a second run of the same second is lost",
+            "if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):",
+            "if error.errno not in (errno.EEXIST,):",
+            f"{_STORE}::test_two_writers_of_one_id_both_survive",
+        ),
+        (
+            "rows_of_another_kind_stored",
+            "rows that are not of the run's kind are dropped without a word",
+            "if part and name not in FILES[kind]]",
+            "if not part and name not in FILES[kind] and name in part]",
+            "test_bench.py::test_rows_of_another_kind_are_refused",
+        ),
+    ),
+    *of(
+        "reports/schema.py",
+        (
+            "newer_schema_read",
+            "a run of a newer version is read as one of today",
+            "if schema > SCHEMA:",
+            "if schema > SCHEMA + 1:",
+            f"{_STORE}::test_a_newer_schema_asks_for_an_update",
+        ),
+        (
+            "first_migration_skipped",
+            "an old run is migrated from the schema after its own",
+            "for step in range(schema, SCHEMA):",
+            "for step in range(schema + 1, SCHEMA):",
+            f"{_STORE}::test_a_run_of_schema_1_is_read_as_one_of_today",
+        ),
+    ),
+    *of(
+        "reports/history.py",
+        (
+            "planted_night_in_history",
+            "a night with a planted fault is a baseline",
+            ' and not old.manifest.get("fault"):',
+            " and old.kind in kept:",
+            f"{_HISTORY}::test_a_run_with_a_planted_fault_is_no_baseline",
+        ),
+        (
+            "run_is_its_own_baseline",
+            "a run is compared with itself",
+            'if old.manifest["created"] < run.manifest["created"]',
+            'if old.manifest["created"] <= run.manifest["created"]',
+            f"{_HISTORY}::test_the_run_itself_is_not_its_baseline",
+        ),
+        (
+            "baseline_of_any_machine",
+            "the newest run is the baseline, on whichever machine",
+            "key=lambda turn: (elsewhere(turn), turn)",
+            "key=lambda turn: turn",
+            f"{_HOSTS}::test_the_baseline_is_of_the_same_machine_where_there_is_one",
+        ),
+        (
+            "series_backwards",
+            "a trend runs from the newest run to the oldest",
+            'runs - 1 - answer["run"][gated]',
+            'answer["run"][gated]',
+            f"{_HISTORY}::test_the_series_holds_worst_shares_and_gaps",
+        ),
+        (
+            "oldest_window",
+            "a noisy value is held against the oldest runs of the window",
+            'np.isin(answer["run"], alike[:NOISE_WINDOW])',
+            'np.isin(answer["run"], alike[-NOISE_WINDOW:])',
+            f"{_HISTORY} {_RATES}",
+        ),
+        (
+            "past_of_any_machine",
+            "values of another machine are a gate's past",
+            "alike = [i for i, old in enumerate(window) if _machine(old.manifest) == machine]",
+            "alike = [i for i, old in enumerate(window) if _machine(old.manifest)]",
+            f"{_HISTORY} {_HOSTS} {_RATES}",
+        ),
+    ),
+    *of(
+        "reports/noise.py",
+        (
+            "far_or_unseen",
+            "a value is a step where it is far or unseen",
+            "return 10.0 ** (now - middle) if far and unseen else None",
+            "return 10.0 ** (now - middle) if far or unseen else None",
+            f"{_RATES}",
+        ),
+        (
+            "one_value_too_few",
+            "five earlier values say nothing",
+            "if len(seen) < NOISE_LEAST or not",
+            "if len(seen) <= NOISE_LEAST or not",
+            f"{_RATES}::test_a_step_is_far_and_unseen",
+        ),
+        (
+            "one_deviation_is_far",
+            "one deviation from the median is far",
+            "max(NOISE_MADS * mad, floor)",
+            "max(mad, floor)",
+            f"{_RATES}",
+        ),
+    ),
+    *of(
+        "reports/retention.py",
+        (
+            "oldest_kept",
+            "pruning keeps the oldest runs",
+            "for run in runs[-keep:]}",
+            "for run in runs[:keep]}",
+            f"{_COMMANDS}::test_pruning_spares_what_others_are_held_against",
+        ),
+        (
+            "blessed_pruned",
+            "a blessed run is pruned",
+            "if name in blessed:",
+            "if name in blessed - {name}:",
+            f"{_COMMANDS}::test_pruning_spares_what_others_are_held_against",
+        ),
+        (
+            "anchor_pruned",
+            "the anchor of a machine is pruned",
+            "elif name in anchors:",
+            "elif name in anchors and name in baselines:",
+            f"{_HOSTS}::test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow",
+        ),
+    ),
+    *of(
+        "reports/shards.py",
+        (
+            "shards_from_zero",
+            "shard 1 is the second part of a plan",
+            "tuple(plan[self.index - 1 :: self.count])",
+            "tuple(plan[self.index :: self.count])",
+            "test_workflows.py::test_shards_cover_a_plan_once",
+        ),
+        (
+            "lost_shard_merged",
+            "a missing shard is merged without a word",
+            "if missing and not partial:",
+            "if missing and not indices:",
+            "test_workflows.py::test_shards_that_do_not_belong_together_are_refused "
+            "test_workflows.py",
+        ),
+        (
+            "shards_of_two_commits",
+            "shards of two commits are merged",
+            'for part in ("commit", "dirty", "plan", "selected", "fault", "checkpoint"):',
+            'for part in ("dirty", "plan", "selected", "fault", "checkpoint"):',
+            "test_workflows.py::test_shards_that_do_not_belong_together_are_refused",
+        ),
+        (
+            "lost_shard_ran",
+            "a suite of which a shard is lost ran",
+            '"status": "ran" if whole else "failed",',
+            '"status": "ran" if entries else "failed",',
+            "test_workflows.py::test_a_lost_shard_is_incomplete_and_named test_workflows.py",
+        ),
+    ),
+)
+
+HOST = (
+    *of(
+        "reports/host.py",
+        (
+            "half_known_processor",
+            "a processor of which one field is unknown equals itself",
+            'any(parts[f"processor {n}"] == UNKNOWN for n in FIELDS)',
+            'all(parts[f"processor {n}"] == UNKNOWN for n in FIELDS)',
+            f"{_HOSTS}",
+        ),
+        (
+            "flags_choose_nothing",
+            "flags that choose kernels do not tell machines apart",
+            'parts |= {n: v for n, v in (manifest.get("flags") or {}).items() if v}',
+            'parts |= {n: v for n, v in (manifest.get("flags") or {}).items() if not v}',
+            f"{_HOSTS}::test_whatever_chooses_kernels_is_another_machine_and_is_named",
+        ),
+        (
+            "instructions_ignored",
+            "processors with other vector units are one machine",
+            "kept = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})",
+            'kept = sorted({flag for flag in flags.split() if flag.startswith("fp")})',
+            f"{_HOSTS}::test_a_processor_is_more_than_its_name",
+        ),
+    ),
+    *of(
+        "reports/explain.py",
+        (
+            "explained_and_well",
+            "a case that was explained counts as holding",
+            'return f"{_forward(told, told.culprit)}\\n{replay}", False',
+            'return f"{_forward(told, told.culprit)}\\n{replay}", True',
+            "parity/test_localize.py::test_an_account_names_stage_parameters_and_replay "
+            "parity/test_localize.py",
+        ),
+    ),
+    *of(
+        "reports/sentences.py",
+        (
+            "shared_suspected_always",
+            "what both sides share is suspected although JAX left the oracle",
+            "if not ours <= measured - broken or not",
+            "if not ours <= measured or not",
+            f"{_VERDICTS}::test_what_jax_and_the_oracle_share_is_suspected",
+        ),
+        (
+            "loosest_gate_called_closest",
+            "the gate furthest from its tolerance is called the closest",
+            "worst = max(gates, key=lambda m: m.fraction)",
+            "worst = min(gates, key=lambda m: m.fraction)",
+            f"{_VERDICTS}",
+        ),
+    ),
+    *of(
+        "reports/nightly.py",
+        (
+            "replay_always_equal",
+            "every value is said to repeat",
+            "return second == m.value or (math.isnan(second) and math.isnan(m.value))",
+            "return second is not None",
+            "test_nightly.py::test_a_replay_repeats_where_it_gives_the_same_bits",
+        ),
+        (
+            "executed_is_not_counted",
+            "a suite that did not execute all it planned ran",
+            "if self.executed == self.planned and not self.reason else",
+            "if not self.reason else",
+            "test_nightly.py::test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down",
+        ),
+        (
+            "broken_case_executed",
+            "a case that broke down leaves no reason",
+            'suite.reason = f"case {case.name}: {type(error).__name__}: {error}"[:400]',
+            "suite.reason = suite.reason",
+            "test_nightly.py::test_a_case_that_breaks_down_is_incomplete",
+        ),
+        (
+            "planted_fault_not_noted",
+            "a night with a planted fault does not say so",
+            '"fault": options.fault,',
+            '"fault": None,',
+            "test_nightly.py::test_a_night_says_what_was_planted_in_it",
+        ),
+    ),
+)
+
+MUTANTS = (*VERDICTS, *CHANGES, *DRIFT, *LEVELS, *REGISTRY, *STORE, *HOST)

@@ -1,0 +1,513 @@
+"""Mutants of the source: which test and which night finds each, as a table.
+
+    python -m tools.mutants                     # run what was not run yet, print the counts
+    python -m tools.mutants --write             # ... and put the tables in docs/mutants.md
+    python -m tools.mutants --no-run --write    # only the tables of what was run
+    python -m tools.mutants --again             # run those again that nothing found
+    python -m tools.mutants --only NAME         # run this one again
+
+A mutant is a small edit of one file (`tools.mutant_list`). The edit is made in a copy of the tree,
+never here. The listed tests run first, and the first that fails is where it is found; with `--wide`
+the rest of the package's tests follow where none does. A night of a few cases runs for mutants that
+name some. What fails on the healthy tree finds nothing. Results are appended as they come, so an
+interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import re
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tools.mutant_list import CONTROLS, MUTANTS, ROOT, Mutant
+from tools.mutant_list.survivors import ARGUED
+
+DOCUMENT = ROOT / "docs" / "mutants.md"
+COUNTS, TABLE, SURVIVORS, EQUIVALENT = "counts", "mutants", "survivors", "controls"
+"""What stands in the comments around each table of the document."""
+LIMIT = 300
+"""Seconds of a processor that one run may take: a mutant that never ends is found."""
+_PATIENCE = 10
+"""Seconds that may pass for each of them, on a machine that has other work."""
+SHARE = 0.97
+"""Share of the mutants that must be found."""
+_WARM = (
+    *("jax", "equinox", "optax", "scipy.fft", "scipy.special", "autograd", "safetensors.numpy"),
+    *("pandas", "pyarrow.parquet", "duckdb", "jinja2", "click", "rich", "hypothesis"),
+    *("hypothesis.strategies", "beartype", "jaxtyping", "pytest", "torch"),
+)
+"""What nearly every run imports, and no mutant changes."""
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - (.*))?$", re.MULTILINE)
+_PASSED = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one side, the tests or a night, says of one mutant."""
+
+    mutant: str
+    digest: str
+    """Of the edit: a result of another edit says nothing."""
+    side: str
+    """`pytest` or `night`."""
+    place: str
+    """The first test that failed, or verdict and stage of the night; empty where nothing did."""
+    reason: str
+    seconds: float
+
+    @property
+    def found(self) -> bool:
+        """Whether the mutant was found."""
+        return bool(self.place)
+
+
+def digest_of(mutant: Mutant, side: str) -> str:
+    """Return what names an edit and, where they are what runs, the cases of its night."""
+    parts = (mutant.file, mutant.old, mutant.new, mutant.night if side == "night" else ())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+class Results:
+    """Results in a file of JSON lines; the last line about a mutant and a side counts."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._known: dict[tuple[str, str], Result] = {}
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                self._keep(Result(**json.loads(line)))
+
+    def _keep(self, result: Result) -> None:
+        self._known[result.mutant, result.side] = result
+
+    def add(self, result: Result) -> None:
+        """Append a result at once."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+        self._keep(result)
+
+    def of(self, mutant: Mutant, side: str) -> Result | None:
+        """Return what a side says of a mutant, None where it was not run with this edit."""
+        result = self._known.get((mutant.name, side))
+        return result if result and result.digest == digest_of(mutant, side) else None
+
+    def found(self, mutant: Mutant) -> bool:
+        """Whether any side found it."""
+        return any(r is not None and r.found for r in (self.of(mutant, s) for s in SIDES))
+
+    def complete(self, mutant: Mutant) -> bool:
+        """Whether every side it names was run."""
+        asked = SIDES if mutant.night else SIDES[:1]
+        return all(self.of(mutant, side) for side in asked)
+
+
+SIDES = ("pytest", "night")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A copy of a tree, in which one file at a time is another."""
+
+    root: Path
+    original: Path = ROOT
+
+    @classmethod
+    @contextlib.contextmanager
+    def copied(cls) -> Iterator[Tree]:
+        """Context with a copy of everything that git does not ignore."""
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+            root = Path(folder) / "tree"
+            for name in filter(None, os.fsdecode(listed).split("\0")):
+                if (ROOT / name).is_file():
+                    (root / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / name, root / name)
+            yield cls(root)
+
+    @contextlib.contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """Context in which the tree has a fault."""
+        file = self.root / mutant.file
+        file.write_text(mutant.source(self.root), encoding="utf-8")
+        try:
+            yield
+        finally:
+            # With its old time of change, so that what was compiled of it is still believed.
+            shutil.copy2(self.original / mutant.file, file)
+
+    def run(self, *arguments: str, limit: float = LIMIT, keep: bool = False) -> tuple[int, str]:
+        """Run `python -m ARGUMENTS` in the tree; return its exit code and its output.
+
+        The process is a fork of this one, in which what every run imports is loaded already. The
+        code is -1 where it ran out of time, and 128 and more where a signal ended it.
+
+        Args:
+            arguments: a module and what it is called with.
+            limit: seconds of a processor it may take.
+            keep: whether to keep compiled Python: a mutant's file must never be found compiled.
+        """
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if (child := os.fork()) == 0:
+                _become(self.root, arguments, output.fileno(), keep, limit)
+            code = _awaited(child, _PATIENCE * limit)
+            output.seek(0)
+            return code, output.read()
+
+
+def _become(root: Path, arguments: Sequence[str], output: int, keep: bool, limit: float) -> None:
+    """Become `python -m ARGUMENTS` in a tree; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), resource.RLIM_INFINITY))
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(root)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ["PYTHONPATH"] = str(root)
+        # So wide that pytest cuts no reason off.
+        os.environ["COLUMNS"] = "400"
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "" if keep else "1"
+        sys.dont_write_bytecode = not keep
+        sys.path[:] = [str(root), *(p for p in sys.path if p not in ("", str(ROOT), str(root)))]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+            del sys.modules[name]
+        sys.argv = list(arguments)
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        print(f"ERROR {arguments[0]}.py - {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _awaited(child: int, limit: float) -> int:
+    """Return the exit code of a child, -1 where it had to be ended."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            if code == -signal.SIGXCPU:
+                return -1
+            return code if code >= 0 else 128 - code
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -1
+
+
+def warm() -> None:
+    """Import what no mutant changes, with the settings that the tests ask for before they do."""
+    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ.setdefault("XLA_FLAGS", flags)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    for name in _WARM:
+        # What is not installed here no test needs.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+_PYTEST = (
+    *("pytest", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", "-m", "not sweep"),
+    *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
+    *("-o", "console_output_style=classic"),
+)
+
+
+def failures(output: str) -> list[tuple[str, str]]:
+    """Return the tests that failed, in order, each with what its last line says."""
+    return [(test.strip(), why or "") for test, why in _FAILED.findall(output)]
+
+
+def healthy(tree: Tree, tests: Sequence[str], cache: Path) -> list[str]:
+    """Return those of `tests` that fail without a fault; known ones are not run again.
+
+    Raises:
+        RuntimeError: pytest did not run them, such as where one of them is not there.
+    """
+    known = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
+    if new := [test for test in tests if test not in known]:
+        code, output = tree.run(*_PYTEST, *new, limit=100 * LIMIT, keep=True)
+        if code not in (0, 1):
+            raise RuntimeError(f"the tests do not run without a fault, exit {code}:\n{output}")
+        failed = [test for test, _ in failures(output)]
+        for test in new:
+            known[test] = [t for t in failed if t.startswith(test)]
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        cache.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    return sorted({bad for test in tests for bad in known[test]})
+
+
+def by_pytest(tree: Tree, mutant: Mutant, tests: Sequence[str], bad: Sequence[str]) -> Result:
+    """Plant a mutant and return the first of `tests` that fails, `bad` ones left out."""
+    start = time.monotonic()
+    left_out = [f"--deselect={test}" for test in bad]
+    with tree.planted(mutant):
+        code, output = tree.run(*_PYTEST, "-x", *left_out, *tests)
+    place, reason = "", ""
+    if code == -1:
+        place, reason = tests[0], f"did not end in {LIMIT} s"
+    elif code:
+        found = failures(output)
+        place, reason = found[0] if found else (tests[0], f"exit {code}: {output[-300:]}")
+        if code in (4, 5):
+            raise RuntimeError(f"mutant {mutant.name}: pytest ran nothing:\n{output}")
+    seconds = round(time.monotonic() - start, 1)
+    digest = digest_of(mutant, "pytest")
+    return Result(mutant.name, digest, "pytest", place, reason[:300], seconds)
+
+
+def night(tree: Tree, cases: Sequence[str], limit: float = LIMIT) -> tuple[int, str]:
+    """Run a night of these cases; return its exit code, and its verdict with where it starts."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [*("reports.cli", "nightly", "--reference", "recorded", "--json", "--out"), out]
+        chosen = (word for case in cases for word in ("--case", case))
+        code, output = tree.run(*command, *chosen, limit=limit)
+    for line in output.splitlines():
+        if line.startswith('{"verdict"'):
+            document = json.loads(line)
+            return code, f"{document['verdict']}: {stage_of(document['sentence'])}"
+    last = output.strip().rpartition("\n")[2]
+    return code, f"exit {code}: {last[:200]}"
+
+
+def stage_of(sentence: str) -> str:
+    """Return where a verdict starts, from its sentence; the sentence itself where it says not."""
+    start = re.search(r"(?:It starts at|The gravest is) (.*? in case \S+)", sentence)
+    probe = re.search(r"Probe (\S+ on \S+)", sentence)
+    found = start or probe
+    return found.group(1).rstrip(":;,.") if found else sentence[:160]
+
+
+def by_night(tree: Tree, mutant: Mutant) -> Result:
+    """Plant a mutant and return what a night of its cases says."""
+    start = time.monotonic()
+    with tree.planted(mutant):
+        code, told = night(tree, mutant.night)
+    place = told if code else ""
+    seconds = round(time.monotonic() - start, 1)
+    digest = digest_of(mutant, "night")
+    return Result(mutant.name, digest, "night", place, f"exit {code}", seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run."""
+
+    sides: tuple[str, ...] = SIDES
+    again: bool = False
+    """Run again what nothing found."""
+    anew: bool = False
+    """Run again whatever was found."""
+    wide: bool = False
+    """Run the rest of a package's tests where the listed ones find nothing."""
+
+
+def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
+    """Run mutants on every side that has not spoken of them yet, and add to the results.
+
+    Raises:
+        RuntimeError: the tests or a night do not run, or are not green, without a fault.
+    """
+    warm()
+    cache = results.path.with_name("healthy.json")
+
+    def asked(mutant: Mutant, side: str) -> bool:
+        known = results.of(mutant, side)
+        again = options.anew or (options.again and not results.found(mutant))
+        return side in options.sides and (known is None or again)
+
+    with Tree.copied() as tree:
+        waiting = [m for m in chosen if asked(m, "pytest")]
+        bad: list[str] = []
+        while True:
+            for turn, mutant in enumerate(waiting, start=1):
+                result = by_pytest(tree, mutant, mutant.tests, bad)
+                if options.wide and not result.found:
+                    result = by_pytest(tree, mutant, [f"tests/{mutant.package}"], bad)
+                results.add(result)
+                _tell(turn, len(waiting), result)
+            # What fails on the healthy tree finds nothing: asked again without it.
+            bad = healthy(tree, places(chosen, results), cache)
+            waiting = [m for m in chosen if set(places([m], results)) & set(bad)]
+            if not waiting:
+                break
+        waiting = [m for m in chosen if m.night and asked(m, "night")]
+        if waiting:
+            cases = tuple(dict.fromkeys(case for m in waiting for case in m.night))
+            code, told = night(tree, cases, limit=100 * LIMIT)
+            if code:
+                raise RuntimeError(f"a night without a fault is not green, exit {code}: {told}")
+        for turn, mutant in enumerate(waiting, start=1):
+            result = by_night(tree, mutant)
+            results.add(result)
+            _tell(turn, len(waiting), result)
+
+
+def in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """Return mutants file by file in turns: what was run when a run stops is some of each."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for mutant in mutants:
+        turns.append((seen[mutant.file], mutant))
+        seen[mutant.file] += 1
+    return [mutant for _, mutant in sorted(turns, key=lambda turn: turn[0])]
+
+
+def places(mutants: Sequence[Mutant], results: Results) -> list[str]:
+    """Return the tests that mutants were found by, each once."""
+    known = (results.of(mutant, "pytest") for mutant in mutants)
+    return sorted({result.place for result in known if result and result.found})
+
+
+def _tell(turn: int, turns: int, result: Result) -> None:
+    where = f"{result.place or _PASSED} {result.reason[:80]}".rstrip()
+    line = f"{turn}/{turns} {result.side} {result.mutant}: {where} ({result.seconds} s)"
+    print(line, file=sys.stderr, flush=True)
+
+
+def counts(results: Results) -> str:
+    """Return how many mutants each side found, as Markdown."""
+    rows = {
+        "mutants": list(MUTANTS),
+        "found by the tests": [m for m in MUTANTS if _by(results, m, "pytest")],
+        "run through a night": [m for m in MUTANTS if results.of(m, "night")],
+        "found by the night": [m for m in MUTANTS if _by(results, m, "night")],
+        "found by either": [m for m in MUTANTS if results.found(m)],
+        "survivors": survivors(results),
+        "not run": [m for m in MUTANTS if not results.of(m, "pytest")],
+        "equivalent controls found": [m for m in CONTROLS if results.found(m)],
+    }
+    packages = sorted({m.package for m in MUTANTS})
+    lines = [f"| | all | {' | '.join(packages)} |", "| --- |" + " --- |" * (len(packages) + 1)]
+    for name, found in rows.items():
+        by = (sum(m.package == package for m in found) for package in packages)
+        lines.append(f"| {name} | {len(found)} | {' | '.join(map(str, by))} |")
+    return "\n".join(lines)
+
+
+def survivors(results: Results) -> list[Mutant]:
+    """Return the mutants that were run and that nothing found."""
+    return [m for m in MUTANTS if results.of(m, "pytest") and not results.found(m)]
+
+
+def table(results: Results, mutants: Sequence[Mutant] = MUTANTS) -> str:
+    """Return every mutant, its fault, and where it was found, as Markdown."""
+    lines = ["| mutant | file | fault | test | night |", "| --- | --- | --- | --- | --- |"]
+    for mutant in mutants:
+        cells = (f"`{mutant.name}`", f"`{mutant.file}`", mutant.fault)
+        said = (
+            _cell(results.of(mutant, side), side in SIDES[:1] or mutant.night) for side in SIDES
+        )
+        lines.append(f"| {' | '.join((*cells, *said))} |")
+    return "\n".join(lines)
+
+
+def argued(results: Results, reasons: Mapping[str, str] = ARGUED) -> str:
+    """Return every survivor with the reason why it is one, as Markdown."""
+    found = survivors(results)
+    if not found:
+        return "None."
+    return "\n".join(f"- `{m.name}`: {reasons.get(m.name, 'NOT ARGUED')}" for m in found)
+
+
+def equivalents(results: Results) -> str:
+    """Return the controls, why they are none, and what was said of them, as Markdown."""
+    lines = ["| control | file | why nothing can tell | found by |", "| --- | --- | --- | --- |"]
+    for m in CONTROLS:
+        said = [results.of(m, side) for side in SIDES]
+        places = [r.place for r in said if r and r.found]
+        answer = "; ".join(places) or (_PASSED if said[0] else "not run")
+        lines.append(f"| `{m.name}` | `{m.file}` | {m.equivalent} | {answer} |")
+    return "\n".join(lines)
+
+
+def _by(results: Results, mutant: Mutant, side: str) -> bool:
+    result = results.of(mutant, side)
+    return result is not None and result.found
+
+
+def _cell(result: Result | None, asked: object) -> str:
+    if result is None:
+        return "not run" if asked else "–"
+    if result.side == "night":
+        return result.place.replace("|", "\\|") or _PASSED
+    file, _, test = result.place.removeprefix("tests/").partition("::")
+    return f"`{Path(file).name}::{test}`" if test else f"`{file}`" if file else _PASSED
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0 where enough mutants were found, and no control."""
+    everything = (*MUTANTS, *CONTROLS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    default = ROOT / "build" / "mutants" / "results.jsonl"
+    parser.add_argument("--results", type=Path, default=default, help="where results go")
+    parser.add_argument("--only", action="append", help="only this mutant, again (repeatable)")
+    packages = sorted({m.package for m in everything})
+    parser.add_argument("--package", choices=packages, help="only mutants of this package")
+    parser.add_argument("--side", choices=SIDES, help="only the tests, or only nights")
+    parser.add_argument("--again", action="store_true", help="run again what nothing found")
+    parser.add_argument("--wide", action="store_true", help="then the rest of a package's tests")
+    parser.add_argument("--run", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--write", action="store_true", help="put the table in docs/mutants.md")
+    asked = parser.parse_args(arguments)
+    # Also where it is told to end, the copy of the tree is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    results = Results(asked.results)
+    unknown = set(asked.only or ()) - {m.name for m in everything}
+    if unknown:
+        parser.error(f"no mutant {', '.join(sorted(unknown))}")
+    if asked.run:
+        chosen = [
+            m
+            for m in in_turns(everything)
+            if (not asked.only or m.name in asked.only) and asked.package in (None, m.package)
+        ]
+        sides = (asked.side,) if asked.side else SIDES
+        run(chosen, results, Options(sides, asked.again, bool(asked.only), asked.wide))
+    tables = {
+        COUNTS: counts(results),
+        SURVIVORS: argued(results),
+        EQUIVALENT: equivalents(results),
+        TABLE: table(results),
+    }
+    print(tables[COUNTS], tables[SURVIVORS], tables[EQUIVALENT], sep="\n\n")
+    # Not above: what this process has imported is not imported from the copy.
+    from stability.document import renew
+
+    for name, lines in tables.items() if asked.write else ():
+        renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", lines)
+    share = sum(map(results.found, MUTANTS)) / len(MUTANTS)
+    return 0 if share >= SHARE and not any(map(results.found, CONTROLS)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
