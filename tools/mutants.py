@@ -169,7 +169,12 @@ class Tree:
             sys.stderr.flush()
             if (child := os.fork()) == 0:
                 _become(self.root, arguments, output.fileno(), keep, limit)
-            code = _awaited(child, _PATIENCE * limit)
+            try:
+                code = _awaited(child, _PATIENCE * limit)
+            except BaseException:
+                # Told to end: the child is of a session of its own, and would go on.
+                os.kill(child, signal.SIGKILL)
+                raise
             output.seek(0)
             return code, output.read()
 

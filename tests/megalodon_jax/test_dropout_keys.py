@@ -72,6 +72,7 @@ def test_no_two_rows_share_a_mask() -> None:
     assert len(heard) == LAYERS * (SITES + 3)
     alike = 0
     for _, x, out in heard:
+        assert x.shape[0] % B == 0, "a mask that is drawn for fewer rows is spread over all"
         # Attention has its heads and rows in one axis, rows first.
         rows, kept = x.reshape(B, -1), out.reshape(B, -1) != 0
         live = np.all(rows != 0, axis=0)

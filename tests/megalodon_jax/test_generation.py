@@ -325,6 +325,13 @@ def test_a_temperature_near_zero_is_greedy(temperature: float, draw) -> None:
         assert set(above.tolist()) == {1, 2}
 
 
+def test_a_temperature_below_the_limit_needs_no_key() -> None:
+    near = run(new=2, temperature=GREEDY_BELOW / 2)[0]
+    assert near.tolist() == run(new=2, temperature=0.0)[0].tolist()
+    with pytest.raises(ValueError, match="sampling needs key"):
+        run(new=2, temperature=GREEDY_BELOW)
+
+
 def test_no_finite_logits_overflow_into_another_token() -> None:
     largest = float(np.finfo(np.float32).max)
     logits = jnp.asarray([[-largest, largest / 2, largest, -np.inf]] * 64, jnp.float32)

@@ -136,3 +136,13 @@ def test_another_base_turns_and_is_exported_as_it_is(base: float | None) -> None
         assert rel_l2(cosines[0, 0], np.cos(rates)) <= EXACT
     attn = abstract_model(config).model.layers[0].attn
     assert attn.inner.rope.base == config.effective_rope_base
+
+
+def test_a_bias_is_added_as_it_is_stored() -> None:
+    """Only what the multiplier reads is rounded: of an input of zeros the bias is left."""
+    config = tiny(num_layers=1, compute_dtype="bfloat16")
+    layer = model_of(config).model.layers[0].attn.wz
+    bias = np.asarray(layer.bias)
+    assert not np.array_equal(bias, bias.astype(jnp.bfloat16).astype(np.float32))
+    out = layer(jnp.zeros((1, config.model_dim)))
+    assert np.array_equal(out[0], bias)

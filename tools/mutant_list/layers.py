@@ -657,7 +657,7 @@ FFN = of(
         "the hidden layer of the FFN is dropped with one mask for all rows",
         "s = dropout(s, self.config.hidden_dropout, hidden_key)",
         "s = s * dropout(jax.numpy.ones_like(s[:1]), self.config.hidden_dropout, hidden_key)",
-        _KEYS,
+        f"{_KEYS}::test_no_two_rows_share_a_mask",
     ),
     (
         "ffn_scale_one_layer_on",
@@ -706,7 +706,7 @@ LINEAR = of(
         "a bias is rounded to the compute dtype before it is added",
         "y + self.bias.astype(y.dtype)",
         "y + self.bias.astype(self.config.compute_dtype).astype(y.dtype)",
-        _MIXED,
+        f"{_MIXED}::test_a_bias_is_added_as_it_is_stored",
         "plain byte_lm",
     ),
     (

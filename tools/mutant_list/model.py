@@ -304,7 +304,7 @@ GENERATION = of(
         "a tiny temperature that is a number needs a key, as if it were drawn from",
         "temperature = None if temperature < GREEDY_BELOW else temperature",
         "temperature = None if temperature == 0.0 else temperature",
-        f"{_GENERATION}::test_a_temperature_near_zero_is_greedy {_GENERATION}",
+        f"{_GENERATION}::test_a_temperature_below_the_limit_needs_no_key",
     ),
     (
         "traced_temperature_never_greedy",

@@ -78,7 +78,7 @@ PROBES = (
             "a draw two steps away is right",
             "np.all(np.abs(errors) < step)",
             "np.all(np.abs(errors) < 3 * step)",
-            "test_products.py::test_a_draw_is_a_neighbour_and_unbiased",
+            "test_products.py::test_one_draw_two_steps_away_is_no_draw",
         ),
         (
             "nearest_is_a_draw",
