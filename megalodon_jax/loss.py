@@ -149,7 +149,8 @@ def accumulate_gradients(
         loss_chunk: see `compute_loss`.
 
     Returns:
-        The mean loss over all valid targets, and gradients of the model's structure and dtypes.
+        The mean loss over all valid targets, in at least float32, and gradients of the model's
+        structure and dtypes.
 
     Raises:
         ValueError, RuntimeError: as `compute_loss` does.
