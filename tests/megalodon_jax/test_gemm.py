@@ -31,12 +31,13 @@ from megalodon_jax.gemm import (
     product,
 )
 from megalodon_jax.layers.linear import linear_maps, matmul
+from megalodon_jax.quantize import MX, Scaled
 from megalodon_jax.weights import abstract_model, build_model, named_leaves
 from parity.metrics import relative_l2
 from parity.results import Kind
 from parity.tolerances import PRODUCTS, rule
 from stability import block_formats
-from tests.helpers import arrays, tiny
+from tests.helpers import TINY, arrays, tiny
 
 ROUNDING = rule(PRODUCTS, Kind.BLOCK).absolute
 TOKENS, IN, OUT = 37, 50, 20
@@ -317,3 +318,25 @@ def test_what_does_not_go_together_says_what_to_write() -> None:
             matmul(narrow, jnp.asarray(WEIGHT), config)
     with pytest.raises(ValueError, match="backend='fp4' must be one of"):
         gemm(jnp.asarray(X), jnp.asarray(WEIGHT), "fp4")
+
+
+def test_each_direction_has_the_format_of_its_backend() -> None:
+    kinds = {"mxfp8": MX, "nvfp4": Scaled}
+    x, weight, dy = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 32), (8, 32), (4, 8)))
+    for backend in BACKENDS.values():
+        for direction in DIRECTIONS:
+            forward = direction == "forward"
+            quantised = partial(operands, direction, backend)
+            pair = jax.eval_shape(quantised, x, weight, None if forward else dy)
+            kind = kinds[backend.forward if forward else backend.gradients]
+            assert all(isinstance(part, kind) for part in pair), (backend, direction)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_backend_is_taken_for_the_default(backend: str) -> None:
+    x, weight = jnp.ones((4, 32)), jnp.ones((8, 32))
+
+    def program(name: str) -> str:
+        return str(jax.make_jaxpr(lambda x, weight: matmul(x, weight, TINY, name))(x, weight))
+
+    assert ("custom_vjp" in program(backend), "custom_vjp" in program("default")) == (True, False)

@@ -170,3 +170,10 @@ def test_layernorm_centres_and_divides_by_the_deviation() -> None:
 def test_without_affine_there_are_no_parameters(make: type) -> None:
     assert not jax.tree.leaves(make(D, affine=False))
     assert not jax.tree.leaves(TimestepNorm(D, G, affine=False))
+
+
+def test_a_nan_before_the_first_valid_token_is_no_origin() -> None:
+    x = jnp.asarray(np.random.default_rng(8).standard_normal((1, 3, 4)), jnp.float32)
+    layer, mask = TimestepNorm(4, 2), jnp.asarray([[False, True, True]])
+    expected, found = (layer(a, None, mask)[0] for a in (x, x.at[0, 0].set(jnp.nan)))
+    assert np.array_equal(found[:, 1:], expected[:, 1:])

@@ -223,6 +223,8 @@ def test_dropout_at_its_ends() -> None:
     assert np.array_equal(dropout(x, 0.0, key), x)
     assert np.array_equal(dropout(x, 0.5, None), x)
     assert not np.any(dropout(x, 1.0, key))
+    # Nothing is kept, and nothing divided by 0: the gradient is 0 too.
+    assert not np.any(jax.grad(lambda x: jnp.sum(dropout(x, 1.0, key)))(x))
 
 
 def gradient_of(config, key):

@@ -215,7 +215,7 @@ GEMM = of(
         "gradients are taken in the format of the forward product",
         "key, fmt = key if backend.stochastic else None, backend.gradients",
         "key, fmt = key if backend.stochastic else None, backend.forward",
-        f"{_GEMM} stability/test_products.py",
+        f"{_GEMM}::test_each_direction_has_the_format_of_its_backend",
         "mxfp8-nvfp4",
     ),
     (
