@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from streams import (
     IDS,
@@ -155,6 +155,7 @@ def test_a_full_unbounded_cache_says_so_under_jit() -> None:
         st.sampled_from([("add", 1), ("add", 2), ("add", 7), ("size", 3), ("size", 5)]), max_size=6
     ),
 )
+@example(3, [("add", 2), ("add", 2), ("size", 5)])
 @few
 def test_the_ring_is_the_list_of_the_latest_tokens(capacity: int, moves) -> None:
     zero = jnp.zeros((), jnp.int32)
