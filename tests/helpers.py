@@ -18,8 +18,6 @@ from parity.cases import Case
 from parity.compare import kind_of
 from parity.results import Kind
 from parity.tolerances import NoiseFloors, rule
-from stability.formats import FORMATS
-from stability.rounding import check_conversion
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""
@@ -66,6 +64,10 @@ def skip_unless_computed(*names: str) -> None:
 
     Names of other dtypes, such as "float32", are none of these and always computed.
     """
+    # Not above: the model's own tests do not load what is built on it.
+    from stability.formats import FORMATS
+    from stability.rounding import check_conversion
+
     for fmt in FORMATS:
         if fmt.name in names:
             try:

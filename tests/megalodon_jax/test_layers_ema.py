@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax.layers import ComplexEMA
+from megalodon_jax.layers import ComplexEMA, complex_ema
 from megalodon_jax.layers.complex_ema import causal_convolution, response
 from tests.helpers import EXACT, LOST_APPLIED, rel_l2
 
@@ -237,3 +237,15 @@ def test_initial_parameters_follow_their_distributions() -> None:
     drawn = 1 / (1 + np.exp(-np.sort(np.asarray(ema.theta, np.float64).ravel())))
     assert rel_l2(drawn, np.sort(schedule)) < 64 * np.finfo(np.float32).eps
     assert np.any(np.diff(np.asarray(ema.theta).ravel()) > 0), "the schedule is permuted"
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_logarithm_of_a_slow_pole_keeps_its_digits() -> None:
+    """1 - x has 7 of them left where the memory is a billion tokens long."""
+    decay = np.array([1e-3, 1e-6, 1e-9])
+    logit = np.log(decay) - np.log1p(-decay)
+    sure = np.full_like(logit, 40.0)  # Its sigmoid is 1 in float64.
+    found, _ = complex_ema._log_poles(*(jnp.asarray(a)[:, None] for a in (logit, sure, logit)))
+    # The first terms of the series; the next is below 1e-10 of them all.
+    expected = -decay * (1 + decay / 2 + decay**2 / 3 + decay**3 / 4)
+    assert rel_l2(found[:, 0] / expected, np.ones(3)) <= EXACT

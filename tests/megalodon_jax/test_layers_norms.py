@@ -81,6 +81,16 @@ def test_two_halves_with_the_state_between_are_the_whole() -> None:
 
 
 @pytest.mark.usefixtures("x64")
+def test_a_stream_that_starts_with_one_token_is_the_whole() -> None:
+    """One token has an update of its own, which must leave the variance 1 of a fresh stream."""
+    norm, x = norm_of(), jnp.asarray(signal())
+    whole, _ = run(norm, x)
+    first, state = run(norm, x[:, :1])
+    second, _ = run(norm, x[:, 1:2], state)
+    assert rel_l2(jnp.concatenate([first, second], axis=1), whole[:, :2]) <= EXACT
+
+
+@pytest.mark.usefixtures("x64")
 def test_masked_tokens_do_not_enter_the_statistics() -> None:
     norm, x = norm_of(), jnp.asarray(signal())
     mask = jnp.broadcast_to(jnp.asarray(VALID), (B, L))
