@@ -30,9 +30,10 @@ nightly: $(VENV)/.base
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=2
 # Compiling is most of the work, and takes two thirds of the time without LLVM's optimisations. They
-# make sums somewhat more accurate, which only real nights would tell; `test-all` has them.
+# make sums somewhat more accurate, which real nights tell, and long runs short: tests of those are
+# marked `optimised`.
 test: $(VENV)/.dev lint
-	@XLA_FLAGS="--xla_backend_optimization_level=0 $(XLA_FLAGS)" $(PYTEST) -m "not sweep" $(ARGS)
+	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not sweep" $(ARGS)
 
 test-all: $(VENV)/.dev lint
 	@$(PYTEST) --traced-checks always $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -82,11 +83,25 @@ def pytest_runtest_protocol(item):
     """
     always = item.config.getoption("--traced-checks") == "always"
     marked = item.get_closest_marker("traced_checks") is not None
-    with megalodon_jax.traced_checks(always or marked):
+    with megalodon_jax.traced_checks(always or marked), optimised(item):
         result = yield
     if memory_maps() > MAPS:
         jax.clear_caches()
     return result
+
+
+@contextlib.contextmanager
+def optimised(item):
+    """Compile with all optimisations where `item` is marked so and this run does without them."""
+    flag = "jax_disable_most_optimizations"
+    if not jax.config.values[flag] or item.get_closest_marker("optimised") is None:
+        yield
+        return
+    jax.config.update(flag, False)
+    try:
+        yield
+    finally:
+        jax.config.update(flag, True)
 
 
 def memory_maps():

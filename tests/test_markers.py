@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -23,7 +24,13 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("arguments", [["-m", "cuda"], ["--require-run", "cuda:1", "-k", "gpu"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "cuda"],
+        pytest.param(["--require-run", "cuda:1", "-k", "gpu"], marks=pytest.mark.sweep),
+    ],
+)
 def test_cuda_without_a_device_is_not_green(arguments):
     result = run(*arguments, TRIANGLE)
     assert "cuda: 0 ran: no CUDA device" in result.stdout
@@ -70,3 +77,16 @@ def test_a_program_has_checks_only_where_all_are_asked_for(request):
 def test_a_marked_test_has_checks_though_the_program_was_traced_without():
     with pytest.raises(eqx.EquinoxRuntimeError, match="a negative number"):
         not_negative(jnp.asarray(-1))
+
+
+OPTIMISES_LITTLE = "jax_disable_most_optimizations"
+
+
+@pytest.mark.optimised
+def test_what_is_marked_is_compiled_with_all_optimisations():
+    assert not jax.config.values[OPTIMISES_LITTLE]
+
+
+def test_and_nothing_else_is():
+    asked = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1"
+    assert jax.config.values[OPTIMISES_LITTLE] == asked

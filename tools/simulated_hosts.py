@@ -62,7 +62,7 @@ class Host:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process on it."""
-        kept = {n: v for n, v in os.environ.items() if n not in {*_LIMITS, "EQX_ON_ERROR"}}
+        kept = {n: v for n, v in os.environ.items() if n not in {*_LIMITS, *_TESTING}}
         cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
         return {**cache, **kept, **self.limits, "PYTHONPATH": str(ROOT)}
 
@@ -76,6 +76,8 @@ _LIMITS = (
     *("XLA_FLAGS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"),
     "OPENBLAS_CORETYPE",
 )
+_TESTING = ("EQX_ON_ERROR", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+"""What `make test` sets, and a night does without."""
 _AVX512 = _limits("AVX512", "avx512", "AVX512_CORE", "AVX512", "SkylakeX")
 _AVX2 = _limits("AVX2", "avx2", "AVX2", "AVX2", "Haswell")
 _AVX = _limits("AVX", "default", "AVX", "AVX", "Sandybridge")

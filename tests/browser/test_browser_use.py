@@ -26,7 +26,11 @@ def violations(page, part=None, rules=()):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "rules"), [("light", ()), ("dark", ("color-contrast", "link-in-text-block"))]
+    ("scheme", "rules"),
+    [
+        ("light", ()),
+        pytest.param("dark", ("color-contrast", "link-in-text-block"), marks=pytest.mark.sweep),
+    ],
 )
 def test_axe_finds_nothing_with_everything_unfolded(visit, few, scheme, rules):
     """Only the rules about colour can tell the dark page from the light one."""
@@ -43,7 +47,10 @@ def test_targets_are_large_enough_and_scrolled_regions_take_the_focus(visit, few
     assert violations(page.page, rules=("target-size", "scrollable-region-focusable")) == []
 
 
-@pytest.mark.parametrize("word", list(Word))
+@pytest.mark.parametrize(
+    "word",
+    [w if w is Word.REGRESSED else pytest.param(w, marks=pytest.mark.sweep) for w in Word],
+)
 def test_axe_finds_nothing_under_any_verdict(visit, folder, word):
     night = {
         Word.PASS: run(measurement()),

@@ -83,7 +83,7 @@ def visible(mode: str, length: int) -> np.ndarray:
     return seen
 
 
-@pytest.mark.parametrize("mode", ["sliding", "unbounded"])
+@pytest.mark.parametrize("mode", [pytest.param("sliding", marks=pytest.mark.sweep), "unbounded"])
 def test_other_windows_choose_by_the_keys_they_see(mode: str, monkeypatch) -> None:
     ids = greedy(mode)
     monkeypatch.setattr(oracle, "visibility", lambda *_: visible(mode, ids.shape[1]))
@@ -161,7 +161,9 @@ def ended(ids: np.ndarray, *ends: int) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("eos", [3, 14, (np.int64(14), 3)], ids=str)
+@pytest.mark.parametrize(
+    "eos", [pytest.param(3, marks=pytest.mark.sweep), 14, (np.int64(14), 3)], ids=str
+)
 def test_a_row_that_ended_repeats_its_end_and_others_go_on(eos: Any) -> None:
     expected = ended(greedy(), *np.atleast_1d(eos))
     assert expected != greedy().tolist()
@@ -361,7 +363,9 @@ def test_nothing_is_chosen_from_logits_that_are_not_finite(name: str) -> None:
                 jax.block_until_ready(function(good.at[3].set(jnp.asarray(bad, jnp.float32))))
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"key": 0}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, pytest.param({"key": 0}, marks=pytest.mark.sweep)]
+)
 @pytest.mark.traced_checks
 def test_weights_that_are_not_finite_generate_no_text(options) -> None:
     options = {k: key() if k == "key" else v for k, v in options.items()}

@@ -55,7 +55,8 @@ def test_a_fault_names_a_stage_of_a_witness_that_can_show_it():
 
 
 @pytest.mark.parametrize(
-    "names", [PLANTED[::2], pytest.param(PLANTED[1::2], marks=pytest.mark.sweep)]
+    "names",
+    [PLANTED[::3], *(pytest.param(PLANTED[i::3], marks=pytest.mark.sweep) for i in (1, 2))],
 )
 def test_planted_faults_are_found_where_they_are(names):
     # Several in a test, so that one process compiles the single operations all of them share.

@@ -41,6 +41,7 @@ def small(tmp_path, **tensors):
     return path
 
 
+@pytest.mark.optimised
 def test_the_committed_model_gets_a_ranked_list() -> None:
     result = run("stability", BYTE_LM)
     assert result.exit_code == 0, result.output
@@ -97,12 +98,14 @@ def test_a_torch_file_is_read(tmp_path) -> None:
     assert result.stdout.startswith("WARNING norm.weight")
 
 
+@pytest.mark.optimised
 def test_training_on_a_text_is_measured(folder) -> None:
     result = run("stability", folder, "--text", BYTE_LM / "heldout.txt")
     assert result.exit_code == 0, result.output
     assert "Measured: training on 20 batches." in result.stdout
 
 
+@pytest.mark.optimised
 def test_weights_that_are_not_finite_are_an_error(folder) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = np.nan
