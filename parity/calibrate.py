@@ -1,9 +1,9 @@
 """The oracle's answer to a case, and its noise floor: what rounding everywhere does to each number.
 
-The oracle runs again with everything moved by the roundoff of float32 (`parity.jitter`); the floor
-is the root mean square of the relative L2 response over the seeds, and the responses are kept. A
-float32 implementation that rounds correctly cannot be expected below it. Source: docs/parity.md
-"Tolerances".
+The oracle runs again with everything moved by the roundoff of float32
+(`parity.engine.rounding_noise`); the floor is the root mean square of the relative L2 response over
+the seeds, and the responses are kept. A float32 implementation that rounds correctly cannot be
+expected below it. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from parity import jitter, oracle, trajectory
+from parity import oracle, perturbation, trajectory
 from parity.cases import NEW_TOKENS, Case
-from parity.jitter import SEEDS, UNIT_ROUNDOFF
+from parity.engine import rounding_noise
+from parity.engine.rounding_noise import SEEDS, UNIT_ROUNDOFF
 from parity.tolerances import NOISE_FILE, NoiseFloors
 
 Arrays = dict[str, np.ndarray]
@@ -38,10 +39,10 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
     def run(rng: np.random.Generator) -> Arrays:
         if case.steps:
             return trajectory.of_oracle(case, rng)
-        tap = jitter.tap(rng, case.config.model_dim)
-        return _run(case, jitter.weights(case.weights, rng), tap, None)
+        tap = perturbation.tap(rng, case.config.model_dim)
+        return _run(case, perturbation.weights(case.weights, rng), tap, None)
 
-    return jitter.responses(truth(case), run, seeds)
+    return rounding_noise.responses(truth(case), run, seeds)
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
@@ -52,16 +53,16 @@ def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
     exact = forward_truth(case)
 
     def run(rng: np.random.Generator) -> Arrays:
-        found, move = {}, jitter.tap(rng, case.config.model_dim)
+        found, move = {}, perturbation.tap(rng, case.config.model_dim)
 
         def tap(name: str, value: np.ndarray) -> np.ndarray:
             found[name] = move(name, value)
-            return jitter.moved(exact[name], rng)
+            return rounding_noise.moved(exact[name], rng)
 
-        _forward(case, jitter.weights(case.weights, rng), tap)
+        _forward(case, perturbation.weights(case.weights, rng), tap)
         return found
 
-    return jitter.floors(exact, run, seeds)
+    return rounding_noise.floors(exact, run, seeds)
 
 
 def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:

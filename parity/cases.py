@@ -21,7 +21,8 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_config, read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
-from parity.metrics import IGNORED
+from parity.engine.compare import Work
+from parity.engine.metrics import IGNORED
 from parity.taps import computed, trajectory
 
 BYTE_LM = Path(__file__).parent / "data" / "byte_lm"
@@ -167,6 +168,11 @@ class Case:
         targets[:, :-1] = self.batch.labels[:, 1:]
         return targets
 
+    @cached_property
+    def work(self) -> Work:
+        """What the comparer needs to know of it."""
+        return Work(self.name, self.hash, self.order, self.targets, self.valid)
+
     @property
     def valid(self) -> np.ndarray:
         """Where tokens are valid, (B, L) bool."""
@@ -194,21 +200,6 @@ class Case:
         if row.role is Role.EMBEDDING:
             centre = self.mean_shift
         return (centre + spread * values).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What was computed on both sides, where it is no `Case`."""
-
-    name: str
-    hash: str
-    """Equal hashes mean equal work."""
-    order: tuple[str, ...]
-    """Names of quantities in the order they are computed."""
-    targets: np.ndarray | None = None
-    """For every position of the logits the id that is right there, or -100."""
-    valid: np.ndarray | None = None
-    """Where activations mean the same on both sides, bool over their leading axes."""
 
 
 def _bits(name: str, count: int) -> np.ndarray:

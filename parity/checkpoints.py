@@ -29,8 +29,8 @@ from megalodon_jax.convert import (
 )
 from megalodon_jax.convert import state_dict as exported
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
-from parity.jitter import row_blocks
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
+from parity.engine.rounding_noise import row_blocks
 
 _BUFFER = "inner.rope.inv_freq"
 # Fields that do not enter an uncached evaluation: where precision, streams and training differ.

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from megalodon_jax.layers import linear
 from megalodon_jax.layers.attention import MegalodonAttention
 from parity.cases import by_name
+from parity.engine.compare import WEIGHTS
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Verdict
 from parity.faults.fault import Family, Fault, Patch, Plant, marked, rounded
-from parity.localize import first_divergence
-from parity.results import Verdict
 from parity.suite import Suite
-from parity.taps import WEIGHTS
 from parity.tolerances import NoiseFloors
 
 CASE = by_name("length_c")

@@ -16,8 +16,8 @@ import numpy as np
 
 from parity.calibrate import extended, truth
 from parity.cases import Case
-from parity.compare import Comparison
-from parity.results import Measurement, Verdict
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Measurement, Verdict
 from parity.subject import JaxSubject
 from parity.tolerances import NoiseFloors
 
@@ -116,5 +116,5 @@ def alarms(
         floors = NoiseFloors({})
         if dtype == "float32":
             floors = extended(floors, [case])
-        rows = Comparison(case, edge, floors, dtype).run(subject.run(case), truth(case))
+        rows = Comparison(case.work, edge, floors, dtype).run(subject.run(case), truth(case))
         yield from (m for m in rows if m.verdict not in (Verdict.PASS, Verdict.INFO))

@@ -22,10 +22,10 @@ import numpy as np
 from megalodon_jax.checks import traced_checks
 from parity.calibrate import truth
 from parity.cases import CASES, Case, by_name
-from parity.compare import Comparison
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.faults import FAULTS, Fault
 from parity.faults import by_name as fault_by_name
-from parity.results import Kind, Measurement, Verdict
 from parity.subject import JaxSubject
 from parity.suite import culprit
 from parity.tolerances import NoiseFloors
@@ -110,7 +110,7 @@ class Laboratory:
         planted = fault.planted(compiled=compiled) if fault else nullcontext()
         with planted, jax.disable_jit(not compiled):
             actual = JaxSubject(dtype).run(case)
-        return Comparison(case, edge, self.floors, dtype).run(actual, self._truth(case))
+        return Comparison(case.work, edge, self.floors, dtype).run(actual, self._truth(case))
 
     def _truth(self, case: Case) -> dict[str, np.ndarray]:
         if case.hash not in self._exact:

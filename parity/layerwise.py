@@ -21,9 +21,10 @@ import numpy as np
 
 from megalodon_jax.weights import EMBEDDING, HEAD
 from parity.checkpoints import Stored, WeightRow, compare_values
-from parity.compare import Comparison
-from parity.jitter import UNIT_ROUNDOFF, moved, row_blocks, summed
-from parity.metrics import relative_l2
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Measurement, Verdict
+from parity.engine.metrics import relative_l2
+from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, row_blocks, summed
 from parity.one_layer import (
     FINAL,
     Arrays,
@@ -35,7 +36,6 @@ from parity.one_layer import (
     looked_up,
     return_freed_memory,
 )
-from parity.results import Measurement, Verdict
 from parity.tolerances import NoiseFloors
 from parity.vocabulary import LogitsApart
 from parity.whole_model import text_case
@@ -173,7 +173,7 @@ class Walk:
                 theirs=self.reference.logits(fed, head) if self.reference else None,
             )
         floors = self._known(apart.floors)
-        gates = apart.measurements(lambda edge: Comparison(self.case, edge, floors, "float32"))
+        gates = apart.measurements(lambda edge: Comparison(self.case.work, edge, floors, "float32"))
         self.outcome.losses = apart.losses()
         expected = "theirs" if self.reference else "exact"
         entered = relative_l2(free, fed)
@@ -228,7 +228,7 @@ class Walk:
 
     def _edge(self, edge: str, floors: Mapping[str, float]) -> Comparison:
         dtype = "float64" if edge.startswith("jax64") else "float32"
-        return Comparison(self.case, edge, self._known(floors), dtype)
+        return Comparison(self.case.work, edge, self._known(floors), dtype)
 
     def _known(self, floors: Mapping[str, float]) -> NoiseFloors:
         responses = {name: (floor,) for name, floor in floors.items()}

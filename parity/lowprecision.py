@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from parity.cases import Case
-from parity.compare import Bounds, Comparison, kind_of
-from parity.metrics import logit_metrics, relative_l2
-from parity.results import Measurement
+from parity.engine.compare import Bounds, Comparison, kind_of
+from parity.engine.measurement import Measurement
+from parity.engine.metrics import logit_metrics, relative_l2
 from parity.subject import JaxSubject
 
 CASES = ("plain", "byte_lm")
@@ -49,11 +49,11 @@ def measure(
             answers[side] = {n: theirs[f"{mode}/{n}"] for n in ("logits", "loss")}
     errors = {}
     for side, arrays in answers.items():
-        edge = Comparison(case, f"{side}:oracle", floors, "bfloat16", device)
+        edge = Comparison(case.work, f"{side}:oracle", floors, "bfloat16", device)
         for name in (*(n for n in exact if n in arrays and n != "loss"), "loss"):
             errors[side, name] = error = relative_l2(arrays[name], exact[name])
             if side == OURS and name != "loss":
-                bound = floors.bound(edge.edge, kind_of(name), case, name)
+                bound = floors.bound(edge.edge, kind_of(name), case.work, name)
                 yield edge.gate(name, "rel_l2", error, bound)
             else:
                 yield edge.fact(name, "rel_l2", error)
@@ -61,5 +61,5 @@ def measure(
         for metric, value in logit_metrics(wide, exact["logits"], case.targets).items():
             yield edge.fact("logits", metric, value)
     ratio = errors[OURS, "logits"] / errors["autocast", "logits"]
-    at = Comparison(case, f"{OURS}:oracle", floors, "bfloat16", device)
+    at = Comparison(case.work, f"{OURS}:oracle", floors, "bfloat16", device)
     yield at.judged("logits", "error_over_autocast", ratio)

@@ -26,7 +26,8 @@ from megalodon_jax.model import MegalodonBlock
 from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves, weight_table
 from parity import oracle
 from parity.checkpoints import Held, Stored, WeightRow, compare_values
-from parity.jitter import SEEDS, floors, moved, of_weight, row_blocks
+from parity.engine.rounding_noise import SEEDS, floors, moved, row_blocks
+from parity.perturbation import of_weight
 from parity.reference import LiveReference
 from parity.taps import BLOCK_TAPS, Tap, capture
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from parity.cases import Work
-from parity.compare import Comparison, kind_of
-from parity.metrics import relative_l2
+from parity.engine.compare import Comparison, Work, kind_of
+from parity.engine.measurement import Measurement
+from parity.engine.metrics import relative_l2
 from parity.port import Side, digest_of
-from parity.results import Measurement
 from parity.tolerances import NoiseFloors, bound_from, rule
 
 POOLED = "rel_l2_pooled"

@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parity import jitter
-from parity.cases import Work
-from parity.compare import Comparison
-from parity.localize import Stage, first_divergence
-from parity.metrics import relative_l2
-from parity.results import Kind, Measurement
-from parity.taps import capture
+from parity.engine.compare import Comparison, Work
+from parity.engine.instrument import capture
+from parity.engine.localize import Stage, first_divergence
+from parity.engine.measurement import Kind, Measurement
+from parity.engine.metrics import relative_l2
+from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, responses, summed
+from parity.engine.rounding_noise import floors as noise_floors
 from parity.tolerances import NoiseFloors, bound_from, rule
 
 Arrays = dict[str, np.ndarray]
@@ -78,7 +78,7 @@ class Report:
     values: Arrays
     """What the port computed in float32."""
     responses: dict[str, tuple[float, ...]]
-    """By quantity, the relative L2 response to each seed of rounding (`parity.jitter`)."""
+    """By quantity, the relative L2 response to each seed of rounding."""
 
     @property
     def holds(self) -> bool:
@@ -129,7 +129,7 @@ def check(
     exact, ours = side.run("float64"), side.run("float32")
     order = tuple(exact)
     digest = digest_of(order, model, inputs)
-    noise = jitter.responses(exact, lambda rng: side.run("float64", rng, exact))
+    noise = responses(exact, lambda rng: side.run("float64", rng, exact))
     known = NoiseFloors({name: {"hash": digest, "responses": noise}})
     work = Work(name, digest, order)
 
@@ -164,11 +164,11 @@ def _stages(side: Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[St
     """Feed every stage the original's values; nothing can be said of stages it does not name."""
     forced = side.run("float32", forced=theirs)
 
-    def moved(rng: np.random.Generator) -> Arrays:
-        fed = {name: jitter.moved(value, rng) for name, value in exact.items()}
+    def perturbed(rng: np.random.Generator) -> Arrays:
+        fed = {name: moved(value, rng) for name, value in exact.items()}
         return side.run("float64", rng, exact, forced=fed)
 
-    floors, row = jitter.floors(exact, moved), rule(FORCED, Kind.BLOCK)
+    floors, row = noise_floors(exact, perturbed), rule(FORCED, Kind.BLOCK)
     return tuple(
         Stage(
             name,
@@ -220,7 +220,7 @@ class Side:
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
             offsets = self._still(dtype)
             if rng is not None and exact is not None:
-                offsets = {n: jnp.asarray(jitter.moved(a, rng) - a) for n, a in exact.items()}
+                offsets = {n: jnp.asarray(moved(a, rng) - a) for n, a in exact.items()}
             held = {n: jnp.asarray(a, dtype) for n, a in (forced or {}).items() if n != OUTPUT}
             found = _compiled(self.function, model, inputs, offsets, held)
             return {name: np.asarray(found[name]) for name in self.order}
@@ -241,8 +241,8 @@ def _cast(tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:
             return x
         wide = np.asarray(x, np.float64)
         if rng is not None:
-            sums = jitter.summed(x.shape[-1]) if x.ndim > 1 else jitter.UNIT_ROUNDOFF
-            wide = jitter.moved(wide, rng, sums)
+            sums = summed(x.shape[-1]) if x.ndim > 1 else UNIT_ROUNDOFF
+            wide = moved(wide, rng, sums)
         return jnp.asarray(wide, dtype)
 
     return jax.tree.map(cast, tree)

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from parity import lowprecision, seams
 from parity.cases import CASES, Case
-from parity.taps import COTANGENT
+from parity.engine.compare import COTANGENT
 
 if TYPE_CHECKING:
     from parity.reference import LiveReference

@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from parity.cases import by_name
-from parity.metrics import relative_l2
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.metrics import relative_l2
 from parity.subject import JaxSubject
 from parity.tolerances import SEAM_BOUNDS
 

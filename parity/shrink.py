@@ -11,9 +11,9 @@ from typing import Any
 
 from parity.calibrate import forward_truth, truth
 from parity.cases import SMALL, Case
-from parity.compare import Comparison
-from parity.localize import first_divergence
-from parity.results import Measurement
+from parity.engine.compare import Comparison
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Measurement
 from parity.subject import JaxSubject
 from parity.taps import stages
 from parity.tolerances import NoiseFloors
@@ -26,7 +26,7 @@ Report = Callable[[str], None]
 
 def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
     """Return where the JAX model in float64 leaves the oracle first, or None; needs no floors."""
-    comparison = Comparison(case, EDGE, NoiseFloors({}), "float64")
+    comparison = Comparison(case.work, EDGE, NoiseFloors({}), "float64")
     subject = JaxSubject("float64")
     if forward_only:
         return first_divergence(comparison.run(subject.taps(case), forward_truth(case)))

@@ -20,9 +20,10 @@ from megalodon_jax.types import ModelCache, NormState, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
 from parity import trajectory
 from parity.cases import NEW_TOKENS, Case
-from parity.metrics import IGNORED
+from parity.engine.compare import COTANGENT
+from parity.engine.metrics import IGNORED
 from parity.oracle import held_tokens
-from parity.taps import COTANGENT, capture
+from parity.taps import capture
 
 Outputs = dict[str, np.ndarray]
 """Arrays by name: taps, `logits`, `loss`, `grad/<parameter>` and `bar/<tap>`."""

@@ -16,14 +16,13 @@ import numpy as np
 from parity import lowprecision
 from parity.calibrate import truth
 from parity.cases import Case
-from parity.compare import Comparison, OnFailure
 from parity.conversion import changed, round_trip
-from parity.localize import first_divergence
+from parity.engine.compare import WEIGHTS, Comparison, OnFailure
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.recordings import RecordedReference, RecordingError
 from parity.reference import LiveReference, why_unavailable
-from parity.results import Kind, Measurement, Verdict
 from parity.subject import JaxSubject
-from parity.taps import WEIGHTS
 from parity.tolerances import NoiseFloors
 
 Arrays = dict[str, np.ndarray]
@@ -106,7 +105,7 @@ class Suite:
         def edge(name: str, **options: Any) -> Comparison:
             dtype = "float64" if name.startswith("jax64") else "float32"
             options |= {"on_failure": self.on_failure}
-            return Comparison(case, name, floors, dtype, self.device, **options)
+            return Comparison(case.work, name, floors, dtype, self.device, **options)
 
         exact = truth(case)
         wide = edge("jax64:oracle")

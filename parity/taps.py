@@ -1,7 +1,5 @@
 """The tap map: every intermediate with a name, and where each implementation has it.
 
-The JAX model marks intermediates with `jax.ad_checkpoint.checkpoint_name`, an identity that costs
-nothing when nobody asks; `capture` makes the marked values extra outputs of the same computation.
 Source: docs/parity.md "Taps".
 """
 
@@ -12,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
 
 from megalodon_jax.config import MegalodonConfig
+from parity.engine import instrument
+from parity.engine.compare import COTANGENT, LOSSES, STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,6 @@ BLOCK_TAPS = (
 )
 """Intermediates of a block in the order they are computed; q and k are taken before RoPE."""
 
-COTANGENT = "bar/"
-"""What a tap's name is prefixed with to name the derivative of the loss by it."""
-
 
 def stages(config: MegalodonConfig) -> tuple[str, ...]:
     """Return the names of all taps of a model in the order they are computed."""
@@ -66,16 +62,10 @@ STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
     """Return everything a case computes in order: taps, states, loss, cotangents backwards."""
     forward = stages(config)
-    blocks = (f"state/layers.{i}.{name}" for i in range(config.num_layers) for name in STATES)
-    states = (*blocks, *(f"state/{name}" for name in STATES[:3]))
+    blocks = (f"{STATE}layers.{i}.{name}" for i in range(config.num_layers) for name in STATES)
+    states = (*blocks, *(f"{STATE}{name}" for name in STATES[:3]))
     cotangents = (COTANGENT + name for name in reversed(forward))
     return (*forward[:-1], *states, "logits", "generated", "loss", *cotangents)
-
-
-WEIGHTS = "weights"
-"""The parameters themselves, after a round trip through the other side's format."""
-LOSSES = "losses"
-"""The loss before each step of a trajectory."""
 
 
 def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
@@ -112,73 +102,9 @@ def capture(
     offsets: Mapping[str, Any] | None = None,
     forced: Mapping[str, Any] | None = None,
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
-    """Return `function` with its named intermediates as a second result.
+    """Return `function` with its taps as a second result: `parity.engine.instrument.capture`.
 
-    Operation by operation the results are the same bits. Under jit the extra outputs can keep XLA
-    from fusing across them, so results are equal to rounding only.
-
-    The result can be jitted and differentiated. Arguments must be pytrees of arrays. Names that
-    occur once per block are prefixed `layers.{i}.` in order of appearance.
-
-    Args:
-        function: what to watch.
-        offsets: added to intermediates by name: the derivative by a zero is the cotangent there.
-        forced: what the computation goes on with in place of an intermediate, by name. What is
-            reported is still what was computed, from forced inputs.
+    The model marks what every block has by its name alone; the blocks are counted here.
     """
-
-    def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        marks = _Marks(offsets or {}, forced or {})
-        values = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), marks)
-        return jax.tree.unflatten(jax.tree.structure(shape), values), marks.taken
-
-    return captured
-
-
-class _Marks:
-    """Collects intermediates as they pass, and says what to go on with."""
-
-    def __init__(self, offsets: Mapping[str, Any], forced: Mapping[str, Any]):
-        self.offsets, self.forced = offsets, forced
-        self.taken: dict[str, jax.Array] = {}
-        self._seen = {tap.name: 0 for tap in BLOCK_TAPS}
-
-    def mark(self, name: str, value: jax.Array) -> jax.Array:
-        if name in self._seen:
-            self._seen[name] += 1
-            name = f"layers.{self._seen[name] - 1}.{name}"
-        if name in self.offsets:
-            value = value + self.offsets[name]
-        self.taken[name] = value
-        return self.forced[name].astype(value.dtype) if name in self.forced else value
-
-
-def _evaluate(jaxpr: Any, consts: Any, args: Any, marks: _Marks) -> list[Any]:
-    """Evaluate a jaxpr equation by equation, looking inside jitted calls that hold a mark."""
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
-        if _is_marked_call(eqn):
-            inner = eqn.params["jaxpr"]
-            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, marks)
-        else:
-            # An equation traced with 64-bit types must be bound with them.
-            with eqn.ctx.manager:
-                outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
-            outputs = outputs if eqn.primitive.multiple_results else [outputs]
-        if eqn.primitive.name == "name":
-            outputs = [marks.mark(eqn.params["name"], outputs[0])]
-        values.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _is_marked_call(eqn: Any) -> bool:
-    if eqn.primitive.name not in ("jit", "pjit"):
-        return False
-    inside = eqn.params["jaxpr"].jaxpr.eqns
-    return any(e.primitive.name == "name" or _is_marked_call(e) for e in inside)
+    per_block = {tap.name: f"layers.{{}}.{tap.name}" for tap in BLOCK_TAPS}
+    return instrument.capture(function, numbered=per_block, offsets=offsets, forced=forced)

@@ -2,8 +2,8 @@
 
 Bounds in float32 are multiples of a calibrated noise floor: the response of the oracle when every
 weight, every named intermediate and every sum is moved by what rounding does to it
-(`parity.jitter`), per case and quantity (`parity.calibrate`, stored in `data/noise.json`). Source:
-docs/parity.md "Tolerances".
+(`parity.engine.rounding_noise`), per case and quantity (`parity.calibrate`, stored in
+`data/noise.json`). Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from parity import jitter
-from parity.results import Kind
-
-if TYPE_CHECKING:
-    from parity.cases import Case, Work
+from parity.engine import rounding_noise
+from parity.engine.compare import Work
+from parity.engine.measurement import Kind
 
 SEAM_BOUNDS = {
     "ema-mask": (1e-3, 1.0),
@@ -390,6 +388,7 @@ class NoiseFloors:
     """Calibrated noise, per case name: the case's hash, and responses by quantity (relative L2)."""
 
     cases: dict[str, dict]
+    exact_enough: ClassVar[float] = EXACT_ENOUGH
 
     @classmethod
     def load(cls, path: Path = NOISE_FILE) -> NoiseFloors:
@@ -402,16 +401,21 @@ class NoiseFloors:
             raise FileNotFoundError(f"{path} not found; run `megalodon-numerics parity calibrate`.")
         return cls(json.loads(path.read_text(encoding="utf-8"))["cases"])
 
-    def responses(self, work: Case | Work) -> Mapping[str, Sequence[float]]:
+    def responses(self, work: Work) -> Mapping[str, Sequence[float]]:
         """Return each quantity's response to each seed; nothing for a case not calibrated."""
         entry = self.cases.get(work.name, {})
         return entry["responses"] if entry.get("hash") == work.hash else {}
 
-    def floor(self, work: Case | Work, quantity: str) -> float:
+    def floor(self, work: Work, quantity: str) -> float:
         """Return the floor of a quantity; NaN when it was not calibrated for exactly this case."""
         values = self.responses(work).get(quantity)
-        return math.nan if values is None else jitter.floor(values)
+        return math.nan if values is None else rounding_noise.floor(values)
 
-    def bound(self, edge: str, kind: Kind, work: Case | Work, quantity: str) -> float:
+    def bound(self, edge: str, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN when no rule or floor applies."""
         return bound_from(rule(edge, kind), self.floor(work, quantity))
+
+    def absolute(self, edge: str, kind: Kind, metric: str) -> float:
+        """Return the largest value of a metric other than relative L2 that passes; NaN without."""
+        row = rule(edge, kind, metric)
+        return math.nan if row is None else row.absolute

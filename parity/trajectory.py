@@ -20,9 +20,9 @@ import optax
 
 from megalodon_jax.loss import next_token_loss
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
-from parity import jitter, oracle
+from parity import oracle, perturbation
 from parity.cases import Batch, Case
-from parity.taps import LOSSES
+from parity.engine.compare import LOSSES
 
 Arrays = dict[str, np.ndarray]
 
@@ -91,15 +91,15 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
 
     Args:
         case: what to run.
-        rng: moves, in every step, whatever float32 would round: weights as `parity.jitter` has it,
+        rng: moves, in every step, whatever float32 would round: weights as `perturbation` has it,
             intermediates, and the moments and parameters that are stored.
     """
-    tap = oracle.unchanged if rng is None else jitter.tap(rng, case.config.model_dim)
+    tap = oracle.unchanged if rng is None else perturbation.tap(rng, case.config.model_dim)
     w = {name: np.asarray(p, np.float64) for name, p in case.weights.items()}
     mu, nu = ({name: np.zeros_like(p) for name, p in w.items()} for _ in range(2))
     diary = Diary(case, w, "float64")
     for k, batch in enumerate(batches(case), start=1):
-        seen = w if rng is None else jitter.weights(w, rng)
+        seen = w if rng is None else perturbation.weights(w, rng)
         out = oracle.run(case.config, seen, batch.ids, batch.labels, batch.mask, tap=tap)
         for name in w:
             g = out[f"grad/{name}"]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from parity.compare import Comparison
-from parity.results import Kind, Measurement
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Kind, Measurement
 
 _FORCED = {
     "jax32:oracle": ("ours", "exact"),
@@ -24,7 +24,7 @@ class LogitsApart:
     """Sums over blocks of logits; each block is (B, L, V').
 
     `ours` and `theirs` are the two sides fed the reference's hidden states, `exact` and `noise` the
-    oracle without and with one unit roundoff of jitter, `free` JAX on its own hidden states.
+    oracle without and with one unit roundoff of perturbation, `free` JAX on its own hidden states.
     Without a reference its place is taken by `exact`.
 
     Args:
@@ -76,7 +76,7 @@ class LogitsApart:
             if "theirs" in pair and not self.live:
                 continue
             at = edge(name)
-            bound = at.floors.bound(name, Kind.LOGITS, at.case, "logits")
+            bound = at.floors.bound(name, Kind.LOGITS, at.work, "logits")
             rows.append(at.gate("logits", "rel_l2", self.error(*pair), bound))
         free, theirs = self._readers["free"], self._readers["theirs"]
         facts = {

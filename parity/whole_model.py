@@ -20,9 +20,9 @@ from megalodon_jax.weights import weight_table
 from parity.calibrate import noise_responses
 from parity.cases import IGNORED, Batch, Case
 from parity.checkpoints import Stored
+from parity.engine.measurement import Measurement, Verdict
 from parity.recordings import RecordingError
 from parity.reference import LiveReference
-from parity.results import Measurement, Verdict
 from parity.subject import JaxSubject
 from parity.suite import Suite
 from parity.tolerances import NoiseFloors

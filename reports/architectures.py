@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.tolerances import PORT_EDGES
 from reports.page.svg import Line
 from reports.store import Run

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from parity.results import Measurement, Verdict
+from parity.engine.measurement import Measurement, Verdict
 from reports.drift import Drift, Held, Rescaled
 from reports.history import Key, Past
 from reports.host import processor

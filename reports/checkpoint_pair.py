@@ -20,9 +20,9 @@ from parity.checkpoints import (
     converted,
     open_checkpoint,
 )
+from parity.engine.measurement import Measurement, Verdict
 from parity.layerwise import Outcome, Walk
 from parity.reference import why_unavailable
-from parity.results import Measurement, Verdict
 from parity.suite import culprit
 from parity.taps import parameters_of
 from parity.whole_model import triangle

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.cases import Case
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.seams import SEAMS
 from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.changes import What

@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Sequence
 
 from parity.cases import SMALL, Case
-from parity.localize import Account, Stage, account
-from parity.results import Measurement
+from parity.engine.localize import Stage
+from parity.engine.measurement import Measurement
+from parity.localize import Account, account
 from parity.shrink import EDGE, failure, shrink
+from parity.taps import parameters_of
 from reports.text import number
 
 AROUND = 3
@@ -142,8 +144,8 @@ def _forward(told: Account, culprit: Stage) -> str:
         if told.carried
         else "no other stage is wrong because of it"
     )
-    if culprit.parameters:
-        lines.append(f"parameters that act there: {', '.join(culprit.parameters)}")
+    if acting := parameters_of(culprit.name):
+        lines.append(f"parameters that act there: {', '.join(acting)}")
     return "\n".join(lines)
 
 

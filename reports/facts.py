@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from parity.results import Measurement, Verdict
+from parity.engine.measurement import Measurement, Verdict
 from reports import speed
 from reports.host import fingerprint, processor
 from reports.store import Run

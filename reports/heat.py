@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.tables import STATES, edges_of, gates_of, rank_of
 from reports.text import edge_name, label, number, share
 from reports.verdicts import Decision

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from parity.compare import kind_of
+from parity.engine.compare import kind_of
+from parity.engine.measurement import Measurement
 from parity.killmatrix import EDGES, Kill, Matrix, survivors
-from parity.results import Measurement
 from reports.text import edge_name
 
 

@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from parity.engine.measurement import Kind, Measurement
 from parity.pooling import POOLED
-from parity.results import Kind, Measurement
 from parity.tolerances import DRIFT_SHARE
 from reports.history import Key, Past
 
@@ -132,8 +132,8 @@ def spreads_of(
 
     Args:
         rows: Measurements of a run.
-        responses: By quantity, the relative L2 response to each seed of rounding (`parity.jitter`)
-            or, where draws were pooled, to one seed on each draw.
+        responses: By quantity, the relative L2 response to each seed of rounding
+            (`parity.engine.rounding_noise`) or, where draws were pooled, to one seed on each draw.
     """
     found = {}
     for group, gates in grouped(rows).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.changes import What
 from reports.document import suite_of
 from reports.verdicts import Decision

@@ -16,12 +16,12 @@ import jax
 from megalodon_jax.gemm import BACKENDS
 from parity.calibrate import extended
 from parity.cases import BYTE_LM, CASES, Case, by_name
-from parity.compare import OnFailure
 from parity.controls import CONTROLS, missed
-from parity.deviation import Deviations
+from parity.engine.compare import OnFailure
+from parity.engine.deviation import Deviations
+from parity.engine.measurement import Measurement, Verdict
 from parity.faults import by_name as fault_by_name
 from parity.pooling import POOLED
-from parity.results import Measurement, Verdict
 from parity.seams import SEAMS
 from parity.seams import measure as measure_seams
 from parity.suite import Reference, Suite, choose_reference, culprit
@@ -299,7 +299,7 @@ def run_parity(
             continue
         measurements += rows
         suite.executed += 1
-        suite.responses[case.name, "rel_l2"] = floors.responses(case)
+        suite.responses[case.name, "rel_l2"] = floors.responses(case.work)
         report(f"  {case.name}: {_said(rows)} ({time.perf_counter() - start:.1f} s)")
     suite.seconds = time.perf_counter() - clock
     return measurements, suite

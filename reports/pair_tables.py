@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from parity.results import Measurement, Verdict
+from parity.engine.measurement import Measurement, Verdict
 from reports.checkpoint_pair import Result
 from reports.text import edge_name, edge_rank, number, share
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
 from reports.goldens import Golden, golden_of
 from reports.history import Key, Past

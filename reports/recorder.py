@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from stability.findings import Finding, Severity
 
 _ROWS = pytest.StashKey[list[Measurement]]()

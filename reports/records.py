@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.results import Measurement, Verdict
+from parity.engine.measurement import Measurement, Verdict
 from reports.changes import key_of
 from reports.document import suite_of
 from reports.history import History

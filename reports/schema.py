@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from parity.results import Measurement
+from parity.engine.measurement import Measurement
 from reports.timings import Timing
 from stability.findings import Finding
 

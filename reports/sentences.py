@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parity.results import Measurement, Verdict
+from parity.engine.measurement import Measurement, Verdict
 from reports.changes import Change, Counts, What, ran, whose
 from reports.drift import Held
 from reports.host import fingerprint

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parity.deviation import Deviation
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.deviation import Deviation
+from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.schema import (
     COLUMNS,
     FILES,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
 from reports import goldens
 from reports.anchors import anchored, find_anchors
 from reports.changes import Change

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.changes import Change, What, key_of
 from reports.history import History, worst_over
 from reports.text import (

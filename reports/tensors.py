@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parity.deviation import Deviation, Worst
+from parity.engine.deviation import Deviation, Worst
 
 TENSORS = "tensors.parquet"
 _INDICES = pa.list_(pa.int64())

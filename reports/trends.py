@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from parity.results import Measurement
+from parity.engine.measurement import Measurement
 from reports.changes import key_of
 from reports.history import History, worst_over
 from reports.page.svg import Line

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from parity.localize import first_divergence
-from parity.results import Measurement, Verdict
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Measurement, Verdict
 from reports import sentences as say
 from reports.changes import (
     Change,

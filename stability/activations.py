@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.weights import named_leaves
+from parity.engine.compare import COTANGENT
 from parity.subject import evaluate
-from parity.taps import COTANGENT, computed
+from parity.taps import computed
 from stability.findings import Finding, Severity
 
 FORMATS = ("bfloat16", "float16")

@@ -17,7 +17,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from megalodon_jax.weights import named_leaves
-from parity.taps import COTANGENT, capture
+from parity.engine.compare import COTANGENT
+from parity.taps import capture
 from stability.findings import Finding, Severity
 
 LOSS, GRADIENT = "loss", "grad/"

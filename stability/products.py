@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from megalodon_jax.gemm import BACKENDS, DIRECTIONS, ROTATION, Backend, gemm, operands, rotated
-from parity.cases import Work
-from parity.compare import Comparison
-from parity.results import Measurement
+from parity.engine.compare import Comparison, Work
+from parity.engine.measurement import Measurement
 from parity.tolerances import PRODUCTS, UNBIASED, NoiseFloors
 from stability import block_formats
 from stability.formats import E2M1

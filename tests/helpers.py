@@ -15,8 +15,8 @@ from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
 from parity.calibrate import extended
 from parity.cases import Case
-from parity.compare import kind_of
-from parity.results import Kind
+from parity.engine.compare import kind_of
+from parity.engine.measurement import Kind
 from parity.tolerances import NoiseFloors, rule
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
@@ -56,7 +56,7 @@ def same_program(case: Case) -> Callable[[str], float]:
     The rule for recordings and what is live: a multiple of the case's own noise floor.
     """
     floors = extended(NoiseFloors({}), [case])
-    return lambda name: floors.bound("recorded32:live32", kind_of(name), case, name)
+    return lambda name: floors.bound("recorded32:live32", kind_of(name), case.work, name)
 
 
 def skip_unless_computed(*names: str) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from stability.document import renew
 
 if TYPE_CHECKING:
-    from parity.results import Measurement
+    from parity.engine.measurement import Measurement
     from parity.tolerances import Rule
 
 ROOT = Path(__file__).parents[1]

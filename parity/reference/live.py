@@ -11,12 +11,13 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.cases import NEW_TOKENS, Case
+from parity.engine.compare import COTANGENT
 from parity.reference.installed import ReferenceUnavailableError, identity, why_unavailable
 from parity.reference.lowprecision import low_precision
 from parity.reference.seams import seam_facts
 from parity.reference.timed import workloads
 from parity.reference.training import trajectory
-from parity.taps import BLOCK_TAPS, COTANGENT, Tap
+from parity.taps import BLOCK_TAPS, Tap
 
 
 @dataclass(frozen=True)

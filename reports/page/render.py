@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from parity.results import Kind
+from parity.engine.measurement import Kind
 from reports import (
     architectures,
     facts,

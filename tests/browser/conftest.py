@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
 from reports.history import History
 from reports.page.render import render
 from reports.store import Run

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from parity.deviation import HIGH, LOW, Deviation, Worst
-from parity.results import Kind
+from parity.engine.deviation import HIGH, LOW, Deviation, Worst
+from parity.engine.measurement import Kind
 from reports.history import History
 from reports.store import Run
 from stability.findings import Severity

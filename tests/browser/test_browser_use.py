@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.results import Kind, Verdict
+from parity.engine.measurement import Kind, Verdict
 from reports.history import History
 from reports.verdicts import Word
 from tests.browser.conftest import page_of, until, written

@@ -33,8 +33,8 @@ from megalodon_jax.gemm import (
 from megalodon_jax.layers.linear import linear_maps, matmul
 from megalodon_jax.quantize import MX, Scaled
 from megalodon_jax.weights import abstract_model, build_model, named_leaves
-from parity.metrics import relative_l2
-from parity.results import Kind
+from parity.engine.measurement import Kind
+from parity.engine.metrics import relative_l2
 from parity.tolerances import PRODUCTS, rule
 from stability import block_formats
 from tests.helpers import TINY, arrays, tiny

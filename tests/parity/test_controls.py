@@ -13,13 +13,12 @@ import pytest
 from parity import controls
 from parity.calibrate import truth
 from parity.cases import by_name
-from parity.compare import Comparison
 from parity.controls import CONTROLS, Control
+from parity.engine.compare import WEIGHTS, Comparison
+from parity.engine.measurement import Verdict
 from parity.recordings import RecordedReference
-from parity.results import Verdict
 from parity.subject import JaxSubject
 from parity.suite import ALL, Suite, culprit
-from parity.taps import WEIGHTS
 from parity.tolerances import NoiseFloors
 from reports.nightly import run_controls
 from reports.shards import CONTROLS_PART, SUITE_OF
@@ -71,7 +70,7 @@ def test_a_control_found_elsewhere_is_missed(monkeypatch):
     fault = SimpleNamespace(name="planted", stage="layers.0.q", planted=nullcontext)
     control = Control(fault, "jax32:oracle")
     monkeypatch.setattr(controls, "CONTROLS", (control,))
-    comparison = Comparison(controls.CASE, control.edge, NoiseFloors({}), "float32")
+    comparison = Comparison(controls.CASE.work, control.edge, NoiseFloors({}), "float32")
     here = comparison.missing(fault.stage, "")
 
     def told(*rows):

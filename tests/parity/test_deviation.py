@@ -8,9 +8,18 @@ import numpy as np
 import pytest
 
 from parity.cases import by_name
-from parity.compare import Comparison
-from parity.deviation import HIGH, KEPT, LOW, Deviations, Worst, bits, histogram, worst_elements
-from parity.results import Verdict
+from parity.engine.compare import Comparison
+from parity.engine.deviation import (
+    HIGH,
+    KEPT,
+    LOW,
+    Deviations,
+    Worst,
+    bits,
+    histogram,
+    worst_elements,
+)
+from parity.engine.measurement import Verdict
 from parity.tolerances import NoiseFloors
 
 ONE = np.float32(1.0)

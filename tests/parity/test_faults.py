@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from megalodon_jax.layers.norms import RMSNorm
 from parity import killmatrix
 from parity.cases import by_name as case_by_name
+from parity.engine.measurement import Kind
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
 from parity.healthy import VARIATIONS, alarms, healthy
 from parity.killmatrix import Kill, Laboratory
-from parity.results import Kind
 from reports.cli import main
 
 PLANTED = (

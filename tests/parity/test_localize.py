@@ -17,6 +17,7 @@ from parity.faults import by_name as fault_by_name
 from parity.localize import account
 from parity.shrink import failure, shrink
 from parity.subject import JaxSubject
+from parity.taps import parameters_of
 from reports.explain import explain, shrunk
 
 PLAIN = by_name("plain")
@@ -36,7 +37,7 @@ def test_the_culprit_is_the_stage_that_is_wrong_when_fed_the_right_inputs() -> N
         told = account(PLAIN)
     assert told.culprit is not None
     assert told.culprit.name == "layers.0.cema"
-    assert told.culprit.parameters == ("model.layers.0.attn.cema",)
+    assert parameters_of(told.culprit.name) == ("model.layers.0.attn.cema",)
     assert [s.name for s in told.stages if s.broken] == ["layers.0.cema", "layers.1.cema"]
     after = told.stages[told.stages.index(told.culprit) + 1]
     assert after in told.carried, "wrong in the run as it is, right on its own"

@@ -8,7 +8,7 @@ import pytest
 from parity import lowprecision
 from parity.calibrate import truth
 from parity.cases import by_name
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
 from parity.tolerances import NoiseFloors
 
 CASE = by_name("plain")

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from parity import jitter
 from parity.cases import by_name
-from parity.compare import Comparison, kind_of
-from parity.metrics import (
+from parity.engine import rounding_noise
+from parity.engine.compare import Comparison, kind_of
+from parity.engine.measurement import Kind, Verdict
+from parity.engine.metrics import (
     disagreement,
     logit_metrics,
     relative_l2,
@@ -19,7 +20,6 @@ from parity.metrics import (
     top1_flips,
     ulp,
 )
-from parity.results import Kind, Verdict
 from parity.tolerances import FORWARD, PORTS, TABLE, NoiseFloors, Rule, bound_from, rule
 
 CASE = by_name("length_c")
@@ -27,7 +27,7 @@ CASE = by_name("length_c")
 
 @pytest.fixture
 def comparison():
-    return Comparison(CASE, "jax64:oracle", NoiseFloors.load(), "float64")
+    return Comparison(CASE.work, "jax64:oracle", NoiseFloors.load(), "float64")
 
 
 @pytest.fixture
@@ -101,12 +101,12 @@ def test_zero_comparisons_fail(comparison):
 
 
 def test_a_quantity_without_a_floor_fails(arrays):
-    rows = Comparison(CASE, "jax32:oracle", NoiseFloors({}), "float64").run(arrays, arrays)
+    rows = Comparison(CASE.work, "jax32:oracle", NoiseFloors({}), "float64").run(arrays, arrays)
     assert verdicts(rows, "embed") == {Verdict.FAIL}
 
 
 def test_an_unknown_edge_fails(arrays):
-    rows = Comparison(CASE, "mine:yours", NoiseFloors.load(), "float64").run(arrays, arrays)
+    rows = Comparison(CASE.work, "mine:yours", NoiseFloors.load(), "float64").run(arrays, arrays)
     assert verdicts(rows, "embed") == {Verdict.FAIL}
 
 
@@ -206,7 +206,7 @@ def test_no_bound_lets_through_what_it_is_there_to_stop():
     for kind in (*FORWARD, Kind.GRADIENT):
         wide = rule("jax64:oracle", kind)
         # Float32 in a float64 program.
-        assert wide is not None and wide.absolute < jitter.UNIT_ROUNDOFF
+        assert wide is not None and wide.absolute < rounding_noise.UNIT_ROUNDOFF
     same = rule("jax64:oracle", Kind.BLOCK, "exact_share")
     assert same is not None and same.absolute < 1  # The oracle itself.
     autocast = rule("jaxbf16:oracle", Kind.LOGITS, "error_over_autocast")
@@ -215,7 +215,7 @@ def test_no_bound_lets_through_what_it_is_there_to_stop():
     # All that the floor moves, rounded to bfloat16 instead of the operands of products alone.
     bfloat16 = ml_dtypes.finfo(ml_dtypes.bfloat16).eps / 4
     assert narrow is not None
-    assert 0 < narrow.noise_factor < float(bfloat16) / jitter.UNIT_ROUNDOFF
+    assert 0 < narrow.noise_factor < float(bfloat16) / rounding_noise.UNIT_ROUNDOFF
 
 
 def test_a_bound_is_the_larger_of_what_a_row_says():
@@ -232,7 +232,7 @@ def test_kinds_follow_from_names():
 
 
 def test_accuracy_is_our_error_over_the_references(arrays):
-    edge = Comparison(CASE, "jax32:oracle", NoiseFloors.load(), "float32")
+    edge = Comparison(CASE.work, "jax32:oracle", NoiseFloors.load(), "float32")
     truth = {"logits": arrays["logits"]}
 
     def off(by):
@@ -254,7 +254,7 @@ def test_masked_positions_are_left_out_where_they_mean_something_else():
     wrong = {**truth, "logits": np.where(case.valid[..., None], truth["logits"], 7.0)}
     for only_valid, verdict in ((True, Verdict.PASS), (False, Verdict.FAIL)):
         floors = NoiseFloors.load()
-        comparison = Comparison(case, "jax64:oracle", floors, "float64", only_valid=only_valid)
+        comparison = Comparison(case.work, "jax64:oracle", floors, "float64", only_valid=only_valid)
         assert verdicts(comparison.run(wrong, truth), "logits") == {verdict}
 
 
@@ -279,7 +279,7 @@ def test_rounding_of_a_sum_is_what_sums_in_float32_lose():
     # One after another; the numbers themselves are rounded already, which `summed` adds.
     lost = np.cumsum(x, axis=1)[:, -1] - exact.sum(axis=1)
     measured = np.sqrt(np.mean(np.square(lost) / np.square(exact).sum(axis=1)))
-    told = math.sqrt(jitter.summed(terms) ** 2 - jitter.UNIT_ROUNDOFF**2)
+    told = math.sqrt(rounding_noise.summed(terms) ** 2 - rounding_noise.UNIT_ROUNDOFF**2)
     # A rounding error is not quite uniform, and neither is a leading digit logarithmic.
     assert 0.8 < measured / told < 1.25
-    assert jitter.floor([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))
+    assert rounding_noise.floor([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))

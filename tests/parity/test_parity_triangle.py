@@ -10,10 +10,10 @@ import pytest
 from parity import lowprecision
 from parity.calibrate import truth
 from parity.cases import CASES, by_name
-from parity.compare import Comparison
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Verdict
 from parity.recordings import RecordedReference
 from parity.reference import LiveReference, why_unavailable
-from parity.results import Verdict
 from parity.subject import JaxSubject
 from parity.suite import Suite
 from parity.tolerances import NoiseFloors
@@ -67,7 +67,7 @@ def test_triangle(case, reference, numerics):
 def test_recordings_equal_the_live_reference(case, numerics):
     if reason := why_unavailable():
         pytest.skip(f"not run: {reason}")
-    comparison = Comparison(case, "recorded32:live32", FLOORS, "float32")
+    comparison = Comparison(case.work, "recorded32:live32", FLOORS, "float32")
     recorded = RecordedReference()
     live = {n: a for n, a in LiveReference().run(case).items() if recorded.gives(n)}
     assert not broken(numerics(comparison.run(recorded.run(case), live)))
@@ -79,14 +79,14 @@ def test_float32_on_the_gpu_is_as_close_to_the_oracle_as_on_the_cpu(name, numeri
     case = by_name(name)
     with jax.default_device(jax.devices("gpu")[0]):
         ours = JaxSubject("float32").run(case)
-    comparison = Comparison(case, "jax32:oracle", FLOORS, "float32", "cuda")
+    comparison = Comparison(case.work, "jax32:oracle", FLOORS, "float32", "cuda")
     rows = numerics(comparison.run(ours, truth(case)))
     assert not broken(rows)
 
 
 def test_a_case_that_changed_loses_its_tolerances():
     changed = dataclasses.replace(by_name("length_c"), batch_size=1)
-    comparison = Comparison(changed, "jax32:oracle", FLOORS, "float32")
+    comparison = Comparison(changed.work, "jax32:oracle", FLOORS, "float32")
     exact = truth(changed)
     narrow = {name: a.astype("float32") for name, a in exact.items()}
     verdicts = {m.verdict for m in comparison.run(narrow, exact) if m.metric == "rel_l2"}

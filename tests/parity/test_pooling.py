@@ -8,9 +8,9 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from parity import pooling
-from parity.metrics import relative_l2
+from parity.engine.measurement import Verdict
+from parity.engine.metrics import relative_l2
 from parity.pooling import POOLED, Draw, pool
-from parity.results import Verdict
 
 
 def port(weight, x):

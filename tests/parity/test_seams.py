@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from parity import seams
+from parity.engine.measurement import Kind, Verdict
 from parity.reference import LiveReference, why_unavailable
-from parity.results import Kind, Verdict
 from parity.seams import SEAMS, measure
 from parity.tolerances import SEAM_BOUNDS, SEAMS_RECORDED
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.deviation import Deviation, Deviations
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.deviation import Deviation, Deviations
+from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.bench import Times, memory_timings, timings
 from reports.host import FIELDS
 from reports.store import SCHEMA, Run

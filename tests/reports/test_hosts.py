@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from nights import failing, finding, measurement, run
 
+from parity.engine.measurement import Kind
 from parity.pooling import POOLED
-from parity.results import Kind
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports import goldens, host, levels
 from reports.anchors import find_anchors

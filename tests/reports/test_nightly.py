@@ -13,8 +13,8 @@ from nights import measurement
 
 from megalodon_jax.gemm import BACKENDS
 from parity.cases import BYTE_LM
+from parity.engine.measurement import Verdict
 from parity.recordings import RecordedReference, RecordingError
-from parity.results import Verdict
 from parity.seams import SEAMS, _judged
 from parity.tolerances import PRODUCTS, SEAM_BOUNDS
 from reports import nightly as nightly_module

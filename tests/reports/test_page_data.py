@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from nights import described, earlier, failing, finding, manifest, measurement, run
 
-from parity.deviation import HIGH, LOW, Deviation, Worst
-from parity.results import Kind, Verdict
+from parity.engine.deviation import HIGH, LOW, Deviation, Worst
+from parity.engine.measurement import Kind, Verdict
 from reports import facts
 from reports.changes import key_of, settle
 from reports.drilldown import BARS, drilldown

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
 from reports.store import list_runs, read_run
 from reports.stored import judged
 from reports.verdicts import Word
@@ -17,7 +17,7 @@ from reports.verdicts import Word
 ROOT = Path(__file__).parents[2]
 TESTS = """
 import pytest
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 
 
 def row(case, value):

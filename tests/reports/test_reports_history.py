@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nights import earlier, failing, measurement, run
 
-from parity.results import Measurement
+from parity.engine.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW
 from reports.history import WINDOW, Past, load_history, worst_over
 from reports.store import write_run

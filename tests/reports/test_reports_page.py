@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from nights import earlier, failing, finding, measurement, realistic, regressed, run
 
-from parity.results import Kind, Verdict
+from parity.engine.measurement import Kind, Verdict
 from reports.history import History, load_history
 from reports.page import svg
 from reports.page.render import render

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from nights import failing, finding, manifest, measurement, run
 
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
 from reports import store
 from reports.history import load_history
 from reports.schema import MIGRATIONS

@@ -7,8 +7,8 @@ import math
 import pytest
 from nights import earlier, failing, finding, measurement, run
 
-from parity.localize import first_divergence
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.suite import culprit
 from reports.changes import What, settle
 from reports.verdicts import ExitCode, Word, decide

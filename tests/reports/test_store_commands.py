@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from nights import bench, earlier, failing, measurement, run
 
-from parity.results import Kind, Verdict
+from parity.engine.measurement import Kind, Verdict
 from reports import blessing, goldens
 from reports.cli import main
 from reports.lookback import look_back, sparkline

@@ -12,8 +12,9 @@ import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.cases import Case
+from parity.engine.compare import COTANGENT
 from parity.subject import JaxSubject, evaluate
-from parity.taps import COTANGENT, stages
+from parity.taps import stages
 from stability.activations import HEADROOM, Range, Ranges, measure_ranges, range_findings, summary
 from stability.attention import (
     PEAKED,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
-from parity.taps import COTANGENT, computed, stages
+from parity.engine.compare import COTANGENT
+from parity.taps import computed, stages
 from parity.whole_model import text_case
 from stability.findings import Severity
 from stability.nonfinite import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from megalodon_jax import gemm, quantize
-from parity.results import Verdict
+from parity.engine.measurement import Verdict
 from stability import block_formats, products
 
 

@@ -17,8 +17,8 @@ from megalodon_jax.gemm import BACKENDS, DIRECTIONS
 from megalodon_jax.layers.linear import linear_maps
 from megalodon_jax.policy import resolve
 from megalodon_jax.weights import build_model, named_leaves
-from parity.metrics import relative_l2
-from parity.results import Kind
+from parity.engine.measurement import Kind
+from parity.engine.metrics import relative_l2
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT, rule
 from stability import gemm_drill, what_if
 from stability.findings import Severity

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from parity.results import Kind, Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.nightly import Options, nightly
 from reports.verdicts import Word
 from tools import simulated_hosts as tool

@@ -10,7 +10,7 @@ _LOCALIZE = "test_localize.py"
 _VERDICTS = "reports/test_reports_verdicts.py"
 
 COMPARE = of(
-    "parity/compare.py",
+    "parity/engine/compare.py",
     (
         "gate_passes_nan",
         "a value that is no number passes",
@@ -84,7 +84,7 @@ COMPARE = of(
 )
 
 METRICS = of(
-    "parity/metrics.py",
+    "parity/engine/metrics.py",
     (
         "truth_may_be_nan",
         "only the actual side is asked whether it is finite",
@@ -234,7 +234,7 @@ LOCALIZE = of(
         _LOCALIZE,
     ),
 ) + of(
-    "parity/deviation.py",
+    "parity/engine/deviation.py",
     (
         "best_elements_first",
         "the elements that differ least are called the worst",
@@ -513,7 +513,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/jitter.py",
+        "parity/engine/rounding_noise.py",
         (
             "sums_rounded_at_every_term",
             "a sum's rounding grows as if every term had the whole of it",

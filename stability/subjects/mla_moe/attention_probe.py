@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from parity.metrics import relative_l2
+from parity.engine.metrics import relative_l2
 from parity.tolerances import ABSORBED
 from stability.findings import Finding, Severity
 from stability.subjects.mla_moe.attention import Attention

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from parity.taps import capture
+from parity.engine.instrument import capture
 from stability.findings import Finding, Severity
 from stability.subjects.mla_moe.attention import Attention
 from stability.subjects.mla_moe.model import MLAMoEForCausalLM

@@ -23,12 +23,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from megalodon_jax.weights import named_leaves
 from parity import recordings
-from parity.cases import Work
-from parity.compare import Comparison
+from parity.engine.compare import Comparison, Work
+from parity.engine.measurement import Measurement
 from parity.pooling import DRAWS, Draw, Pool, pool
 from parity.port import OUTPUT, Arrays, Report, check
 from parity.reference import deepseek
-from parity.results import Measurement
 from parity.tolerances import NoiseFloors
 from stability.subjects.mla_moe.checkpoint import abstract, build, stacked, unstacked
 from stability.subjects.mla_moe.config import MLAMoEConfig, Yarn

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves
-from parity.results import Kind
+from parity.engine.measurement import Kind
 from parity.tolerances import rule
 from stability.subjects.mla_moe.attention import LayerCache
 from stability.subjects.mla_moe.checkpoint import load, save, stacked, unstacked

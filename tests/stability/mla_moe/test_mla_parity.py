@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from parity import recordings
-from parity.cases import Work
-from parity.compare import kind_of
-from parity.metrics import relative_l2
+from parity.engine.compare import Work, kind_of
+from parity.engine.measurement import Kind
+from parity.engine.metrics import relative_l2
 from parity.reference import deepseek
-from parity.results import Kind
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.subjects.mla_moe import parity
 from stability.subjects.mla_moe.fixed_bugs import reference_scatter

@@ -11,25 +11,58 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from parity.cases import Case, Work
-from parity.metrics import disagreement, logit_metrics, relative_l2, tensor_metrics, top1_flips
-from parity.results import Kind, Measurement, Verdict
-from parity.taps import COTANGENT, LOSSES, WEIGHTS
-from parity.tolerances import EXACT_ENOUGH, rule
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.metrics import (
+    disagreement,
+    logit_metrics,
+    relative_l2,
+    tensor_metrics,
+    top1_flips,
+)
 
 METRICS_VERSION = 2
 Arrays = Mapping[str, np.ndarray]
+GRADIENTS, COTANGENT, STATE = "grad/", "bar/", "state/"
+"""What a quantity's name starts with: the derivative of the loss by a parameter, that by an
+intermediate, and what a call hands to the next one. A quantity without is an intermediate."""
+WEIGHTS = "weights"
+"""The parameters themselves, after a round trip through the other side's format."""
+LOSSES = "losses"
+"""The loss before each step of a trajectory."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What two sides were both given to compute, as far as comparing needs to know."""
+
+    name: str
+    """What measurements call it: their `case`."""
+    hash: str
+    """Equal hashes mean equal work."""
+    order: tuple[str, ...]
+    """Names of quantities in the order they are computed."""
+    targets: np.ndarray | None = None
+    """For every position of the logits the id that is right there, or -100."""
+    valid: np.ndarray | None = None
+    """Where activations mean the same on both sides, bool over their leading axes."""
 
 
 class Bounds(Protocol):
     """Where the tolerances come from: `parity.tolerances.NoiseFloors`."""
 
-    def bound(self, edge: str, kind: Kind, work: Case | Work, quantity: str) -> float:
+    exact_enough: ClassVar[float]
+    """Relative L2 below which an error is the rounding of the result: beating it means nothing."""
+
+    def bound(self, edge: str, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN when there is none."""
+        ...
+
+    def absolute(self, edge: str, kind: Kind, metric: str) -> float:
+        """Return the largest value of another metric that passes; NaN when there is none."""
         ...
 
 
@@ -40,9 +73,9 @@ everywhere."""
 
 @dataclass(frozen=True)
 class Comparison:
-    """One edge of the triangle for one case: names what is compared with what, and how tightly."""
+    """Two sides of one work: names what is compared with what, and how tightly."""
 
-    case: Case | Work
+    work: Work
     edge: str
     floors: Bounds
     dtype: str
@@ -51,7 +84,7 @@ class Comparison:
     only_valid: bool = False
     """Compare activations at valid positions only: masked ones mean something else there."""
     on_failure: OnFailure | None = None
-    """Told of each tensor that broke its tolerance, such as `parity.deviation.Deviations`."""
+    """Told of each tensor that broke its tolerance: `parity.engine.deviation.Deviations`."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` with `expected` by name; errors are relative to `expected`."""
@@ -69,11 +102,11 @@ class Comparison:
             for name in self._ordered(set(truth))
             if kind_of(name) in (Kind.LOGITS, Kind.BLOCK)
         ]
-        gradients = [errors[name] for name in truth if name.startswith("grad/")]
+        gradients = [errors[name] for name in truth if name.startswith(GRADIENTS)]
         if not gradients:
             return rows
         ours, theirs = (float(np.sqrt(np.mean(np.square(e)))) for e in zip(*gradients, strict=True))
-        return [*rows, self._ratio("grad/*", ours, theirs)]
+        return [*rows, self._ratio(f"{GRADIENTS}*", ours, theirs)]
 
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
         """Return the measurement of a value that must be at most `bound`; NaN on either fails."""
@@ -90,8 +123,9 @@ class Comparison:
 
     def judged(self, name: str, metric: str, value: float) -> Measurement:
         """Return the measurement of a value whose bound is absolute, judged by the table."""
-        row = rule(self.edge, kind_of(name), metric)
-        return self.gate(name, metric, value, math.nan if row is None else row.absolute)
+        return self.gate(
+            name, metric, value, self.floors.absolute(self.edge, kind_of(name), metric)
+        )
 
     def missing(self, name: str, note: str) -> Measurement:
         """Return the failure of a quantity that could not be measured."""
@@ -106,7 +140,9 @@ class Comparison:
         )
 
     def _ratio(self, name: str, ours: float, theirs: float) -> Measurement:
-        return self.judged(name, "error_over_reference", ours / max(theirs, EXACT_ENOUGH))
+        return self.judged(
+            name, "error_over_reference", ours / max(theirs, self.floors.exact_enough)
+        )
 
     def _quantity(self, name: str, actual: Arrays, expected: Arrays) -> list[Measurement]:
         for side, arrays in zip(self.edge.split(":"), (actual, expected), strict=True):
@@ -119,7 +155,7 @@ class Comparison:
             return [self.missing(name, f"dtype {left.dtype.name}, expected {self.dtype}")]
         a, e = (self._select(name, x).astype(np.float64) for x in (left, right))
         error = relative_l2(a, e)
-        bound = self.floors.bound(self.edge, kind_of(name), self.case, name)
+        bound = self.floors.bound(self.edge, kind_of(name), self.work, name)
         if kind_of(name) is Kind.TOKENS:
             return [self.judged(name, "disagreement", disagreement(a, e) if a.size else 0.0)]
         rows = [self.gate(name, "rel_l2", error, bound)]
@@ -130,15 +166,15 @@ class Comparison:
         facts = tensor_metrics(a, e, self.dtype)
         if kind_of(name) is Kind.LOGITS:
             rows.append(self.judged(name, "top1_flips", top1_flips(a, e, bound)))
-            if self.case.targets is not None:
-                facts |= logit_metrics(a, e, self._select(name, self.case.targets))
+            if self.work.targets is not None:
+                facts |= logit_metrics(a, e, self._select(name, self.work.targets))
         return rows + [self.fact(name, metric, value) for metric, value in facts.items()]
 
     def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:
-        order = self.case.order
-        parts = (self.case.hash, self.edge, name, metric, METRICS_VERSION, self.device)
+        order = self.work.order
+        parts = (self.work.hash, self.edge, name, metric, METRICS_VERSION, self.device)
         return Measurement(
-            case=self.case.name,
+            case=self.work.name,
             edge=self.edge,
             quantity=name,
             kind=kind_of(name),
@@ -162,19 +198,19 @@ class Comparison:
         return None if valid is None else np.argwhere(valid)
 
     def _valid(self, name: str) -> np.ndarray | None:
-        is_activation = name != "loss" and not name.startswith("grad/")
-        return self.case.valid if self.only_valid and is_activation else None
+        is_activation = name != "loss" and not name.startswith(GRADIENTS)
+        return self.work.valid if self.only_valid and is_activation else None
 
     def _ordered(self, names: set[str]) -> list[str]:
-        order = {name: i for i, name in enumerate(self.case.order)}
+        order = {name: i for i, name in enumerate(self.work.order)}
         return sorted(names, key=lambda n: (order.get(n, len(order)), n))
 
 
 def kind_of(quantity: str) -> Kind:
     """Return the family of a quantity by its name."""
-    if quantity.startswith(("grad/", COTANGENT)):
+    if quantity.startswith((GRADIENTS, COTANGENT)):
         return Kind.GRADIENT
-    if quantity.startswith("state/"):
+    if quantity.startswith(STATE):
         return Kind.STATE
     if quantity.startswith("step") or quantity == LOSSES:
         return Kind.TRAJECTORY

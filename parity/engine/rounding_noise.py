@@ -2,20 +2,18 @@
 
 Every weight, every named intermediate and every stored state is moved by one unit roundoff, up or
 down. The rounding inside a sum is not a named intermediate: the weights of a product over K
-features move by what adding K numbers one after another in float32 loses. The response of the
-oracle is the noise floor. Source: docs/parity.md "Tolerances".
+features move by what adding K numbers one after another in float32 loses. The response of a program
+in float64 is the noise floor. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from megalodon_jax.weights import Role, role_of
-from parity.metrics import relative_l2
+from parity.engine.metrics import relative_l2
 
 UNIT_ROUNDOFF = 2.0**-24
 SEEDS = 10
@@ -23,7 +21,6 @@ BLOCK = 1 << 20
 """Elements handled at once when a tensor is walked through by rows."""
 
 Arrays = Mapping[str, np.ndarray]
-Tap = Callable[[str, Any], Any]
 
 
 def responses(
@@ -69,27 +66,6 @@ def moved(
     return result
 
 
-def tap(rng: np.random.Generator, features: int) -> Tap:
-    """Return a tap for the oracle that moves what passes, also while it is being differentiated.
-
-    Args:
-        rng: where the signs come from.
-        features: of the hidden states. The tied head moves as the embedding it is, so what the sum
-            of the logits loses is put on the logits.
-    """
-
-    def move(name: str, value: Any) -> Any:
-        size = summed(features) if name == "logits" else UNIT_ROUNDOFF
-        return value * (1 + size * (2 * rng.integers(0, 2, np.shape(value), np.int8) - 1.0))
-
-    return move
-
-
-def weights(named: Arrays, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return every weight in float64, moved as `of_weight` says."""
-    return {n: moved(w.astype(np.float64), rng, of_weight(n, w.shape)) for n, w in named.items()}
-
-
 def summed(terms: int) -> float:
     """Return the relative error of a sum of `terms` numbers of random sign in float32.
 
@@ -98,15 +74,6 @@ def summed(terms: int) -> float:
     leading digit logarithmic); u^2 is added for the rounding of the numbers themselves.
     """
     return UNIT_ROUNDOFF * math.sqrt(1 + terms / 11)
-
-
-def of_weight(name: str, shape: tuple[int, ...]) -> float:
-    """Return by how much a weight moves: as a product over its columns, or as itself.
-
-    The embedding moves as itself, also where it is the head: what the sum of the logits loses is
-    put on the logits.
-    """
-    return summed(shape[-1]) if role_of(name) is Role.LINEAR else UNIT_ROUNDOFF
 
 
 def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from parity.metrics import ulp
-from parity.results import Measurement
+from parity.engine.measurement import Measurement
+from parity.engine.metrics import ulp
 
 LOW, HIGH = -1, 52
 """Exponents of 2 at the edges of the histogram: from half a unit in the last place up."""
