@@ -7,8 +7,8 @@
     python -m tools.mutants --only NAME         # run this one again
 
 A mutant is a small edit of one file (`tools.mutant_list`). The edit is made in a copy of the tree,
-never here. The listed tests run first, and the first that fails is where it is found; with `--wide`
-the rest of the package's tests follow where none does. A night of a few cases runs for mutants that
+never here. The listed tests run first, and the first that fails is where it is found; their
+sweeps follow where none does, and with `--wide` the rest of the package's tests. A night of a few cases runs for mutants that
 name some. What fails on the healthy tree finds nothing. Results are appended as they come, so an
 interrupted run goes on where it stopped.
 """
@@ -243,11 +243,14 @@ def warm() -> None:
             importlib.import_module(name)
 
 
-_PYTEST = (
-    *("pytest", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", "-m", "not sweep"),
+_ANY = (
+    *("pytest", "-q", "--tb=line", "-rfE", "-p", "no:cacheprovider"),
     *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
     *("-o", "console_output_style=classic"),
 )
+_PYTEST = (*_ANY, "-m", "not sweep")
+_SWEEPS = (*_ANY, "-m", "sweep")
+_NOTHING_SELECTED = 5
 
 
 def failures(output: str) -> list[tuple[str, str]]:
@@ -275,11 +278,21 @@ def healthy(tree: Tree, tests: Sequence[str], cache: Path) -> list[str]:
 
 
 def by_pytest(tree: Tree, mutant: Mutant, tests: Sequence[str], bad: Sequence[str]) -> Result:
-    """Plant a mutant and return the first of `tests` that fails, `bad` ones left out."""
+    """Plant a mutant and return the first of `tests` that fails, `bad` ones left out.
+
+    Where none does, their sweeps follow. One that fails counts if it passes without the fault.
+    """
     start = time.monotonic()
     left_out = [f"--deselect={test}" for test in bad]
     with tree.planted(mutant):
         code, output = tree.run(*_PYTEST, "-x", *left_out, *tests)
+        swept = code == 0
+        if swept:
+            code, output = tree.run(*_SWEEPS, "-x", *tests)
+    if swept and code == _NOTHING_SELECTED:
+        code = 0
+    if swept and code == 1 and tree.run(*_ANY, *(test for test, _ in failures(output)))[0]:
+        code = 0
     place, reason = "", ""
     if code == -1:
         place, reason = tests[0], f"did not end in {LIMIT} s"

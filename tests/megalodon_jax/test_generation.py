@@ -149,6 +149,19 @@ def test_a_finished_row_stays_finished_when_going_on() -> None:
     assert joined.tolist() == ended(greedy(), 3)
 
 
+def test_a_cache_that_is_handed_back_has_seen_what_follows_the_end() -> None:
+    ids, held, _ = run(eos_token_id=3, return_cache=True)
+    assert ids[:, -1].tolist() == [3, 3], "all rows have finished"
+    assert int(held.position) == PROMPT + NEW + MORE - 1
+
+
+def test_an_end_inside_the_prompt_ends_nothing() -> None:
+    """Only a row that goes on from a cache has finished: a prompt may hold several texts."""
+    end = int(IDS[0, -1])
+    assert run(eos_token_id=end)[0].tolist() == ended(greedy(), end)
+    assert int(greedy()[0, PROMPT]) != end
+
+
 # The end of a text.
 
 

@@ -230,6 +230,8 @@ def test_initial_parameters_follow_their_distributions() -> None:
     for logits in (ema.alpha, ema.delta):
         assert abs(np.mean(logits)) < 5 * 0.2 / np.sqrt(size)
         assert abs(np.std(logits) / 0.2 - 1) < 5 / np.sqrt(2 * size)
+    alike = np.corrcoef(np.ravel(ema.alpha), np.ravel(ema.delta))[0, 1]
+    assert abs(alike) < 5 / np.sqrt(size), "the two are drawn independently"
     assert abs(np.std(ema.gamma_real) - 1) < 5 / np.sqrt(2 * size)
     assert not np.any(ema.gamma_imag)
     assert np.abs(ema.omega).max() <= 1.0

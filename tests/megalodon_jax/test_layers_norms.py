@@ -91,6 +91,19 @@ def test_a_stream_that_starts_with_one_token_is_the_whole() -> None:
 
 
 @pytest.mark.usefixtures("x64")
+def test_masked_tokens_alone_leave_any_state_as_it_is() -> None:
+    masked = jnp.zeros((B, L), bool)
+    for count in (0, 5):
+        moments = (jnp.full((B, G), value) for value in (-0.5, 4.0))
+        state = NormState(jnp.full(B, count, jnp.int32), *moments)
+        _, after = run(norm_of(), jnp.asarray(signal()), state, masked)
+        assert np.array_equal(after.count, state.count)
+        assert rel_l2(after.var, state.var) <= EXACT
+        # Before the first token the mean is the origin of what follows, and carries nothing.
+        assert count == 0 or rel_l2(after.mean, state.mean) <= EXACT
+
+
+@pytest.mark.usefixtures("x64")
 def test_masked_tokens_do_not_enter_the_statistics() -> None:
     norm, x = norm_of(), jnp.asarray(signal())
     mask = jnp.broadcast_to(jnp.asarray(VALID), (B, L))

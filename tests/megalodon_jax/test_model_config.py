@@ -214,7 +214,8 @@ def test_properties_follow_from_the_fields() -> None:
     assert (TINY.head_dim, TINY.value_head_dim) == (4, 6)
     assert (TINY.effective_rope_base, tiny(rope_base=7.0).effective_rope_base) == (10_000.0, 7.0)
     assert TINY.effective_max_cache_len == 4
-    assert tiny(max_cache_len=9).effective_max_cache_len == 9
+    for window in (TINY.chunk_size, 9):
+        assert tiny(max_cache_len=window).effective_max_cache_len == window
     assert tiny(cache_unbounded=True).effective_max_cache_len is None
     assert (TINY.tied, tiny(output_size=17).tied, tiny(output_size=5).tied) == (True, True, False)
     assert tiny(param_dtype="bfloat16").sensitive_dtype == jnp.float32

@@ -45,6 +45,9 @@ def test_a_tied_head_is_exported_as_a_copy_of_its_own() -> None:
     exported = convert_jax_to_torch(model_of(TINY))
     assert torch.equal(exported[HEAD], exported[EMBEDDING])
     assert exported[HEAD].data_ptr() != exported[EMBEDDING].data_ptr()
+    arrays = state_dict(model_of(TINY))
+    assert np.array_equal(arrays[HEAD], arrays[EMBEDDING])
+    assert not np.shares_memory(arrays[HEAD], arrays[EMBEDDING])
 
 
 def test_a_narrow_export_keeps_sensitive_parameters_in_float32() -> None:

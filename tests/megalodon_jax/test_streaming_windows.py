@@ -126,6 +126,7 @@ def test_an_unbounded_cache_grows_by_chunks_outside_of_jit_and_keeps_what_it_hol
             held = grown_cache(UNBOUNDED, model, stop - start).layer_caches[0].attn
         return layer(q[:, cut], k[:, cut], v[:, cut], None, held, True)[1]
 
+    assert eqx.filter_eval_shape(part, 0, 6, None).capacity == 2 * C, "whole chunks for a prefill"
     before = eqx.filter_jit(part)(0, 3, None)
     assert (before.capacity, int(before.count)) == (C, 3)
     after = part(3, 6, before)
@@ -180,6 +181,14 @@ def test_the_ring_is_the_list_of_the_latest_tokens(capacity: int, moves) -> None
             slot = positions.index(p)
             assert float(ring.k[0, slot, 0, 0]) == p + 1
             assert ring.v[0, slot, 0].tolist() == [p + 1, -p - 1]
+
+
+def test_a_ring_made_by_hand_grows_by_what_it_holds() -> None:
+    """`first` is 0 by default, which says nothing of what had fallen out of the ring before."""
+    values = jnp.arange(3.0)[None, :, None, None]
+    ring = AttentionCache(values, values, jnp.asarray(7, jnp.int32)).resized(5)
+    assert sorted(p for p in ring.positions().tolist() if p >= 0) == [4, 5, 6]
+    assert [float(ring.k[0, p % 5, 0, 0]) for p in (4, 5, 6)] == [1.0, 2.0, 0.0]
 
 
 @pytest.mark.usefixtures("x64")

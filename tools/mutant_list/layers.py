@@ -142,7 +142,7 @@ ATTEND = of(
         "the mask hides queries where it should hide keys",
         "mask[:, :L].reshape(B, chunks, 1, size)",
         "mask[:, :L].reshape(B, chunks, size, 1)",
-        "test_model_forward.py::test_what_stands_at_masked_positions_does_not_matter",
+        "test_layers_attention.py::test_chunks_and_tail_are_those_of_the_plain_loop",
     ),
     (
         "stale_keys_believed_new",
