@@ -7,10 +7,10 @@
     python -m tools.mutants --only NAME         # run this one again
 
 A mutant is a small edit of one file (`tools.mutant_list`). The edit is made in a copy of the tree,
-never here. The listed tests run first, and the first that fails is where it is found; their
-sweeps follow where none does, and with `--wide` the rest of the package's tests. A night of a few cases runs for mutants that
-name some. What fails on the healthy tree finds nothing. Results are appended as they come, so an
-interrupted run goes on where it stopped.
+never here. The listed tests run first, and the first that fails is where it is found; their sweeps
+follow where none does, and with `--wide` the rest of the package's tests. A night of a few cases
+runs for mutants that name some. What fails on the healthy tree finds nothing. Results are appended
+as they come, so an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -78,8 +78,11 @@ class Result:
 
 
 def digest_of(mutant: Mutant, side: str) -> str:
-    """Return what names an edit and, where they are what runs, the cases of its night."""
-    parts = (mutant.file, mutant.old, mutant.new, mutant.night if side == "night" else ())
+    """Return what names an edit and, where they are what runs, the cases of its night.
+
+    Not the file: it is the same edit after the file has moved.
+    """
+    parts = (mutant.old, mutant.new, mutant.night if side == "night" else ())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 

@@ -140,9 +140,8 @@ class Comparison:
         )
 
     def _ratio(self, name: str, ours: float, theirs: float) -> Measurement:
-        return self.judged(
-            name, "error_over_reference", ours / max(theirs, self.floors.exact_enough)
-        )
+        smallest = self.floors.exact_enough
+        return self.judged(name, "error_over_reference", ours / max(theirs, smallest))
 
     def _quantity(self, name: str, actual: Arrays, expected: Arrays) -> list[Measurement]:
         for side, arrays in zip(self.edge.split(":"), (actual, expected), strict=True):

@@ -49,21 +49,21 @@ COMPARE = of(
     (
         "cotangents_are_blocks",
         "cotangents are held to the tolerance of intermediates",
-        'if quantity.startswith(("grad/", COTANGENT)):',
-        'if quantity.startswith("grad/"):',
+        "if quantity.startswith((GRADIENTS, COTANGENT)):",
+        "if quantity.startswith(GRADIENTS):",
         _COMPARE,
     ),
     (
         "reference_error_near_zero",
         "beating an error that is rounding of the result counts",
-        "ours / max(theirs, EXACT_ENOUGH)",
+        "ours / max(theirs, smallest)",
         "ours / theirs",
         _COMPARE,
     ),
     (
         "padding_compared",
         "masked positions are compared although they mean something else there",
-        "return self.case.valid if self.only_valid and is_activation else None",
+        "return self.work.valid if self.only_valid and is_activation else None",
         "return None if self.only_valid and is_activation else None",
         _COMPARE,
     ),
@@ -189,79 +189,85 @@ TOLERANCES = of(
     ),
 )
 
-LOCALIZE = of(
-    "parity/localize.py",
-    (
-        "unstaged_comes_first",
-        "a gradient is named before the stage that broke",
-        "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
-        "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage), default=None",
-        f"{_VERDICTS} {_LOCALIZE}",
+LOCALIZE = (
+    *of(
+        "parity/engine/localize.py",
+        (
+            "unstaged_comes_first",
+            "a gradient is named before the stage that broke",
+            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
+            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage), default=None",
+            f"{_VERDICTS} {_LOCALIZE}",
+        ),
+        (
+            "incomparable_comes_first",
+            "what could not be compared is named before what failed",
+            "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
+            "key=lambda m: (m.verdict is Verdict.FAIL, m.stage < 0, m.stage), default=None",
+            f"{_VERDICTS}::test_what_failed_is_named_before_what_could_not_be_compared",
+        ),
+        (
+            "stage_of_nan_holds",
+            "a stage that is no number is not wrong",
+            "return not self.forced <= self.tolerance",
+            "return self.forced > self.tolerance",
+            f"{_LOCALIZE}::test_a_stage_that_is_not_a_number_is_the_culprit",
+        ),
+        (
+            "amplification_inverted",
+            "amplification is forced over free",
+            "return self.free / self.forced",
+            "return self.forced / self.free",
+            f"{_LOCALIZE} reports/test_run_commands.py",
+        ),
     ),
-    (
-        "incomparable_comes_first",
-        "what could not be compared is named before what failed",
-        "key=lambda m: (m.verdict is not Verdict.FAIL, m.stage < 0, m.stage), default=None",
-        "key=lambda m: (m.verdict is Verdict.FAIL, m.stage < 0, m.stage), default=None",
-        f"{_VERDICTS}::test_what_failed_is_named_before_what_could_not_be_compared",
+    *of(
+        "parity/engine/deviation.py",
+        (
+            "best_elements_first",
+            "the elements that differ least are called the worst",
+            'np.argsort(-apart, kind="stable")[:count]',
+            'np.argsort(apart, kind="stable")[:count]',
+            "test_deviation.py",
+        ),
+        (
+            "bins_rounded_down",
+            "distances are counted in the bin below",
+            "level = np.clip(np.ceil(distance), LOW, HIGH + 1)",
+            "level = np.clip(np.floor(distance), LOW, HIGH + 1)",
+            "test_deviation.py",
+        ),
+        (
+            "unknown_is_equal",
+            "elements that are not finite are 0 apart",
+            "out=np.full(np.shape(e), math.inf), where=known)",
+            "out=np.full(np.shape(e), 0.0), where=known)",
+            "test_deviation.py::test_unknown_is_never_equal",
+        ),
+        (
+            "indices_of_the_selection",
+            "worst elements are named by their index among the valid rows",
+            "if positions is not None:",
+            "if positions is None and positions is not None:",
+            "test_deviation.py::test_indices_are_those_of_the_whole_tensor",
+        ),
     ),
-    (
-        "stage_of_nan_holds",
-        "a stage that is no number is not wrong",
-        "return not self.forced <= self.tolerance",
-        "return self.forced > self.tolerance",
-        f"{_LOCALIZE}::test_a_stage_that_is_not_a_number_is_the_culprit",
-    ),
-    (
-        "stages_not_forced",
-        "every stage after a bug is called wrong on its own",
-        "free, forced = subject.taps(case), subject.taps(case, exact)",
-        "free, forced = subject.taps(case), subject.taps(case)",
-        f"{_LOCALIZE}::test_the_culprit_is_the_stage_that_is_wrong_when_fed_the_right_inputs",
-    ),
-    (
-        "amplification_inverted",
-        "amplification is forced over free",
-        "return self.free / self.forced",
-        "return self.forced / self.free",
-        f"{_LOCALIZE} reports/test_run_commands.py",
-    ),
-    (
-        "carried_counts_the_broken",
-        "stages that are wrong on their own are said to be only carried",
-        "tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)",
-        "tuple(s for s in self.stages if not s.free <= s.tolerance)",
-        _LOCALIZE,
-    ),
-) + of(
-    "parity/engine/deviation.py",
-    (
-        "best_elements_first",
-        "the elements that differ least are called the worst",
-        'np.argsort(-apart, kind="stable")[:count]',
-        'np.argsort(apart, kind="stable")[:count]',
-        "test_deviation.py",
-    ),
-    (
-        "bins_rounded_down",
-        "distances are counted in the bin below",
-        "level = np.clip(np.ceil(distance), LOW, HIGH + 1)",
-        "level = np.clip(np.floor(distance), LOW, HIGH + 1)",
-        "test_deviation.py",
-    ),
-    (
-        "unknown_is_equal",
-        "elements that are not finite are 0 apart",
-        "out=np.full(np.shape(e), math.inf), where=known)",
-        "out=np.full(np.shape(e), 0.0), where=known)",
-        "test_deviation.py::test_unknown_is_never_equal",
-    ),
-    (
-        "indices_of_the_selection",
-        "worst elements are named by their index among the valid rows",
-        "if positions is not None:",
-        "if positions is None and positions is not None:",
-        "test_deviation.py::test_indices_are_those_of_the_whole_tensor",
+    *of(
+        "parity/localize.py",
+        (
+            "stages_not_forced",
+            "every stage after a bug is called wrong on its own",
+            "free, forced = subject.taps(case), subject.taps(case, exact)",
+            "free, forced = subject.taps(case), subject.taps(case)",
+            f"{_LOCALIZE}::test_the_culprit_is_the_stage_that_is_wrong_when_fed_the_right_inputs",
+        ),
+        (
+            "carried_counts_the_broken",
+            "stages that are wrong on their own are said to be only carried",
+            "tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)",
+            "tuple(s for s in self.stages if not s.free <= s.tolerance)",
+            _LOCALIZE,
+        ),
     ),
 )
 
@@ -495,7 +501,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/taps.py",
+        "parity/engine/instrument.py",
         (
             "forced_stage_goes_on_with_its_own",
             "a forced stage goes on with what it computed",
@@ -506,8 +512,8 @@ SOURCES = (
         (
             "layers_counted_from_one",
             "intermediates of the first layer are named after the second",
-            'name = f"layers.{self._seen[name] - 1}.{name}"',
-            'name = f"layers.{self._seen[name]}.{name}"',
+            "name = self.numbered[name].format(self._passed[name] - 1)",
+            "name = self.numbered[name].format(self._passed[name])",
             "test_parity_sources.py::test_capture_changes_no_operation_and_names_every_stage",
             "plain",
         ),
