@@ -57,7 +57,7 @@ record: $(VENV)/.base
 	@$(RUN) parity record
 
 checkpoint: $(VENV)/.base
-	@$(BIN)/python -m stability.train parity/data/byte_lm
+	@$(BIN)/python -m stability.experiments.train parity/data/byte_lm
 
 $(VENV)/.base: $(INPUTS)
 	@echo "installing megalodon-numerics into $(VENV)"

@@ -24,7 +24,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 with install_import_hook("megalodon_jax", "beartype.beartype"):
     import megalodon_jax
 
-pytest_plugins = ["reports.recorder"]
+pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
@@ -60,7 +60,7 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    from parity.reference import why_unavailable
+    from parity.megalodon.reference import why_unavailable
 
     asked = config.getoption("--reference")
     reason = why_unavailable()
@@ -208,6 +208,6 @@ def requirement(text):
 @pytest.fixture(scope="session")
 def reference(request):
     """What torch_ref tests compare with: live, or its recordings."""
-    from parity.suite import choose_reference
+    from parity.megalodon.suite import choose_reference
 
     return choose_reference(request.config.getoption("--reference"))

@@ -4,7 +4,8 @@ The last axis is the contraction and is cut into blocks that share a scale, zero
 last one. Exponents come from the bits, never from a float logarithm; values meet the grid of their
 format by arithmetic in float32 and never by a narrow cast, which a compiler may elide or take in
 two steps; scaling by a power of two goes through the bits, because a CPU flushes the subnormals of
-float32 to zero. `stability.block_formats` is the independent truth this is equal to, bit for bit.
+float32 to zero. `stability.products.block_formats` is the independent truth this is equal to, bit
+for bit.
 
 Sources: OCP Microscaling Formats (MX) v1.0, section 6.3; "Pretraining Large Language Models with
 NVFP4" (NVIDIA 2025), appendix C; DeepSeek-V3, section 3.3; docs/formats.md "The formats".

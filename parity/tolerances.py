@@ -2,7 +2,7 @@
 
 Bounds in float32 are multiples of a calibrated noise floor: the response of the oracle when every
 weight, every named intermediate and every sum is moved by what rounding does to it
-(`parity.engine.rounding_noise`), per case and quantity (`parity.calibrate`, stored in
+(`parity.engine.rounding_noise`), per case and quantity (`parity.megalodon.noise_floors`, stored in
 `data/noise.json`). Source: docs/parity.md "Tolerances".
 """
 
@@ -26,7 +26,8 @@ SEAM_BOUNDS = {
     "untied-head": (0.0, 0.0),
     "initialisation": (0.0, 0.05),
 }
-"""The least and the most that each deliberate difference may be (`parity.seams` says of what).
+"""The least and the most that each deliberate difference may be
+(`parity.megalodon.known_differences` says of what).
 
 Measured: 0.062, 0.087, 0, 0 and 0.007."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
@@ -86,9 +87,9 @@ FORMAT_BOUNDS = {
     ),
     "bfloat16": FormatBound(0.004, 0.001, "normal numbers and the byte model: 0.0025 and none"),
 }
-"""By format (`stability.what_if`): the largest seen on healthy tensors with 128 and more numbers
-along the contraction, and about a third more error and up to twice the underflow. Underflow is
-bounded too because outliers hide it: what they push to 0 is little of the product's norm."""
+"""By format (`stability.products.what_if`): the largest seen on healthy tensors with 128 and more
+numbers along the contraction, and about a third more error and up to twice the underflow. Underflow
+is bounded too because outliers hide it: what they push to 0 is little of the product's norm."""
 FIGURES = {
     "mxfp8 floor clips": ("clipped", 0.167, 0.004),
     "mxfp8 even clips": ("clipped", 0.119, 0.004),
@@ -123,7 +124,7 @@ DRIFT_WORST = 2.0
 DRIFT_SHARE = 0.01
 """Share of its tolerance below which a gate's value moves freely: a hundredfold is still left."""
 PRODUCTS = "products32:float64"
-"""The edge of `stability.products`."""
+"""The edge of `stability.products.accuracy`."""
 UNBIASED = 5.0
 """Standard deviations that the sum of the errors of stochastic rounding may be from 0: of draws
 that are fixed by what is rounded, on every machine, one set in two million is beyond it."""

@@ -14,17 +14,18 @@ import numpy as np
 from megalodon_jax.convert import load_from_pretrained
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
-from parity.reference import why_unavailable
-from stability import pole_findings, what_if
-from stability.audit import audit_parameters
-from stability.diagnose import kind_of
-from stability.drill_report import read as read_drill
+from parity.megalodon.reference import why_unavailable
+from stability.core.findings import Finding, Severity
 from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
-from stability.findings import Finding, Severity
-from stability.remedies import STEPS as REMEDY_STEPS
-from stability.remedies import try_remedies
-from stability.subjects.mla_moe import results
-from stability.survival import AdamW, probe
+from stability.experiments.drill_report import read as read_drill
+from stability.moe import results
+from stability.products import what_if
+from stability.storage import ema_pole_findings as pole_findings
+from stability.storage.diagnose import kind_of
+from stability.storage.remedies import STEPS as REMEDY_STEPS
+from stability.storage.remedies import try_remedies
+from stability.storage.survival import AdamW, probe
+from stability.storage.value_audit import audit_parameters
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
 POLE_STEPS = 200

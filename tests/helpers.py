@@ -13,10 +13,10 @@ import pytest
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
-from parity.calibrate import extended
-from parity.cases import Case
 from parity.engine.compare import kind_of
 from parity.engine.measurement import Kind
+from parity.megalodon.cases import Case
+from parity.megalodon.noise_floors import extended
 from parity.tolerances import NoiseFloors, rule
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
@@ -65,8 +65,8 @@ def skip_unless_computed(*names: str) -> None:
     Names of other dtypes, such as "float32", are none of these and always computed.
     """
     # Not above: the model's own tests do not load what is built on it.
-    from stability.formats import FORMATS
-    from stability.rounding import check_conversion
+    from stability.core.number_formats import FORMATS
+    from stability.core.rounding import check_conversion
 
     for fmt in FORMATS:
         if fmt.name in names:

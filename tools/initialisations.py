@@ -21,8 +21,15 @@ import jax
 import numpy as np
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
-from stability.document import renew
-from stability.train import BYTE_LM_CONFIG, Recipe, make_step, mean_loss, read_text, windows
+from stability.experiments.document import renew
+from stability.experiments.train import (
+    BYTE_LM_CONFIG,
+    Recipe,
+    make_step,
+    mean_loss,
+    read_text,
+    windows,
+)
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "guide.md"
 MODELS = {

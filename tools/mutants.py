@@ -525,7 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     print(tables[COUNTS], tables[SURVIVORS], tables[EQUIVALENT], sep="\n\n")
     # Not above: what this process has imported is not imported from the copy.
-    from stability.document import renew
+    from stability.experiments.document import renew
 
     for name, lines in tables.items() if asked.write else ():
         renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", lines)

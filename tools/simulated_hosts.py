@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stability.document import renew
+from stability.experiments.document import renew
 
 if TYPE_CHECKING:
     from parity.engine.measurement import Measurement
@@ -137,8 +137,8 @@ def _commands(host: Host, out: Path) -> dict[str, list[str]]:
 
 def pinned(host: Host, command: list[str]) -> list[str]:
     """Return a command that may use as many processors as a host has threads."""
-    # Threads of a process are the processors it may use (`reports.host.threads`). Where there is no
-    # affinity, such as on macOS, a host has as many as the machine.
+    # Threads of a process are the processors it may use (`reports.provenance.host.threads`). Where
+    # there is no affinity, such as on macOS, a host has as many as the machine.
     if shutil.which("taskset") is None:
         return command
     return ["taskset", "-c", ",".join(map(str, range(host.threads))), *command]
@@ -178,7 +178,7 @@ def lost_accuracy(bits: int = LOST_BITS) -> Iterator[None]:
 def lose(folder: Path) -> int:
     """Run a night with a loss of accuracy; returns its exit code."""
     os.environ.setdefault("EQX_ON_ERROR", "off")
-    from reports.nightly import Options, nightly
+    from reports.nightly.run import Options, nightly
 
     with lost_accuracy():
         options = Options(folder / "runs", cases=LOSS_CASES, reference="recorded")
@@ -211,7 +211,7 @@ class Row:
 
 def row_of(out: Path, host: Host) -> Row | None:
     """Return the row of a host, None where it was not measured."""
-    from reports.stored import judged
+    from reports.registry.lookup import judged
 
     runs: dict[str, Path] = {}
     for what in ("live", "recorded", "control"):
@@ -303,7 +303,7 @@ def rules() -> list[Rule]:
 
 
 def _gates(out: Path, host: Host) -> list[Measurement]:
-    from reports.store import read_run
+    from reports.store.runs import read_run
 
     stored = [
         path

@@ -35,7 +35,7 @@ class Kind(StrEnum):
     TRAJECTORY = "trajectory"
     """Losses over training, moments of the optimiser, drift of parameters."""
     SEAM = "seam"
-    """What a deliberate difference amounts to (`parity.seams`)."""
+    """What a deliberate difference amounts to (`parity.megalodon.known_differences`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity.faults import (
+from parity.faults.catalogue import (
     activations,
     attention,
     caches,

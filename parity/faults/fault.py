@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from megalodon_jax.layers import attention
-from parity import subject
-from parity.cases import Case
+from parity.megalodon import runner as subject
+from parity.megalodon.cases import Case
 
 Plant = Callable[[Any], Any]
 """Takes a healthy attribute and returns the faulty one."""

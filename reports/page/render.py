@@ -12,7 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.engine.measurement import Kind
-from reports import (
+from reports.page import svg
+from reports.page.sections import (
     architectures,
     facts,
     heat,
@@ -24,14 +25,13 @@ from reports import (
     trends,
     what_if,
 )
-from reports.changes import settle
-from reports.document import replays, suite_of
-from reports.drilldown import drilldown
-from reports.history import History
-from reports.page import svg
-from reports.store import Run
+from reports.page.sections.drilldown import drilldown
+from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, number
-from reports.verdicts import Decision, ExitCode
+from reports.verdict.changes import settle
+from reports.verdict.decide import Decision, ExitCode
+from reports.verdict.document import replays, suite_of
+from reports.verdict.history import History
 
 DRILLED = 200
 """Failing tensors described element by element, those where a difference starts in front."""

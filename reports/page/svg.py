@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.drilldown import Bin
-from reports.heat import HeatCell, HeatMap
+from reports.page.sections.drilldown import Bin
+from reports.page.sections.heat import HeatCell, HeatMap
 from reports.text import count, share
 
 _MINUS = "\N{MINUS SIGN}"

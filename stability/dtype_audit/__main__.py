@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from parity.reference import why_unavailable
+from parity.megalodon.reference import why_unavailable
 from stability.dtype_audit.golden import (
     FOLDER,
     PROGRAMS,

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 
 from megalodon_jax.config import MegalodonConfig
+from stability.core.findings import Finding, Severity
 from stability.dtype_audit.programs import audit_config
 from stability.dtype_audit.rows import Change, Row, diff, from_json, to_json
-from stability.findings import Finding, Severity
 
 FOLDER = Path(__file__).parents[1] / "data" / "audits"
 SCHEMA = 1

@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from stability.core.findings import Finding, Severity
 from stability.dtype_audit.families import CONVERT, FAMILIES
 from stability.dtype_audit.jaxpr import PROMOTION, ROUND_TRIP
 from stability.dtype_audit.rows import Row, is_narrow
-from stability.findings import Finding, Severity
 
 VERSION = 1
 KINDS = ("forbidden", "wide", "accumulator", "promotion", "elided")

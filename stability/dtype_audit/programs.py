@@ -14,12 +14,12 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import abstract_model
+from stability.core.findings import Finding
 from stability.dtype_audit.hlo import rows_of_hlo
 from stability.dtype_audit.jaxpr import rows_of_jaxpr
 from stability.dtype_audit.policy import Policy, load_policy
 from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
-from stability.findings import Finding
 
 BATCH = 2
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from megalodon_jax.config import MegalodonConfig
-from parity.reference.dispatch import Dispatched, Mode, dispatched
+from parity.megalodon.reference.dispatch import Dispatched, Mode, dispatched
+from stability.core.findings import Finding, Severity
 from stability.dtype_audit.families import ATEN, DOT, ELEMENTWISE
 from stability.dtype_audit.policy import Policy, load_policy
 from stability.dtype_audit.programs import BATCH, shrunk
 from stability.dtype_audit.rows import Row, aggregated, is_inexact
 from stability.dtype_audit.scopes import ROOT
-from stability.findings import Finding, Severity
 
 MODES: tuple[Mode, ...] = ("autocast", "bfloat16")
 _SAME = {"lm_head": ROOT, "": ROOT}

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from parity.engine.measurement import Verdict
-from reports.history import History
 from reports.page.render import render
-from reports.store import Run
-from reports.verdicts import decide
+from reports.store.runs import Run
+from reports.verdict.decide import decide
+from reports.verdict.history import History
 from tests.browser.chromium import executable
 from tests.reports.nights import bench, described, earlier, noise, realistic, regressed
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from reports.schema import PAGE
+from reports.store.schema import PAGE
 from tests.browser.chromium import executable
 from tests.reports.demonstration import demonstrate
 

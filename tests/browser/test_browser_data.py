@@ -8,9 +8,9 @@ import pytest
 
 from parity.engine.deviation import HIGH, LOW, Deviation, Worst
 from parity.engine.measurement import Kind
-from reports.history import History
-from reports.store import Run
-from stability.findings import Severity
+from reports.store.runs import Run
+from reports.verdict.history import History
+from stability.core.findings import Severity
 from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import earlier, failing, finding, measurement, run
 

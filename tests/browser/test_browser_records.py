@@ -9,7 +9,7 @@ import math
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
-from reports.records import id_of
+from reports.page.sections.records import id_of
 from reports.text import number, share
 from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import measurement, regressed, run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
-from reports.history import History
-from reports.verdicts import Word
+from reports.verdict.decide import Word
+from reports.verdict.history import History
 from tests.browser.conftest import page_of, until, written
 from tests.reports.nights import earlier, failing, measurement, run
 

@@ -19,7 +19,7 @@ from megalodon_jax import (
     ModelCache,
     init_cache,
 )
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import TINY, arrays, model_of, rel_l2, tiny, tokens
 
 B, L, C = 2, 14, TINY.chunk_size

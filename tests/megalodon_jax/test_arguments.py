@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from megalodon_jax import MegalodonForCausalLM, generate
 from megalodon_jax.loss import accumulate_gradients
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import EXACT, arrays, model_of, rel_l2, tiny
 
 V, B = 17, 2

@@ -36,7 +36,7 @@ from megalodon_jax.weights import abstract_model, build_model, named_leaves
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.tolerances import PRODUCTS, rule
-from stability import block_formats
+from stability.products import block_formats
 from tests.helpers import TINY, arrays, tiny
 
 ROUNDING = rule(PRODUCTS, Kind.BLOCK).absolute

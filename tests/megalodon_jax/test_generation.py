@@ -24,7 +24,7 @@ from megalodon_jax import (
     sample_token,
 )
 from megalodon_jax.inference import GREEDY_BELOW
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import arrays, logits_of, model_of, tiny, tokens
 
 # A head of its own and a seed whose greedy rows wander: a tied tiny model repeats one token.

@@ -10,7 +10,7 @@ import pytest
 
 from megalodon_jax.layers import ChunkedAttention, RotaryEmbedding
 from megalodon_jax.layers.attention import attend
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import EXACT, TINY, rel_l2, tiny
 
 B, L, H, d, e = 2, 10, 2, 4, 6

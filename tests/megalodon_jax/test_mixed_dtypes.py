@@ -18,7 +18,7 @@ from megalodon_jax.convert import state_dict
 from megalodon_jax.layers import MegalodonAttention, RotaryEmbedding
 from megalodon_jax.layers.attention import attend
 from megalodon_jax.weights import abstract_model
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import EXACT, ROUNDING, model_of, rel_l2, tiny
 
 B, L = 2, 5

@@ -15,7 +15,7 @@ from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.layers.dropout import dropout
 from megalodon_jax.precision import audit_sensitive_param_dtypes
 from megalodon_jax.weights import EMBEDDING, HEAD, named_leaves, replace_leaves
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import (
     EXACT,
     EXACT_GRADIENT,

@@ -24,8 +24,8 @@ from megalodon_jax.convert import (
     save_safetensors,
     state_dict,
 )
-from parity.checkpoints import open_checkpoint
-from parity.reference import why_unavailable
+from parity.checkpoint_pair.files import open_checkpoint
+from parity.megalodon.reference import why_unavailable
 from tests.helpers import TINY, model_of, same_leaves, tiny
 
 OFF = MegalodonConfig(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from megalodon_jax import MegalodonConfig
 from megalodon_jax.loss import next_token_loss
 from megalodon_jax.weights import EMBEDDING, HEAD, build_model
-from parity import oracle
-from parity.cases import IGNORED
+from parity.megalodon import oracle
+from parity.megalodon.cases import IGNORED
 from tests.helpers import EXACT, arrays, rel_l2, tiny, tokens
 
 B = 2

@@ -12,8 +12,8 @@ import pytest
 from megalodon_jax import quantize
 from megalodon_jax.quantize import MODES
 from parity.tolerances import FIGURES
-from stability import block_formats
-from stability.formats import E2M1, E4M3, E5M2, E8M0, Format
+from stability.core.number_formats import E2M1, E4M3, E5M2, E8M0, Format
+from stability.products import block_formats
 
 RANDOM = 1 << 20
 """Random blocks of each format, over all modes together."""

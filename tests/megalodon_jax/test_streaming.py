@@ -28,7 +28,7 @@ from streams import (
     wide,
 )
 
-from parity import oracle
+from parity.megalodon import oracle
 from tests.helpers import EXACT, logits_of, model_of, rel_l2, tiny
 
 

@@ -17,11 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.checkpoint import save_checkpoint
 from megalodon_jax.convert import load_from_pretrained
-from parity.checkpoints import open_checkpoint
-from parity.reference import why_unavailable
-from reports import checkpoint_pair
-from reports.cli import main
-from reports.verdicts import ExitCode, Word
+from parity.checkpoint_pair.files import open_checkpoint
+from parity.megalodon.reference import why_unavailable
+from reports.cli import checkpoint_pair, main
+from reports.verdict.decide import ExitCode, Word
 from tests.helpers import tiny
 from tests.parity import synthetic
 
@@ -130,7 +129,7 @@ def test_forced_errors_stay_with_the_layer_that_makes_them(work):
 
 
 def test_an_untied_head_is_compared_in_blocks(work, monkeypatch):
-    from parity import layerwise
+    from parity.checkpoint_pair import layerwise
 
     monkeypatch.setattr(layerwise, "HEAD_AT_ONCE", 40 * CONFIG.model_dim)
     untied = tiny(num_layers=1, vocab_size=256, output_size=250)

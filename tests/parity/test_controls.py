@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from parity import controls
-from parity.calibrate import truth
-from parity.cases import by_name
-from parity.controls import CONTROLS, Control
 from parity.engine.compare import WEIGHTS, Comparison
 from parity.engine.measurement import Verdict
-from parity.recordings import RecordedReference
-from parity.subject import JaxSubject
-from parity.suite import ALL, Suite, culprit
+from parity.faults import controls
+from parity.faults.controls import CONTROLS, Control
+from parity.megalodon.cases import by_name
+from parity.megalodon.noise_floors import truth
+from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.runner import JaxSubject
+from parity.megalodon.suite import ALL, Suite, culprit
 from parity.tolerances import NoiseFloors
-from reports.nightly import run_controls
-from reports.shards import CONTROLS_PART, SUITE_OF
+from reports.nightly.run import run_controls
+from reports.nightly.shards import CONTROLS_PART, SUITE_OF
 
 
 def oracle(self: JaxSubject, case):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.cases import by_name
-from parity.conversion import changed, round_trip, value_hash
+from parity.megalodon.cases import by_name
+from parity.megalodon.conversion import changed, round_trip, value_hash
 
 CASES = [by_name(name) for name in ("plain", "untied_head", "no_affine", "byte_lm")]
 

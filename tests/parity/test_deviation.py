@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from parity.cases import by_name
 from parity.engine.compare import Comparison
 from parity.engine.deviation import (
     HIGH,
@@ -20,6 +19,7 @@ from parity.engine.deviation import (
     worst_elements,
 )
 from parity.engine.measurement import Verdict
+from parity.megalodon.cases import by_name
 from parity.tolerances import NoiseFloors
 
 ONE = np.float32(1.0)

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from megalodon_jax.layers.norms import RMSNorm
-from parity import killmatrix
-from parity.cases import by_name as case_by_name
 from parity.engine.measurement import Kind
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
-from parity.healthy import VARIATIONS, alarms, healthy
-from parity.killmatrix import Kill, Laboratory
+from parity.faults import detection as killmatrix
+from parity.faults.detection import Kill, Laboratory
+from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
+from parity.megalodon.cases import by_name as case_by_name
 from reports.cli import main
 
 PLANTED = (
@@ -77,7 +77,7 @@ def test_a_cache_fault_is_found_where_it_is():
 
 
 def test_a_witness_that_fails_without_a_fault_proves_nothing(monkeypatch):
-    from parity.subject import JaxSubject
+    from parity.megalodon.runner import JaxSubject
 
     monkeypatch.setattr(JaxSubject, "run", lambda self, case: {})
     with pytest.raises(RuntimeError, match="case length_c fails without a fault"):

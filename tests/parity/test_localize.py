@@ -12,13 +12,13 @@ import pytest
 
 from megalodon_jax.layers import complex_ema
 from megalodon_jax.layers.norms import RMSNorm
-from parity.cases import by_name
 from parity.faults import by_name as fault_by_name
-from parity.localize import account
-from parity.shrink import failure, shrink
-from parity.subject import JaxSubject
-from parity.taps import parameters_of
-from reports.explain import explain, shrunk
+from parity.megalodon.account import account
+from parity.megalodon.cases import by_name
+from parity.megalodon.runner import JaxSubject
+from parity.megalodon.shrink import failure, shrink
+from parity.megalodon.taps import parameters_of
+from reports.cli.views.explain import explain, shrunk
 
 PLAIN = by_name("plain")
 CEMA = fault_by_name("cema_gamma_conjugated")

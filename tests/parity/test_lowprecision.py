@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity import lowprecision
-from parity.calibrate import truth
-from parity.cases import by_name
 from parity.engine.measurement import Verdict
+from parity.megalodon import low_precision as lowprecision
+from parity.megalodon.cases import by_name
+from parity.megalodon.noise_floors import truth
 from parity.tolerances import NoiseFloors
 
 CASE = by_name("plain")

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from parity.cases import by_name
 from parity.engine import rounding_noise
 from parity.engine.compare import Comparison, kind_of
 from parity.engine.measurement import Kind, Verdict
@@ -20,6 +19,7 @@ from parity.engine.metrics import (
     top1_flips,
     ulp,
 )
+from parity.megalodon.cases import by_name
 from parity.tolerances import FORWARD, PORTS, TABLE, NoiseFloors, Rule, bound_from, rule
 
 CASE = by_name("length_c")

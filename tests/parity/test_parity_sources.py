@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from megalodon_jax.weights import build_model, weight_table
-from parity import oracle, recordings
-from parity.cases import CASES, Case, by_name
-from parity.recordings import RecordedReference, RecordingError
-from parity.taps import capture, stages
+from parity.engine.recordings import RecordingError
+from parity.megalodon import oracle, recordings
+from parity.megalodon.cases import CASES, Case, by_name
+from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.taps import capture, stages
 
 
 def test_weights_are_the_same_bytes_on_every_machine():

@@ -7,15 +7,15 @@ import dataclasses
 import jax
 import pytest
 
-from parity import lowprecision
-from parity.calibrate import truth
-from parity.cases import CASES, by_name
 from parity.engine.compare import Comparison
 from parity.engine.measurement import Verdict
-from parity.recordings import RecordedReference
-from parity.reference import LiveReference, why_unavailable
-from parity.subject import JaxSubject
-from parity.suite import Suite
+from parity.megalodon import low_precision as lowprecision
+from parity.megalodon.cases import CASES, by_name
+from parity.megalodon.noise_floors import truth
+from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.reference import LiveReference, why_unavailable
+from parity.megalodon.runner import JaxSubject
+from parity.megalodon.suite import Suite
 from parity.tolerances import NoiseFloors
 
 FLOORS = NoiseFloors.load()

@@ -7,7 +7,8 @@ from importlib import metadata
 
 import pytest
 
-from parity.reference import LiveReference, ReferenceUnavailableError, installed
+from parity.engine.recordings import ReferenceUnavailableError
+from parity.megalodon.reference import LiveReference, installed
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity import seams
 from parity.engine.measurement import Kind, Verdict
-from parity.reference import LiveReference, why_unavailable
-from parity.seams import SEAMS, measure
+from parity.megalodon import known_differences as seams
+from parity.megalodon.known_differences import SEAMS, measure
+from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.tolerances import SEAM_BOUNDS, SEAMS_RECORDED
 
 
@@ -41,7 +41,7 @@ def test_recorded_seams_equal_the_live_reference():
 
 
 def seams_recorded():
-    from parity.recordings import RecordedReference
+    from parity.megalodon.recordings import RecordedReference
 
     return RecordedReference()
 

@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from parity import trajectory
-from parity.cases import by_name
 from parity.engine.compare import Comparison
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Verdict
-from parity.subject import JaxSubject
+from parity.megalodon import trajectory
+from parity.megalodon.cases import by_name
+from parity.megalodon.runner import JaxSubject
 from parity.tolerances import NoiseFloors
 
 SHORT = dataclasses.replace(by_name("adamw"), steps=3)

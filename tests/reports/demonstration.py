@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from parity.faults import by_name
-from reports.nightly import Options, nightly
-from reports.schema import MANIFEST, PAGE
-from reports.stored import page_of
+from reports.nightly.run import Options, nightly
+from reports.registry.lookup import page_of
+from reports.store.schema import MANIFEST, PAGE
 
 FAULT = "ema_through_bfloat16"
 """The EMA's parameters rounded to bfloat16: what storage does to long memories."""

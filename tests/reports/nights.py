@@ -11,10 +11,10 @@ import numpy as np
 
 from parity.engine.deviation import Deviation, Deviations
 from parity.engine.measurement import Kind, Measurement, Verdict
-from reports.bench import Times, memory_timings, timings
-from reports.host import FIELDS
-from reports.store import SCHEMA, Run
-from stability.findings import Finding, Severity
+from reports.bench.run import Times, memory_timings, timings
+from reports.provenance.host import FIELDS
+from reports.store.runs import SCHEMA, Run
+from stability.core.findings import Finding, Severity
 
 EDGES = {"jax64:oracle": 1e-11, "reference32:oracle": 6e-6, "jax32:oracle": 4e-6}
 EDGES["jax32:reference32"] = 1e-5

@@ -14,18 +14,25 @@ from click.testing import CliRunner
 from nights import bench, earlier, measurement, realistic, run
 
 from megalodon_jax.config import MegalodonConfig
-from parity.reference import why_unavailable
-from reports import bench as module
-from reports import store, workloads
-from reports.bench import GOALS, Times, identity, memory_timings, timings
+from parity.megalodon.reference import why_unavailable
+from reports.bench import run as module
+from reports.bench import workloads
+from reports.bench.run import GOALS, Times, identity, memory_timings, timings
+from reports.bench.workloads import (
+    DECODE_STEPS,
+    inputs,
+    jax_workloads,
+    reference_workloads,
+    seconds,
+)
 from reports.cli import main
-from reports.history import History, load_history
 from reports.page import svg
 from reports.page.render import render
-from reports.speed import markdown
-from reports.store import Run, StoreError, list_runs, read_run, write_run
-from reports.verdicts import decide
-from reports.workloads import DECODE_STEPS, inputs, jax_workloads, reference_workloads, seconds
+from reports.page.sections.speed import markdown
+from reports.store import runs as store
+from reports.store.runs import Run, StoreError, list_runs, read_run, write_run
+from reports.verdict.decide import decide
+from reports.verdict.history import History, load_history
 
 TINY = MegalodonConfig(
     vocab_size=32,

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 from nights import earlier, failing, measurement, run
 
-from reports import store
 from reports.cli import main
-from reports.console import Progress
-from reports.store import write_run
-from reports.summary import LIMIT, markdown
-from reports.verdicts import ExitCode, decide
+from reports.cli.console import Progress
+from reports.cli.views.summary import LIMIT, markdown
+from reports.store import runs as store
+from reports.store.runs import write_run
+from reports.verdict.decide import ExitCode, decide
 
 
 def commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -8,12 +8,12 @@ import pytest
 from demonstration import BAD, FAULT, demonstrate
 
 from parity.faults import by_name
-from reports import nightly as nightly_module
-from reports.history import load_history
-from reports.schema import PAGE
-from reports.store import read_run
-from reports.stored import judged
-from reports.verdicts import Word
+from reports.nightly import run as nightly_module
+from reports.registry.lookup import judged
+from reports.store.runs import read_run
+from reports.store.schema import PAGE
+from reports.verdict.decide import Word
+from reports.verdict.history import load_history
 
 # Of real nights, which want the program as users compile it: `make test` does without LLVM's
 # optimisations, and sums one after another lose what a night tells.

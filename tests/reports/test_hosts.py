@@ -16,19 +16,21 @@ from nights import failing, finding, measurement, run
 from parity.engine.measurement import Kind
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
-from reports import goldens, host, levels
-from reports.anchors import find_anchors
-from reports.changes import What
-from reports.drift import hold, levels_of, limit
-from reports.goldens import golden_of
-from reports.history import Past
-from reports.host import FIELDS, UNKNOWN, differences, fingerprint
-from reports.marks import of_sections
-from reports.retention import plan
-from reports.store import Run, write_run
-from reports.stored import change_lines, held_against, judged, listed
-from reports.verdicts import Word, decide
-from stability.findings import Severity
+from reports.page.sections.marks import of_sections
+from reports.provenance import host
+from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint
+from reports.registry.lookup import change_lines, held_against, judged, listed
+from reports.registry.retention import plan
+from reports.store.runs import Run, write_run
+from reports.verdict import levels
+from reports.verdict import pinned as goldens
+from reports.verdict.anchors import find_anchors
+from reports.verdict.changes import What
+from reports.verdict.decide import Word, decide
+from reports.verdict.drift import hold, levels_of, limit
+from reports.verdict.history import Past
+from reports.verdict.pinned import golden_of
+from stability.core.findings import Severity
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 HERE = dict.fromkeys(FIELDS, "known")

@@ -12,23 +12,24 @@ from click.testing import CliRunner
 from nights import measurement
 
 from megalodon_jax.gemm import BACKENDS
-from parity.cases import BYTE_LM
+from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.measurement import Verdict
-from parity.recordings import RecordedReference, RecordingError
-from parity.seams import SEAMS, _judged
+from parity.engine.recordings import RecordingError
+from parity.megalodon.cases import BYTE_LM
+from parity.megalodon.known_differences import SEAMS, _judged
+from parity.megalodon.recordings import RecordedReference
 from parity.tolerances import PRODUCTS, SEAM_BOUNDS
-from reports import nightly as nightly_module
 from reports.cli import main
-from reports.document import seams
-from reports.nightly import Options, nightly
-from reports.schema import PAGE
-from reports.shards import Shard
-from reports.store import read_run
-from reports.stored import judged
-from reports.verdicts import Word
+from reports.nightly import run as nightly_module
+from reports.nightly.run import Options, nightly
+from reports.nightly.shards import Shard
+from reports.registry.lookup import judged
+from reports.store.runs import read_run
+from reports.store.schema import PAGE
+from reports.verdict.decide import Word
+from reports.verdict.document import seams
 from stability import suite as stability_suite
-from stability.subjects.mla_moe import parity as mla_moe
-from stability.subjects.mla_moe.fixed_bugs import LIVE_BUG
+from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
 
 

@@ -13,19 +13,19 @@ from nights import described, earlier, failing, finding, manifest, measurement, 
 
 from parity.engine.deviation import HIGH, LOW, Deviation, Worst
 from parity.engine.measurement import Kind, Verdict
-from reports import facts
-from reports.changes import key_of, settle
-from reports.drilldown import BARS, drilldown
-from reports.heat import heat_maps
-from reports.history import History
 from reports.page.render import DRILLED, render
-from reports.records import COLUMNS, embedded, id_of
-from reports.store import StoreError, read_run, write_run
-from reports.tables import frame
-from reports.tensors import TENSORS
-from reports.trends import trends
-from reports.verdicts import decide
-from stability.findings import Severity
+from reports.page.sections import facts
+from reports.page.sections.drilldown import BARS, drilldown
+from reports.page.sections.heat import heat_maps
+from reports.page.sections.records import COLUMNS, embedded, id_of
+from reports.page.sections.tables import frame
+from reports.page.sections.trends import trends
+from reports.store.runs import StoreError, read_run, write_run
+from reports.store.tensors import TENSORS
+from reports.verdict.changes import key_of, settle
+from reports.verdict.decide import decide
+from reports.verdict.history import History
+from stability.core.findings import Severity
 
 
 def unpacked(night, history=None, drilldowns=None):

@@ -10,13 +10,13 @@ import pytest
 from nights import earlier, failing, measurement, run
 
 from parity import tolerances
-from reports import changes, noise
-from reports.changes import What
-from reports.goldens import golden_of
-from reports.history import Past
-from reports.noise import step
-from reports.rates import SCENARIOS, Scenario, measure
-from reports.verdicts import Word, decide
+from reports.verdict import changes, noise
+from reports.verdict.changes import What
+from reports.verdict.decide import Word, decide
+from reports.verdict.history import Past
+from reports.verdict.noise import step
+from reports.verdict.pinned import golden_of
+from tools.rates import SCENARIOS, Scenario, measure
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "verdicts.md"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from parity.engine.measurement import Verdict
-from reports.store import list_runs, read_run
-from reports.stored import judged
-from reports.verdicts import Word
+from reports.registry.lookup import judged
+from reports.store.runs import list_runs, read_run
+from reports.verdict.decide import Word
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -49,7 +49,7 @@ def test_silent():
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_tiny.py").write_text(TESTS, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-p", "reports.recorder", "--numerics-run", "runs", *arguments]
+    command += ["-p", "reports.nightly.pytest_plugin", "--numerics-run", "runs", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     # As this project's own conftest has it; torch would be most of the time.
     option = (

@@ -9,8 +9,8 @@ from nights import earlier, failing, measurement, run
 
 from parity.engine.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW
-from reports.history import WINDOW, Past, load_history, worst_over
-from reports.store import write_run
+from reports.store.runs import write_run
+from reports.verdict.history import WINDOW, Past, load_history, worst_over
 
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
 

@@ -15,15 +15,15 @@ import pytest
 from nights import earlier, failing, finding, measurement, realistic, regressed, run
 
 from parity.engine.measurement import Kind, Verdict
-from reports.history import History, load_history
 from reports.page import svg
 from reports.page.render import render
-from reports.probes import module_kind
-from reports.store import Run, write_run
-from reports.verdicts import Word, decide
-from stability.findings import Severity
-from stability.subjects.mla_moe import results
-from stability.subjects.mla_moe.fixed_bugs import reference_scatter
+from reports.page.sections.probes import module_kind
+from reports.store.runs import Run, write_run
+from reports.verdict.decide import Word, decide
+from reports.verdict.history import History, load_history
+from stability.core.findings import Severity
+from stability.moe import results
+from stability.moe.fixed_bugs import reference_scatter
 
 MEGABYTE = 1_000_000
 HOSTILE = (

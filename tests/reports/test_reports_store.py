@@ -14,10 +14,10 @@ import pytest
 from nights import failing, finding, manifest, measurement, run
 
 from parity.engine.measurement import Verdict
-from reports import store
-from reports.history import load_history
-from reports.schema import MIGRATIONS
-from reports.store import StoreError, check_writable, list_runs, read_run, write_run
+from reports.store import runs as store
+from reports.store.runs import StoreError, check_writable, list_runs, read_run, write_run
+from reports.store.schema import MIGRATIONS
+from reports.verdict.history import load_history
 
 
 def as_schema_1(folder: Path) -> Path:

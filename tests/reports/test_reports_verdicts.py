@@ -9,10 +9,10 @@ from nights import earlier, failing, finding, measurement, run
 
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.suite import culprit
-from reports.changes import What, settle
-from reports.verdicts import ExitCode, Word, decide
-from stability.findings import Severity
+from parity.megalodon.suite import culprit
+from reports.verdict.changes import What, settle
+from reports.verdict.decide import ExitCode, Word, decide
+from stability.core.findings import Severity
 
 PARTIAL = {"name": "parity", "status": "ran", "planned": 13, "executed": 12, "reason": "stopped"}
 SKIPPED = {"name": "parity", "status": "skipped", "planned": 13, "executed": 0, "reason": "absent"}

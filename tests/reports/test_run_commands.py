@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from nights import bench, earlier, failing, measurement, run
 
-from parity.recordings import RecordingError
-from reports import doctor as doctor_module
+from parity.engine.recordings import RecordingError
+from reports.cli import doctor as doctor_module
 from reports.cli import main
-from reports.doctor import examine
-from reports.store import write_run
+from reports.cli.doctor import examine
+from reports.store.runs import write_run
 
 GATE = {"identity": "one"}
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.convert import save_safetensors
-from parity.cases import BYTE_LM
+from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
-from stability import drill as drill_module
-from stability.drill import VARIANTS, Plan
+from stability.experiments import drill as drill_module
+from stability.experiments.drill import VARIANTS, Plan
 from tests.helpers import model_of, skip_unless_computed, tiny
 
 

@@ -16,13 +16,14 @@ from click.testing import CliRunner, Result
 from nights import bench, earlier, failing, measurement, run
 
 from parity.engine.measurement import Kind, Verdict
-from reports import blessing, goldens
 from reports.cli import main
-from reports.lookback import look_back, sparkline
-from reports.schema import StoreError
-from reports.store import write_run
-from reports.stored import held_against, judged
-from reports.verdicts import Word
+from reports.registry import pin as blessing
+from reports.registry.lookback import look_back, sparkline
+from reports.registry.lookup import held_against, judged
+from reports.store.runs import write_run
+from reports.store.schema import StoreError
+from reports.verdict import pinned as goldens
+from reports.verdict.decide import Word
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from reports.cli import main
-from stability.subjects.mla_moe import examine
-from stability.subjects.mla_moe.defects import healthy
+from stability.moe import examine
+from stability.moe.defects import healthy
 
 
 def run(*args: str):

@@ -10,17 +10,17 @@ import pytest
 from click.testing import CliRunner
 from nights import bench, measurement, run
 
-from parity.cases import BYTE_LM
-from reports import what_if as module
-from reports.bench import backend_timings
+from parity.megalodon.cases import BYTE_LM
+from reports.bench.run import backend_timings
 from reports.cli import main
-from reports.doctor import examine
-from reports.history import History
+from reports.cli.doctor import examine
 from reports.page.render import render
-from reports.speed import rows as speed_rows
-from reports.verdicts import decide
-from stability import what_if
-from stability.what_if import LADDER, Products, costs
+from reports.page.sections import what_if as module
+from reports.page.sections.speed import rows as speed_rows
+from reports.verdict.decide import decide
+from reports.verdict.history import History
+from stability.products import what_if
+from stability.products.what_if import LADDER, Products, costs
 
 
 def products(wild: bool = False) -> Products:

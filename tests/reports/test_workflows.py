@@ -14,13 +14,13 @@ import yaml
 from click.testing import CliRunner
 from nights import failing, measurement
 
-from parity.cases import BYTE_LM
-from reports import nightly as nightly_module
+from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
-from reports.schema import StoreError
-from reports.shards import Shard, find_shards, merged
-from reports.store import list_runs, read_run, write_run
-from stability.findings import Finding
+from reports.nightly import run as nightly_module
+from reports.nightly.shards import Shard, find_shards, merged
+from reports.store.runs import list_runs, read_run, write_run
+from reports.store.schema import StoreError
+from stability.core.findings import Finding
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"

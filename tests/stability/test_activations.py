@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
-from parity.cases import Case
 from parity.engine.compare import COTANGENT
-from parity.subject import JaxSubject, evaluate
-from parity.taps import stages
-from stability.activations import HEADROOM, Range, Ranges, measure_ranges, range_findings, summary
-from stability.attention import (
+from parity.megalodon.cases import Case
+from parity.megalodon.runner import JaxSubject, evaluate
+from parity.megalodon.taps import stages
+from stability.activations.attention import (
     PEAKED,
     WEIGHT_ERROR,
     Heads,
@@ -24,7 +23,15 @@ from stability.attention import (
     measure_heads,
     weight_error,
 )
-from stability.findings import Severity
+from stability.activations.ranges import (
+    HEADROOM,
+    Range,
+    Ranges,
+    measure_ranges,
+    range_findings,
+    summary,
+)
+from stability.core.findings import Severity
 from tests.helpers import ROUNDING, rel_l2, same_program
 
 CASE = Case("activations", "two chunks and a tail", overrides={"num_layers": 1}, length=37)

@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
-from stability.drill import VARIANTS, Outcome, Plan, run
-from stability.drill_report import FILE, conclusion, document, read, write
-from stability.remedies import ENOUGH
-from stability.survival import FROZEN_SHARE
+from stability.experiments.drill import VARIANTS, Outcome, Plan, run
+from stability.experiments.drill_report import FILE, conclusion, document, read, write
+from stability.storage.remedies import ENOUGH
+from stability.storage.survival import FROZEN_SHARE
 from tests.helpers import TINY
 
 BYTES = replace(TINY, vocab_size=256, num_layers=1)

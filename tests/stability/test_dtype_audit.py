@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from megalodon_jax import MegalodonConfig
 from megalodon_jax.layers import attention, linear
+from stability.core.findings import Severity
 from stability.dtype_audit import (
     PROGRAMS,
     announced,
@@ -38,7 +39,6 @@ from stability.dtype_audit.hlo import parse, rows_of_hlo
 from stability.dtype_audit.programs import dtype_findings, shrunk
 from stability.dtype_audit.rows import Row, aggregated, by_view, from_json, to_json
 from stability.dtype_audit.scopes import phase_of
-from stability.findings import Severity
 from tests.helpers import TINY, model_of, tokens
 
 OURS = ("float32", "bfloat16_compute")

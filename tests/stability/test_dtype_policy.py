@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from stability.core.findings import Finding, Severity
 from stability.dtype_audit import audit_step, load_policy
 from stability.dtype_audit.policy import Scope
 from stability.dtype_audit.rows import Row
-from stability.findings import Finding, Severity
 
 POLICY = load_policy()
 NARROW, WIDE = jnp.bfloat16, jnp.float32

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
-from stability.guard import (
+from stability.recovery.guard import (
     NORMAL_MAD,
     GuardConfig,
     GuardState,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
+from parity.checkpoint_pair.whole_model import text_case
 from parity.engine.compare import COTANGENT
-from parity.taps import computed, stages
-from parity.whole_model import text_case
-from stability.findings import Severity
-from stability.nonfinite import (
+from parity.megalodon.taps import computed, stages
+from stability.core.findings import Severity
+from stability.nonfinite.flags import (
     GRADIENT,
     LOSS,
     broken,
@@ -26,7 +26,7 @@ from stability.nonfinite import (
     watched_loss,
     with_tap_flags,
 )
-from stability.replay import locate, locate_findings
+from stability.nonfinite.replay import locate, locate_findings
 from tests.helpers import model_of, rel_l2, same_program, tiny, tokens
 
 CONFIG = tiny(num_layers=1)

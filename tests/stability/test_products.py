@@ -11,7 +11,8 @@ import pytest
 
 from megalodon_jax import gemm, quantize
 from parity.engine.measurement import Verdict
-from stability import block_formats, products
+from stability.products import accuracy as products
+from stability.products import block_formats
 
 
 def only(*names: str) -> dict[str, gemm.Backend]:

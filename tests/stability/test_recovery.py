@@ -14,8 +14,8 @@ import optax
 import pytest
 
 from megalodon_jax import MegalodonForCausalLM
-from stability.guard import GuardConfig, guard
-from stability.recovery import (
+from stability.recovery.guard import GuardConfig, guard
+from stability.recovery.rollback import (
     CheckpointFolder,
     Event,
     RecoveryConfig,

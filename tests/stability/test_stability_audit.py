@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from megalodon_jax.precision import ensure_sensitive_param_dtype, sensitive_leaves
 from megalodon_jax.weights import named_leaves, replace_leaves
-from stability.audit import audit_parameters
-from stability.findings import Severity
+from stability.core.findings import Severity
+from stability.storage.value_audit import audit_parameters
 from tests.helpers import TINY, model_of
 
 ALPHA = "model.layers.0.attn.cema.alpha"

@@ -14,13 +14,13 @@ import torch
 
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.weights import named_leaves, replace_leaves
-from stability import founding
-from stability.chart import line_chart
-from stability.diagnose import kind_of, report
-from stability.findings import Severity
-from stability.founding import BEGIN, END, VARIANTS, Size, train
-from stability.optimisers import AdamW
-from stability.remedies import NOTHING, REMEDIES, try_remedies
+from stability.core.findings import Severity
+from stability.experiments import founding
+from stability.experiments.chart import line_chart
+from stability.experiments.founding import BEGIN, END, VARIANTS, Size, train
+from stability.storage.diagnose import kind_of, report
+from stability.storage.remedies import NOTHING, REMEDIES, try_remedies
+from stability.storage.update_rules import AdamW
 from tests.helpers import TINY, model_of, tiny
 
 LR = 3e-4
@@ -196,7 +196,7 @@ def test_a_chart_needs_points_and_escapes_names() -> None:
 
 
 def test_a_spoiled_model_is_not_trained_but_named() -> None:
-    from stability.survival import probe
+    from stability.storage.survival import probe
 
     model = model_of(TINY)
     name = "model.layers.0.ffn.fc1.weight"

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stability.formats import BF16, E2M1, E4M3, E5M2, E8M0, FP16, Format
+from stability.core.number_formats import BF16, E2M1, E4M3, E5M2, E8M0, FP16, Format
 
 FORMATS = pytest.mark.parametrize("fmt", [BF16, FP16, E4M3, E5M2, E2M1], ids=lambda f: f.name)
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.weights import named_leaves, weight_table
-from stability.leaves import (
+from stability.core.parameter_leaves import (
     check_names,
     decays,
     is_megalodon,

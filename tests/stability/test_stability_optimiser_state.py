@@ -9,9 +9,9 @@ import optax
 import pytest
 import torch
 
-from stability.findings import Severity
-from stability.formats import BF16
-from stability.optimiser_state import audit_global_norm, audit_state, remaining
+from stability.core.findings import Severity
+from stability.core.number_formats import BF16
+from stability.storage.optimiser_state import audit_global_norm, audit_state, remaining
 from tests.helpers import skip_unless_computed
 
 

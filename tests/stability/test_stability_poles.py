@@ -10,11 +10,11 @@ import pytest
 from scipy.special import logit
 
 from megalodon_jax.weights import named_leaves, replace_leaves
-from stability.findings import Severity
-from stability.formats import BF16
-from stability.optimisers import AdamW
-from stability.pole_findings import LENGTHS, findings, memory_rows
-from stability.poles import Poles, collapsed, find_poles, float32_error
+from stability.core.findings import Severity
+from stability.core.number_formats import BF16
+from stability.storage.ema_pole_findings import LENGTHS, findings, memory_rows
+from stability.storage.ema_poles import Poles, collapsed, find_poles, float32_error
+from stability.storage.update_rules import AdamW
 from tests.helpers import TINY, model_of
 
 EMA = "model.layers.0.attn.cema"

@@ -7,9 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stability import rounding
-from stability.formats import BF16, E2M1, E4M3, E5M2, FORMATS, Format, by_name, format_of
-from stability.rounding import check_rounding, nearest, stochastic
+from stability.core import rounding
+from stability.core.number_formats import (
+    BF16,
+    E2M1,
+    E4M3,
+    E5M2,
+    FORMATS,
+    Format,
+    by_name,
+    format_of,
+)
+from stability.core.rounding import check_rounding, nearest, stochastic
 
 EACH = pytest.mark.parametrize("fmt", [*FORMATS, E2M1], ids=lambda f: f.name)
 SIGMAS = 5.0

@@ -7,11 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stability.formats import BF16, FORMATS, Format
-from stability.leaves import leaves_of
-from stability.optimisers import GRADIENT_RMS, OPTIMISERS, SGD, AdamW, Lion, Muon, optimiser
-from stability.simulate import FLOAT32, Gradients, Storage, run
-from stability.survival import is_lost, measure, predict
+from stability.core.number_formats import BF16, FORMATS, Format
+from stability.core.parameter_leaves import leaves_of
+from stability.storage.simulate import FLOAT32, Gradients, Storage, run
+from stability.storage.survival import is_lost, measure, predict
+from stability.storage.update_rules import (
+    GRADIENT_RMS,
+    OPTIMISERS,
+    SGD,
+    AdamW,
+    Lion,
+    Muon,
+    optimiser,
+)
 from tests.helpers import skip_unless_computed
 
 RNG = np.random.default_rng(0)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import jax
 import pytest
 
-from parity.cases import BYTE_LM
+from parity.megalodon.cases import BYTE_LM
 from stability import suite
+from stability.core.findings import Severity
 from stability.dtype_audit import read_golden
-from stability.findings import Severity
 from stability.suite import Checkpoint, Probed, run
 
 CHECKPOINT = Checkpoint(BYTE_LM, BYTE_LM / "heldout.txt")

@@ -11,10 +11,10 @@ import pytest
 
 from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
-from stability.findings import Severity
-from stability.formats import BF16, E4M3, E5M2, FP16, Format
-from stability.leaves import leaves_of
-from stability.survival import (
+from stability.core.findings import Severity
+from stability.core.number_formats import BF16, E4M3, E5M2, FP16, Format
+from stability.core.parameter_leaves import leaves_of
+from stability.storage.survival import (
     AdamW,
     Survival,
     half_gap,

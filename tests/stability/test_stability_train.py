@@ -14,9 +14,9 @@ import pytest
 
 from megalodon_jax import MegalodonForCausalLM
 from megalodon_jax.convert import load_from_pretrained
-from stability import train
+from stability.experiments import train
+from stability.experiments.train import Recipe, make_step, optimiser, read_text, windows, write
 from stability.suite import LENGTH, STEPS, Checkpoint
-from stability.train import Recipe, make_step, optimiser, read_text, windows, write
 from tests.helpers import model_of, same_leaves, tiny
 
 CONFIG = tiny(vocab_size=256, num_layers=1)

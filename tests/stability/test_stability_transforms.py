@@ -10,9 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from stability import transforms
-from stability.formats import BF16
-from stability.transforms import (
+from stability.core.number_formats import BF16
+from stability.storage import narrow_optimisers as transforms
+from stability.storage.narrow_optimisers import (
     apply_updates,
     float32_master,
     kahan,

@@ -8,9 +8,9 @@ import optax
 import pytest
 import torch
 
-from stability.findings import Severity
-from stability.transforms import apply_updates
-from stability.watch import FOLLOWED, advance, frozen, start, watch_torch
+from stability.core.findings import Severity
+from stability.storage.frozen_watch import FOLLOWED, advance, frozen, start, watch_torch
+from stability.storage.narrow_optimisers import apply_updates
 
 PATIENCE = 5
 

@@ -20,9 +20,19 @@ from megalodon_jax.weights import build_model, named_leaves
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT, rule
-from stability import gemm_drill, what_if
-from stability.findings import Severity
-from stability.what_if import FORMATS, LADDER, Products, advice, captured, costs, findings, rules
+from stability.core.findings import Severity
+from stability.experiments import gemm_drill
+from stability.products import what_if
+from stability.products.what_if import (
+    FORMATS,
+    LADDER,
+    Products,
+    advice,
+    captured,
+    costs,
+    findings,
+    rules,
+)
 from tests.helpers import TINY, arrays
 
 ROUNDING = rule("jax32:reference32", Kind.GRADIENT).absolute

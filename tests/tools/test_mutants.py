@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from parity.cases import CASES
-from reports.nightly import elsewhere
+from parity.megalodon.cases import CASES
+from reports.nightly.run import elsewhere
 from tools import mutants as tool
 from tools.mutant_list import CONTROLS, MUTANTS, ROOT
 from tools.mutant_list.survivors import ARGUED

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from parity.engine.measurement import Kind, Measurement, Verdict
-from reports.nightly import Options, nightly
-from reports.verdicts import Word
+from reports.nightly.run import Options, nightly
+from reports.verdict.decide import Word
 from tools import simulated_hosts as tool
 
 SSE = next(host for host in tool.HOSTS if host.name == "SSE4.2, 1 thread")

@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "equivalent_larger_spread",
-        "reports/drift.py",
+        "reports/verdict/drift.py",
         "none: the arguments of a maximum change places",
         "return max(a[0], b[0]), max(a[1], b[1])",
         "return max(b[0], a[0]), max(b[1], a[1])",
@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "equivalent_lost_update",
-        "stability/survival.py",
+        "stability/storage/survival.py",
         "none: the rule of lost updates, distributed",
         "return (np.abs(u) < gap) | ((np.abs(u) == gap) & even)",
         "return (np.abs(u) <= gap) & ((np.abs(u) < gap) | even)",

@@ -253,7 +253,7 @@ LOCALIZE = (
         ),
     ),
     *of(
-        "parity/localize.py",
+        "parity/megalodon/account.py",
         (
             "stages_not_forced",
             "every stage after a bug is called wrong on its own",
@@ -304,7 +304,7 @@ POOLING = of(
 )
 
 CONTROLS = of(
-    "parity/controls.py",
+    "parity/faults/controls.py",
     (
         "controls_found_anywhere",
         "a control counts as found wherever anything failed",
@@ -338,7 +338,7 @@ CONTROLS = of(
 )
 
 SUITE = of(
-    "parity/suite.py",
+    "parity/megalodon/suite.py",
     (
         "oracle_compared_with_itself",
         "float64 compares the oracle with itself",
@@ -396,7 +396,7 @@ SUITE = of(
 
 SOURCES = (
     *of(
-        "parity/conversion.py",
+        "parity/megalodon/conversion.py",
         (
             "last_byte_not_compared",
             "the hash of a converted tensor leaves its last byte out",
@@ -420,7 +420,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/recordings.py",
+        "parity/megalodon/recordings.py",
         (
             "recording_of_other_work",
             "a recording of another case is compared",
@@ -444,7 +444,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/seams.py",
+        "parity/megalodon/known_differences.py",
         (
             "closed_seam_passes",
             "a deliberate difference that is gone passes",
@@ -468,7 +468,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/trajectory.py",
+        "parity/megalodon/trajectory.py",
         (
             "second_moment_corrected_by_beta1",
             "the oracle corrects the second moment with the first one's rate",
@@ -536,7 +536,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/lowprecision.py",
+        "parity/megalodon/low_precision.py",
         (
             "bf16_intermediates_not_gated",
             "of bfloat16 only the logits are gated",

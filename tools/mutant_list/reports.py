@@ -12,7 +12,7 @@ _RATES = "test_rates.py"
 _COMMANDS = "test_store_commands.py"
 
 VERDICTS = of(
-    "reports/verdicts.py",
+    "reports/verdict/decide.py",
     (
         "incomplete_before_failed",
         "an incomplete suite hides a failure",
@@ -79,7 +79,7 @@ VERDICTS = of(
 )
 
 CHANGES = of(
-    "reports/changes.py",
+    "reports/verdict/changes.py",
     (
         "pass_of_nan_believed",
         "a pass whose value is no number is believed",
@@ -191,7 +191,7 @@ CHANGES = of(
 )
 
 DRIFT = of(
-    "reports/drift.py",
+    "reports/verdict/drift.py",
     (
         "levels_may_fall",
         "a level that fell below its limit is not told",
@@ -258,7 +258,7 @@ DRIFT = of(
 )
 
 LEVELS = of(
-    "reports/levels.py",
+    "reports/verdict/levels.py",
     (
         "arithmetic_level",
         "a level is an arithmetic mean, which its worst gate decides",
@@ -319,7 +319,7 @@ LEVELS = of(
 
 REGISTRY = (
     *of(
-        "reports/anchors.py",
+        "reports/verdict/anchors.py",
         (
             "anchor_of_the_newest",
             "the newest healthy night is the anchor, which follows a slow drift",
@@ -357,7 +357,7 @@ REGISTRY = (
         ),
     ),
     *of(
-        "reports/goldens.py",
+        "reports/verdict/pinned.py",
         (
             "oldest_blessing_first",
             "of two blessed runs the older one is preferred",
@@ -388,7 +388,7 @@ REGISTRY = (
         ),
     ),
     *of(
-        "reports/blessing.py",
+        "reports/registry/pin.py",
         (
             "dirty_tree_blessed",
             "a run is blessed in a tree with uncommitted changes",
@@ -412,7 +412,7 @@ REGISTRY = (
         ),
     ),
     *of(
-        "reports/marks.py",
+        "reports/page/sections/marks.py",
         (
             "drifts_unmarked",
             "a section whose level drifted is not marked",
@@ -439,7 +439,7 @@ REGISTRY = (
 
 STORE = (
     *of(
-        "reports/store.py",
+        "reports/store/runs.py",
         (
             "hidden_folders_are_runs",
             "what an interrupted write left is listed",
@@ -477,7 +477,7 @@ STORE = (
         ),
     ),
     *of(
-        "reports/schema.py",
+        "reports/store/schema.py",
         (
             "newer_schema_read",
             "a run of a newer version is read as one of today",
@@ -494,7 +494,7 @@ STORE = (
         ),
     ),
     *of(
-        "reports/history.py",
+        "reports/verdict/history.py",
         (
             "planted_night_in_history",
             "a night with a planted fault is a baseline",
@@ -539,7 +539,7 @@ STORE = (
         ),
     ),
     *of(
-        "reports/noise.py",
+        "reports/verdict/noise.py",
         (
             "far_or_unseen",
             "a value is a step where it is far or unseen",
@@ -563,7 +563,7 @@ STORE = (
         ),
     ),
     *of(
-        "reports/retention.py",
+        "reports/registry/retention.py",
         (
             "oldest_kept",
             "pruning keeps the oldest runs",
@@ -587,7 +587,7 @@ STORE = (
         ),
     ),
     *of(
-        "reports/shards.py",
+        "reports/nightly/shards.py",
         (
             "shards_from_zero",
             "shard 1 is the second part of a plan",
@@ -622,7 +622,7 @@ STORE = (
 
 HOST = (
     *of(
-        "reports/host.py",
+        "reports/provenance/host.py",
         (
             "half_known_processor",
             "a processor of which one field is unknown equals itself",
@@ -646,7 +646,7 @@ HOST = (
         ),
     ),
     *of(
-        "reports/explain.py",
+        "reports/cli/views/explain.py",
         (
             "explained_and_well",
             "a case that was explained counts as holding",
@@ -657,7 +657,7 @@ HOST = (
         ),
     ),
     *of(
-        "reports/sentences.py",
+        "reports/verdict/sentences.py",
         (
             "shared_suspected_always",
             "what both sides share is suspected although JAX left the oracle",
@@ -674,7 +674,7 @@ HOST = (
         ),
     ),
     *of(
-        "reports/nightly.py",
+        "reports/nightly/run.py",
         (
             "replay_always_equal",
             "every value is said to repeat",

@@ -13,7 +13,7 @@ _MLA_PARITY = (
 
 PROBES = (
     *of(
-        "stability/survival.py",
+        "stability/storage/survival.py",
         (
             "gap_of_powers_of_two",
             "toward 0 from a power of two the neighbour is as far as outward",
@@ -45,7 +45,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/rounding.py",
+        "stability/core/rounding.py",
         (
             "rounding_not_checked",
             "a compiler that removes the rounding is not noticed",
@@ -55,7 +55,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/formats.py",
+        "stability/core/number_formats.py",
         (
             "casts_overflow",
             "values beyond the range of e4m3 become NaN",
@@ -72,7 +72,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/products.py",
+        "stability/products/accuracy.py",
         (
             "draws_beyond_neighbours",
             "a draw two steps away is right",
@@ -96,7 +96,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/guard.py",
+        "stability/recovery/guard.py",
         (
             "clipped_steps_skipped",
             "a step whose norm spikes is skipped instead of clipped",
@@ -135,7 +135,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/nonfinite.py",
+        "stability/nonfinite/flags.py",
         (
             "infinity_is_finite",
             "only NaN takes a flag down",
@@ -152,7 +152,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/optimiser_state.py",
+        "stability/storage/optimiser_state.py",
         (
             "counter_stops_early",
             "a counter is said to stop one bit early",
@@ -169,7 +169,7 @@ PROBES = (
         ),
     ),
     *of(
-        "stability/poles.py",
+        "stability/storage/ema_poles.py",
         (
             "phases_from_zero_in_the_probe",
             "the probe's phases run from order 0",
@@ -238,7 +238,7 @@ PROBES = (
 _CASES = "mla-moe mla-moe-yarn"
 SUBJECT = (
     *of(
-        "stability/subjects/mla_moe/attention.py",
+        "parity/deepseek_v3/attention.py",
         (
             "mla_absorbed_scale",
             "absorbed scores are scaled by the head's width, without YaRN's factor",
@@ -292,7 +292,7 @@ SUBJECT = (
         ),
     ),
     *of(
-        "stability/subjects/mla_moe/router.py",
+        "parity/deepseek_v3/router.py",
         (
             "router_bias_in_the_weights",
             "the selection bias enters the weights of the experts",
@@ -337,7 +337,7 @@ SUBJECT = (
         ),
     ),
     *of(
-        "stability/subjects/mla_moe/model.py",
+        "parity/deepseek_v3/model.py",
         (
             "experts_weighed_out_of_order",
             "outputs of experts are weighed in the order of tokens, not of experts",

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves
+from parity.deepseek_v3.attention import LayerCache
+from parity.deepseek_v3.checkpoint import load, save, stacked, unstacked
+from parity.deepseek_v3.comparison import TINY, Case, by_name
+from parity.deepseek_v3.config import SIZES, MLAMoEConfig, Yarn, by_size
+from parity.deepseek_v3.model import empty_cache, generate
+from parity.deepseek_v3.router import Router, balanced, counts
 from parity.engine.measurement import Kind
 from parity.tolerances import rule
-from stability.subjects.mla_moe.attention import LayerCache
-from stability.subjects.mla_moe.checkpoint import load, save, stacked, unstacked
-from stability.subjects.mla_moe.config import SIZES, MLAMoEConfig, Yarn, by_size
-from stability.subjects.mla_moe.model import empty_cache, generate
-from stability.subjects.mla_moe.parity import TINY, Case, by_name
-from stability.subjects.mla_moe.router import Router, balanced, counts
 from tests.helpers import rel_l2
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute

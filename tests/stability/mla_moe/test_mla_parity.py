@@ -9,14 +9,14 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from parity import recordings
+from parity.deepseek_v3 import comparison as parity
+from parity.deepseek_v3 import reference as deepseek
 from parity.engine.compare import Work, kind_of
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
-from parity.reference import deepseek
+from parity.megalodon import recordings
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
-from stability.subjects.mla_moe import parity
-from stability.subjects.mla_moe.fixed_bugs import reference_scatter
+from stability.moe.fixed_bugs import reference_scatter
 
 FULL = parity.by_name("grouped")
 """The case with everything in it: the one whose gradients are compared here."""

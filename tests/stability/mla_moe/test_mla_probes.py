@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stability.policy import Policy
-from stability.subjects.mla_moe import defects, results
-from stability.subjects.mla_moe.attention_probe import clip_factors
-from stability.subjects.mla_moe.policy import FP8, FP8_MLA
+from stability.core.dtype_rules import Policy
+from stability.moe import defects, results
+from stability.moe.attention_probe import clip_factors
+from stability.moe.policy import FP8, FP8_MLA
 
 
 @pytest.mark.parametrize("defect", defects.DEFECTS, ids=lambda d: d.metric)

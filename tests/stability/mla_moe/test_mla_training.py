@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from stability.guard import GuardConfig, guard
-from stability.recommendation import NEVER, recommend
-from stability.subjects.mla_moe import results, training
-from stability.subjects.mla_moe.checkpoint import build
-from stability.subjects.mla_moe.model import MLAMoEForCausalLM
-from stability.subjects.mla_moe.parity import TINY, by_name
+from parity.deepseek_v3.checkpoint import build
+from parity.deepseek_v3.comparison import TINY, by_name
+from parity.deepseek_v3.model import MLAMoEForCausalLM
+from stability.core.recommendation import NEVER, recommend
+from stability.moe import results, training
+from stability.recovery.guard import GuardConfig, guard
 from tests.helpers import same_leaves
 
 

@@ -1,0 +1,244 @@
+"""Two checkpoints larger than memory, compared layer by layer.
+
+One layer at a time is read on each side, the activations are pushed through it, compared, and the
+layer is dropped. Memory is bounded by the largest layer and the activations; of the embedding only
+the rows of the text are read, and the head is applied in blocks of the vocabulary.
+
+There are two runs. Free-running, each side goes on with its own activations. Forced, both sides and
+the oracle are fed the reference's, so that what differs comes from this layer. Only forced errors
+carry a tolerance: the rules of `parity.tolerances` on a noise floor measured for this layer and
+input. A free error needs none, since it is at most the error of its input, amplified, plus the
+forced error. Source: docs/parity.md "Big checkpoints", docs/parity.md "First divergence".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megalodon_jax.weights import EMBEDDING, HEAD
+from parity.checkpoint_pair.files import Stored, WeightRow, compare_values
+from parity.checkpoint_pair.logit_blocks import LogitsApart
+from parity.checkpoint_pair.one_layer import (
+    FINAL,
+    Arrays,
+    JaxLayer,
+    OracleLayer,
+    ReferenceLayer,
+    jax_logits,
+    last_tap,
+    looked_up,
+    return_freed_memory,
+)
+from parity.checkpoint_pair.whole_model import text_case
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Measurement, Verdict
+from parity.engine.metrics import relative_l2
+from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, row_blocks, summed
+from parity.tolerances import NoiseFloors
+
+WIDE = 1 << 22
+"""Parameters of a layer up to which JAX also runs it in float64."""
+LOGITS_AT_ONCE, HEAD_AT_ONCE = 1 << 19, 1 << 20
+"""Elements of the logits and of the head that exist at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one layer did to the difference between the two sides."""
+
+    name: str
+    """`embed`, `layers.{i}`, `norm` or `logits`."""
+    free: float
+    """Relative L2 between the sides, each on its own activations."""
+    forced: float
+    """... both fed the reference's activations: the difference this step makes by itself."""
+    amplification: float
+    """By how much the step multiplies the relative error of its input; NaN for an exact input."""
+    share: float
+    """Largest share of a tolerance that a gate of this step uses; infinite where none applies."""
+    where: str
+    """Tap and edge of that gate."""
+
+
+@dataclass
+class Outcome:
+    """What a layer-by-layer comparison found."""
+
+    steps: list[Step] = field(default_factory=list)
+    weights: list[WeightRow] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    losses: tuple[float, float] = (math.nan, math.nan)
+    """Mean negative log-likelihood in nats, free-running: JAX, and the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """Activations into and out of a step."""
+
+    free: np.ndarray
+    fed: np.ndarray
+    moved: np.ndarray
+    """What JAX made of `free`."""
+    going: np.ndarray
+    """What the reference made of `fed`."""
+
+
+class Walk:
+    """Walks two checkpoints of one configuration side by side.
+
+    Args:
+        theirs: the torch side; the oracle and the reference compute with it.
+        ours: the JAX side; its tensors must fit the configuration of `theirs`.
+        ids: token ids (B, L) int32, in range.
+        live: run megalodon-hf; without it the oracle, rounded to float32, stands in its place.
+        report: gets a line of progress per step.
+    """
+
+    def __init__(
+        self,
+        theirs: Stored,
+        ours: Stored,
+        ids: np.ndarray,
+        *,
+        live: bool,
+        report: Callable[[str], None],
+    ):
+        self.theirs, self.ours, self.ids, self.report = theirs, ours, ids, report
+        self.config = theirs.config
+        self.case = text_case("checkpoint", self.config, ids, digest=f"{theirs.path} {ours.path}")
+        self.reference = ReferenceLayer(self.config) if live else None
+        self.outcome = Outcome()
+        return_freed_memory()
+
+    def run(self) -> Outcome:
+        """Compare embedding, layers, final norm and logits."""
+        # What is not finite fails its gates; NumPy need not warn of it too.
+        with np.errstate(all="ignore"):
+            free, fed = self._embed()
+            for index in (*range(self.config.num_layers), FINAL):
+                free, fed = self._layer(index, free, fed)
+            self._logits(free, fed)
+        return self.outcome
+
+    def _embed(self) -> tuple[np.ndarray, np.ndarray]:
+        self._table(EMBEDDING)
+        ours, theirs = looked_up(self.ours, self.ids), looked_up(self.theirs, self.ids)
+        exact = {"embed": looked_up(self.theirs, self.ids, np.float64)}
+        # The table and the tap each moved by one unit roundoff, signs at random.
+        floors = {"embed": math.sqrt(2) * UNIT_ROUNDOFF}
+        live = {"embed": theirs} if self.reference else None
+        self._compare("embed", "embed", {"embed": ours}, live, exact, floors)
+        return ours, theirs
+
+    def _layer(self, index: int, free: np.ndarray, fed: np.ndarray):
+        last = last_tap(index)
+        layer = JaxLayer(self.ours, self.config, index)
+        self.outcome.weights += layer.weights(self.theirs)
+        ours = layer.run(fed)
+        after = ours[last] if np.array_equal(free, fed) else layer.run(free)[last]
+        wide = layer.run(fed, "float64") if layer.size <= WIDE else None
+        del layer
+        oracle = OracleLayer(self.theirs, index)
+        exact = oracle.run(fed)
+        floors = oracle.floors(fed, exact)
+        theirs = self.reference.run(self.theirs, index, fed) if self.reference else None
+        going = theirs[last] if theirs else exact[last].astype(np.float32)
+        name = last if index == FINAL else f"layers.{index}"
+        flow = _Flow(free, fed, after, going)
+        self._compare(name, last, ours, theirs, exact, floors, wide, flow)
+        return after, going
+
+    def _logits(self, free: np.ndarray, fed: np.ndarray) -> None:
+        name = EMBEDDING if self.config.tied else HEAD
+        if name == HEAD:
+            self._table(HEAD)
+        theirs, ours = self.theirs.tensors[name], self.ours.tensors[name]
+        apart, rng = LogitsApart(self.case.batch.labels), np.random.default_rng(0)
+        wide = fed.astype(np.float64)
+        noisy, D = moved(wide, rng), self.config.model_dim
+        size = max(D, min(HEAD_AT_ONCE, LOGITS_AT_ONCE // self.ids.size * D))
+        for rows in row_blocks(theirs.shape, size):
+            head, own = (t.read(rows).astype(np.float32) for t in (theirs, ours))
+            exact = head.astype(np.float64)
+            apart.add(
+                rows.start,
+                exact=wide @ exact.T,
+                noise=moved(noisy @ moved(exact, rng).T, rng, summed(D)),
+                ours=jax_logits(self.config, fed, own),
+                free=jax_logits(self.config, free, own),
+                theirs=self.reference.logits(fed, head) if self.reference else None,
+            )
+        floors = self._known(apart.floors)
+        gates = apart.measurements(lambda edge: Comparison(self.case.work, edge, floors, "float32"))
+        self.outcome.losses = apart.losses()
+        expected = "theirs" if self.reference else "exact"
+        entered = relative_l2(free, fed)
+        amplification = apart.error("free", "ours") / entered if entered else math.nan
+        out, forced = apart.error("free", "theirs"), apart.error("ours", expected)
+        self._note("logits", "logits", gates, out, forced, amplification)
+
+    def _table(self, name: str) -> None:
+        row = compare_values(name, self.theirs.tensors[name], self.ours.tensors[name])
+        self.outcome.weights.append(row)
+
+    def _compare(
+        self,
+        name: str,
+        last: str,
+        ours: Arrays,
+        theirs: Arrays | None,
+        exact: Arrays,
+        floors: Mapping[str, float],
+        wide: Arrays | None = None,
+        flow: _Flow | None = None,
+    ) -> None:
+        """Hold one step to every edge, and note what it did to the error."""
+        rows = self._edge("jax64:oracle", floors).run(wide, exact) if wide else []
+        rows += self._edge("jax32:oracle", floors).run(ours, exact)
+        if theirs:
+            rows += self._edge("reference32:oracle", floors).run(theirs, exact)
+            rows += self._edge("jax32:reference32", floors).run(ours, theirs)
+        forced = relative_l2(ours[last], (theirs or exact)[last])
+        out, amplification = forced, math.nan
+        if flow is not None:
+            out = relative_l2(flow.moved, flow.going)
+            entered = relative_l2(flow.free, flow.fed)
+            response = relative_l2(flow.moved, ours[last])
+            amplification = response / entered if entered else math.nan
+        self._note(name, last, rows, out, forced, amplification)
+
+    def _note(self, name, last, rows: list[Measurement], out, forced, amplification) -> None:
+        rows = [row for row in rows if row.verdict is not Verdict.INFO or row.quantity == "logits"]
+        if not math.isfinite(out):
+            # Forced errors may all hold, and yet a side has run away from the other.
+            at = self._edge("jax32:reference32", {})
+            rows.append(at.missing(last, "not finite in the free run on at least one side"))
+        self.outcome.measurements += rows
+        share, where = _closest(rows)
+        self.outcome.steps.append(Step(name, out, forced, amplification, share, where))
+        done, total = len(self.outcome.steps), self.config.num_layers + 3
+        self.report(
+            f"  {name} ({done} of {total}): forced {forced:.1e}, free {out:.1e}, "
+            f"{share:.2g} of a tolerance used"
+        )
+
+    def _edge(self, edge: str, floors: Mapping[str, float]) -> Comparison:
+        dtype = "float64" if edge.startswith("jax64") else "float32"
+        return Comparison(self.case.work, edge, self._known(floors), dtype)
+
+    def _known(self, floors: Mapping[str, float]) -> NoiseFloors:
+        responses = {name: (floor,) for name, floor in floors.items()}
+        return NoiseFloors({"checkpoint": {"hash": self.case.hash, "responses": responses}})
+
+
+def _closest(rows: list[Measurement]) -> tuple[float, str]:
+    """Return the largest share of a tolerance used, and by which tap on which edge."""
+    gates = [row for row in rows if row.verdict is not Verdict.INFO]
+    shares = [math.inf if math.isnan(row.fraction) else row.fraction for row in gates]
+    share = max(shares, default=math.inf)
+    row = gates[shares.index(share)] if gates else None
+    return share, "" if row is None else f"{row.quantity} ({row.edge})"

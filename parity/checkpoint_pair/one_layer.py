@@ -1,0 +1,287 @@
+"""One layer of each implementation, holding nothing but that layer's weights.
+
+Source: docs/parity.md "Big checkpoints".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.layers.linear import matmul
+from megalodon_jax.layers.timestep_norm import TimestepNorm
+from megalodon_jax.model import MegalodonBlock
+from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves, weight_table
+from parity.checkpoint_pair.files import Held, Stored, WeightRow, compare_values
+from parity.engine.rounding_noise import SEEDS, floors, moved, row_blocks
+from parity.megalodon import oracle
+from parity.megalodon.perturbation import of_weight
+from parity.megalodon.reference import LiveReference
+from parity.megalodon.taps import BLOCK_TAPS, Tap, capture
+
+Arrays = dict[str, np.ndarray]
+FINAL = -1
+"""The index that stands for the final norm."""
+FEW_SEEDS = 1
+CHEAP = 1e8
+"""Tokens times parameters of a layer below which its floor gets `SEEDS` seeds, above `FEW_SEEDS`.
+
+The response of a large tensor is a mean over its elements: one seed all but measures it.
+"""
+
+
+def prefix_of(index: int) -> str:
+    """Return what the torch names of a layer, or of the final norm, start with."""
+    return "model.norm." if index == FINAL else f"model.layers.{index}."
+
+
+def last_tap(index: int) -> str:
+    """Return the tap that is the output of a layer, or of the final norm."""
+    return "norm" if index == FINAL else f"layers.{index}.{BLOCK_TAPS[-1].name}"
+
+
+def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
+    """Return the embedded ids (B, L, D), reading only the rows of the table that they use."""
+    used, place = np.unique(ids, return_inverse=True)
+    rows = stored.tensors[EMBEDDING].take(used).astype(dtype)[place.reshape(ids.shape)]
+    config = stored.config
+    return rows * dtype(math.sqrt(config.model_dim)) if config.scale_emb else rows
+
+
+class JaxLayer:
+    """A layer of the JAX model, or its final norm, in float32 and on request in float64.
+
+    Args:
+        ours: the JAX side.
+        config: the configuration of both sides.
+        index: of the layer, or `FINAL`.
+    """
+
+    def __init__(self, ours: Stored, config: MegalodonConfig, index: int):
+        self.config, self.index, self._ours = config, index, ours
+        names = named_leaves(self._frame("float32"))
+        self._weights = {n: jnp.asarray(ours.wide(prefix_of(index) + n)) for n in names}
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(leaf.size for leaf in self._weights.values())
+
+    def weights(self, theirs: Stored) -> list[WeightRow]:
+        """Compare the parameters, as they are in the module, with the torch side's by name."""
+        module = named_leaves(self._module("float32"))
+        rows = []
+        for name, leaf in module.items():
+            full = prefix_of(self.index) + name
+            held = Held(np.asarray(leaf), self._ours.tensors[full].dtype)
+            rows.append(compare_values(full, theirs.tensors[full], held))
+        return rows
+
+    def run(self, x: np.ndarray, dtype: str = "float32") -> Arrays:
+        """Return the taps, by full name, on activations x (B, L, D)."""
+        with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+            module, x_in = self._module(dtype), jnp.asarray(x, dtype)
+            if self.index == FINAL:
+                return {"norm": np.asarray(_normalised(module, x_in))}
+            taps = _watched(module, x_in)
+            full = {n.replace("layers.0.", f"layers.{self.index}.", 1): a for n, a in taps.items()}
+            return {name: np.asarray(a) for name, a in full.items()}
+
+    def _module(self, dtype: str) -> Any:
+        weights = {name: leaf.astype(dtype) for name, leaf in self._weights.items()}
+        return replace_leaves(self._frame(dtype), weights)
+
+    def _frame(self, dtype: str) -> Any:
+        # Only the residual's scale depends on the index; equal frames share one compiled program.
+        index = self.index if self.config.rescale_nffn or self.index == FINAL else 0
+        return _frame(self.config.with_dtype(dtype), index)
+
+
+@lru_cache(maxsize=4)
+def _frame(config: MegalodonConfig, index: int) -> Any:
+    """Return the module with shapes in place of arrays."""
+    if index != FINAL:
+        return eqx.filter_eval_shape(MegalodonBlock, config, index, key=jax.random.key(0))
+    sizes = config.model_dim, config.norm_num_groups, config.norm_eps, config.norm_affine
+    return eqx.filter_eval_shape(TimestepNorm, *sizes)
+
+
+def jax_logits(config: MegalodonConfig, x: np.ndarray, head: np.ndarray) -> np.ndarray:
+    """Return the logits (B, L, V') of hidden states (B, L, D) by rows of the head (V', D)."""
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(_projected(jnp.asarray(x), head, config.with_dtype("float32")))
+
+
+@eqx.filter_jit
+def _watched(block, x):
+    params, static = eqx.partition(block, eqx.is_array)
+    return capture(lambda params, x: eqx.combine(params, static)(x)[0])(params, x)[1]
+
+
+@eqx.filter_jit
+def _normalised(norm, x):
+    return norm(x)[0]
+
+
+@eqx.filter_jit
+def _projected(x, head, config: MegalodonConfig):
+    return matmul(x, jnp.asarray(head), config)
+
+
+class ReferenceLayer:
+    """One layer of megalodon-hf whose weights are replaced layer after layer, in float32.
+
+    The model it belongs to has a vocabulary of four, so that nothing but the layer takes memory.
+
+    Raises:
+        ReferenceUnavailableError: megalodon-hf cannot run.
+    """
+
+    def __init__(self, config: MegalodonConfig):
+        self.config = config
+        vocabulary = {"vocab_size": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        small = replace(config, num_layers=1, output_size=-1, **vocabulary)
+        zeros = {row.name: np.zeros(row.shape, np.float32) for row in weight_table(small)}
+        self._model = LiveReference().load(small, zeros).requires_grad_(False)
+        self._block, self._index = self._model.model.layers[0], 0
+        for parameter in self._block.parameters():
+            parameter.data = parameter.new_empty(0)
+
+    def run(self, theirs: Stored, index: int, x: np.ndarray) -> Arrays:
+        """Return the taps of layer `index`, or of the final norm, on activations x (B, L, D)."""
+        if index == FINAL:
+            with self._filled(self._model.model.norm, theirs, index) as norm:
+                return {"norm": _array(norm(self._tensor(x))[0])}
+        if self.config.rescale_nffn and index != self._index:
+            # The residual's scale is a constant that the constructor derives from the index.
+            block = type(self._block)(self._model.config, index)
+            self._block, self._index = block.requires_grad_(False).eval(), index
+        taps: Arrays = {}
+        hooks = [self._watch(tap, f"layers.{index}.{tap.name}", taps) for tap in BLOCK_TAPS]
+        try:
+            with self._filled(self._block, theirs, index) as block:
+                block(self._tensor(x))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return taps
+
+    def logits(self, x: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Return the product of x (B, L, D) and rows of the head (V', D), as torch computes it."""
+        return _array(self._tensor(x) @ self._tensor(head).T)
+
+    @contextlib.contextmanager
+    def _filled(self, module: Any, theirs: Stored, index: int) -> Iterator[Any]:
+        """Context in which a module has its weights; outside of it, it takes no memory."""
+        for name, parameter in module.named_parameters():
+            tensor = theirs.tensors[prefix_of(index) + name]
+            parameter.data = parameter.new_empty(tensor.shape)
+            for rows in row_blocks(tensor.shape):
+                parameter[rows].copy_(self._tensor(tensor.read(rows)))
+        yield module
+        for parameter in module.parameters():
+            parameter.data = parameter.new_empty(0)
+
+    def _watch(self, tap: Tap, name: str, taps: Arrays) -> Any:
+        def keep(value: Any) -> None:
+            value = value * value.sigmoid() if tap.silu else value
+            taps[name] = _array(value.transpose(1, 2) if tap.channels_first else value)
+
+        module = self._block.get_submodule(tap.reference)
+        if tap.argument is not None:
+            return module.register_forward_pre_hook(lambda _, given: keep(given[tap.argument]))
+        return module.register_forward_hook(
+            lambda _, given, out: keep(out[0] if isinstance(out, tuple) else out)
+        )
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        # torch itself may be imported in `parity.megalodon.reference` only; a parameter can make
+        # tensors too.
+        return self._model.model.embed.weight.new_tensor(np.asarray(array, np.float32))
+
+
+def return_freed_memory() -> None:
+    """Have the C library return every large buffer to the system once it is freed (glibc).
+
+    Left alone it keeps freed buffers of up to 32 MiB for later, in pieces that the next layer's do
+    not fit: the process then grows with the number of layers. Holds for the whole process.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if set_option is not None:
+        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+            set_option(option, _LARGE)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGE = -1, -3, 1 << 18
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return tensor.detach().contiguous().numpy().copy()
+
+
+class OracleLayer:
+    """A layer of the oracle, or its final norm, with weights read when they are needed."""
+
+    def __init__(self, theirs: Stored, index: int):
+        self.theirs, self.index = theirs, index
+        prefix = prefix_of(index)
+        named = (t for name, t in theirs.tensors.items() if name.startswith(prefix))
+        self.size = sum(math.prod(t.shape) for t in named)
+
+    def run(self, x: np.ndarray, rng: np.random.Generator | None = None) -> Arrays:
+        """Return the taps in float64 on activations x (B, L, D).
+
+        Args:
+            x: the input.
+            rng: moves the input, every weight and every tap by one unit roundoff, up or down.
+        """
+        taps: Arrays = {}
+
+        def tap(name: str, value: np.ndarray) -> np.ndarray:
+            taps[name] = value if rng is None else moved(value, rng)
+            return taps[name]
+
+        weights, start = Widened(self.theirs, prefix_of(self.index), rng), x.astype(np.float64)
+        start = start if rng is None else moved(start, rng)
+        context = _context(self.theirs.config, x.shape[:2], tap)
+        if self.index == FINAL:
+            tap("norm", oracle.timestep_norm(context, start, weights, "", ""))  # pyright: ignore[reportArgumentType]
+        else:
+            oracle.block(context, weights, start, self.index)  # pyright: ignore[reportArgumentType]
+        return taps
+
+    def floors(self, x: np.ndarray, exact: Arrays) -> dict[str, float]:
+        """Return the root mean square response of every tap to one unit roundoff, relative L2."""
+        seeds = SEEDS if self.size * x.shape[0] * x.shape[1] <= CHEAP else FEW_SEEDS
+        return floors(exact, lambda rng: self.run(x, rng), seeds)
+
+
+class Widened:
+    """Weights in float64 by name after `prefix`, read when asked for and not kept."""
+
+    def __init__(self, stored: Stored, prefix: str, rng: np.random.Generator | None):
+        self._stored, self._prefix, self._rng = stored, prefix, rng
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        full = self._prefix + name
+        value = self._stored.tensors[full].read().astype(np.float64)
+        return value if self._rng is None else moved(value, self._rng, of_weight(full, value.shape))
+
+
+def _context(
+    config: MegalodonConfig, shape: tuple[int, ...], tap: Callable[[str, Any], Any]
+) -> oracle.Context:
+    visible = oracle.visibility(config, shape[1], ())
+    return oracle.Context(config, np.ones(shape, bool), visible, True, tap, {}, frozenset())

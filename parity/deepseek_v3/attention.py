@@ -1,0 +1,215 @@
+"""Multi-head latent attention: compressed keys and values, a rotary key all heads share.
+
+Source: DeepSeek-V3 technical report, equations 1 to 11; absorption, DeepSeek-V2 report
+(arXiv 2405.04434), section 2.1.2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, Num
+
+from megalodon_jax.config import widened
+from parity.deepseek_v3.config import MLAMoEConfig
+
+
+class LayerCache(NamedTuple):
+    """What attention remembers of S positions: (B, S, rank + rotary), not heads times more."""
+
+    latent: Float[Array, "B S R"]
+    """Compressed keys and values, normalised."""
+    rotary: Float[Array, "B S r"]
+    """The rotary key all heads share, rotated."""
+
+
+class RMSNorm(eqx.Module):
+    """`x * rsqrt(mean(x^2) + eps) * weight`, in at least float32; the weight starts at 1."""
+
+    weight: Float[Array, " D"]
+    eps: float = eqx.field(static=True)
+
+    def __init__(self, dim: int, eps: float):
+        self.weight, self.eps = jnp.ones(dim, jnp.float32), eps
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Normalise the last axis; returns the dtype it was given."""
+        wide = x.astype(widened(x.dtype))
+        scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (wide * scale * self.weight.astype(wide.dtype)).astype(x.dtype)
+
+
+class Linear(eqx.Module):
+    """`x W^T`; a narrower weight, such as float8, is widened to the dtype of `x` by name."""
+
+    weight: Float[Array, "out in"]
+
+    def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        """Map the last axis."""
+        return x @ self.weight.astype(x.dtype).T
+
+
+class Draw:
+    """Draws one weight after the other, N(0, std), float32."""
+
+    def __init__(self, key: jax.Array, std: float):
+        self.key, self.std = key, std
+
+    def __call__(self, *shape: int) -> Linear:
+        """Return a layer with a weight of this shape."""
+        self.key, now = jax.random.split(self.key)
+        return Linear(self.std * jax.random.normal(now, shape, jnp.float32))
+
+
+class Attention(eqx.Module):
+    """Multi-head latent attention (report, equations 1 to 11)."""
+
+    q_proj: Linear | None
+    q_a_proj: Linear | None
+    q_a_layernorm: RMSNorm | None
+    q_b_proj: Linear | None
+    kv_a_proj_with_mqa: Linear
+    kv_a_layernorm: RMSNorm
+    kv_b_proj: Linear
+    o_proj: Linear
+    config: MLAMoEConfig = eqx.field(static=True)
+
+    def __init__(self, config: MLAMoEConfig, draw: Draw):
+        D, H, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
+        R, r, v = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
+        queries = H * config.qk_head_dim
+        direct = rank is None
+        # The latent norms' epsilon is the architecture's, whatever the configuration says.
+        self.q_proj = draw(queries, D) if direct else None
+        self.q_a_proj = None if direct else draw(rank, D)
+        self.q_a_layernorm = None if direct else RMSNorm(rank, 1e-6)
+        self.q_b_proj = None if direct else draw(queries, rank)
+        self.kv_a_proj_with_mqa = draw(R + r, D)
+        self.kv_a_layernorm = RMSNorm(R, 1e-6)
+        self.kv_b_proj = draw(H * (config.qk_nope_head_dim + v), R)
+        self.o_proj = draw(D, H * v)
+        self.config = config
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        positions: Num[Array, "B L"],
+        past: LayerCache | None = None,
+        filled: Int[Array, ""] | int = 0,
+        *,
+        absorbed: bool = False,
+        scope: str = "",
+    ) -> tuple[Float[Array, "B L D"], LayerCache]:
+        """Attend to all earlier positions.
+
+        Args:
+            x: normalised hidden states.
+            positions: of the tokens.
+            past: latents to continue, with room for L more; None starts afresh.
+            filled: how many of its positions are.
+            absorbed: multiply queries instead of keys by the keys' matrix, so that heads never
+                exist in the cache (report, section 2.1.1, and DeepSeek-V2, appendix); the same
+                numbers up to rounding.
+            scope: what names of intermediates start with.
+        """
+        q_nope, q_rot = self.queries(x, positions, scope)
+        now = self.compress(x, positions, scope)
+        if past is not None:
+            both = zip(past, now, strict=True)
+            now = LayerCache(
+                *(jax.lax.dynamic_update_slice_in_dim(o, n, filled, 1) for o, n in both)
+            )
+        seen = _causal(x.shape[1], now.latent.shape[1], filled)
+        mix = self._absorbed if absorbed else self._expanded
+        heads = mix(q_nope, q_rot, now, seen)
+        out = self.o_proj(heads.reshape(*x.shape[:2], -1))
+        return checkpoint_name(out, f"{scope}attn"), now
+
+    def queries(
+        self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
+    ) -> tuple[Float[Array, "B L H n"], Float[Array, "B L H r"]]:
+        """Return the plain part of the queries, and the rotated part."""
+        if self.q_proj is not None:
+            q = self.q_proj(x)
+        else:
+            assert self.q_a_proj and self.q_a_layernorm and self.q_b_proj
+            latent = checkpoint_name(self.q_a_layernorm(self.q_a_proj(x)), f"{scope}q_latent")
+            q = self.q_b_proj(latent)
+        q = q.reshape(*q.shape[:2], self.config.num_attention_heads, -1)
+        nope, rot = jnp.split(q, [self.config.qk_nope_head_dim], axis=-1)
+        return nope, rotate(rot, positions, self.config)
+
+    def compress(
+        self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
+    ) -> LayerCache:
+        """Return what is kept of the tokens."""
+        both = self.kv_a_proj_with_mqa(x)
+        latent, rot = jnp.split(both, [self.config.kv_lora_rank], axis=-1)
+        latent = checkpoint_name(self.kv_a_layernorm(latent), f"{scope}kv_latent")
+        return LayerCache(latent, rotate(rot[:, :, None], positions, self.config)[:, :, 0])
+
+    def expand(self) -> tuple[Float[Array, "H n R"], Float[Array, "H v R"]]:
+        """Return the matrices that make keys and values of a latent, by head."""
+        c = self.config
+        both = self.kv_b_proj.weight.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
+        return both[:, : c.qk_nope_head_dim], both[:, c.qk_nope_head_dim :]
+
+    def scores(
+        self, q_nope: Array, q_rot: Array, kept: LayerCache, *, absorbed: bool = False
+    ) -> Float[Array, "B H L S"]:
+        """Return attention logits before the mask, in at least float32."""
+        keys = self.expand()[0].astype(q_nope.dtype)
+        if absorbed:
+            plain = jnp.einsum(
+                "blhr,bsr->bhls", jnp.einsum("blhn,hnr->blhr", q_nope, keys), kept.latent
+            )
+        else:
+            plain = jnp.einsum(
+                "blhn,bshn->bhls", q_nope, jnp.einsum("bsr,hnr->bshn", kept.latent, keys)
+            )
+        rotary = jnp.einsum("blhr,bsr->bhls", q_rot, kept.rotary)
+        wide = widened(plain.dtype)
+        return (plain.astype(wide) + rotary.astype(wide)) * self.config.score_scale
+
+    def _expanded(self, q_nope: Array, q_rot: Array, kept: LayerCache, seen: Array) -> Array:
+        weights = _softmax(self.scores(q_nope, q_rot, kept), seen, q_nope.dtype)
+        values = jnp.einsum("bsr,hvr->bshv", kept.latent, self.expand()[1].astype(q_nope.dtype))
+        return jnp.einsum("bhls,bshv->blhv", weights, values)
+
+    def _absorbed(self, q_nope: Array, q_rot: Array, kept: LayerCache, seen: Array) -> Array:
+        weights = _softmax(self.scores(q_nope, q_rot, kept, absorbed=True), seen, q_nope.dtype)
+        mixed = jnp.einsum("bhls,bsr->blhr", weights, kept.latent)
+        return jnp.einsum("blhr,hvr->blhv", mixed, self.expand()[1].astype(q_nope.dtype))
+
+
+def rotate(
+    x: Float[Array, "B L H r"], positions: Num[Array, "B L"], config: MLAMoEConfig
+) -> Float[Array, "B L H r"]:
+    """Turn pairs of the last axis by position times `config.rotations()`; angles in float32."""
+    wide = widened(x.dtype)
+    rates = jnp.asarray(config.rotations(), wide)
+    angles = (positions.astype(wide)[..., None] * rates)[:, :, None]
+    size = config.rope_scaling.amplitude if config.rope_scaling else 1.0
+    cos, sin = (size * f(angles) for f in (jnp.cos, jnp.sin))
+    if config.rope_interleave:
+        pairs = x.astype(wide).reshape(*x.shape[:-1], -1, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        first, second = jnp.split(x.astype(wide), 2, axis=-1)
+    # Pairs come out as halves: a product of two rotated vectors does not see the order.
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
+    """Return which of S keys each of L queries sees, `before` positions having come first."""
+    queries = before + jnp.arange(L, dtype=jnp.int32)
+    return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
+
+
+def _softmax(scores: Array, seen: Array, dtype: jnp.dtype) -> Array:
+    return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(dtype)

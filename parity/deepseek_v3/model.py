@@ -1,0 +1,269 @@
+"""A compact decoder with multi-head latent attention and sparse experts; inference with a cache.
+
+Paths of parameters are the names of a DeepSeek-V3 checkpoint, except that a layer's experts are
+stacked. Activations have the dtype of the embedding; norms, softmax, router and the sum over
+experts work in at least float32. Source: DeepSeek-V3 technical report, section 2.1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int, Num
+
+from megalodon_jax.config import widened
+from megalodon_jax.loss import next_token_loss
+from parity.deepseek_v3.attention import Attention, Draw, LayerCache, Linear, RMSNorm
+from parity.deepseek_v3.config import MLAMoEConfig
+from parity.deepseek_v3.router import Router, Routing, counts, z_loss
+
+
+class Cache(NamedTuple):
+    """Latents of all layers, and how many positions of them are filled."""
+
+    layers: tuple[LayerCache, ...]
+    length: Int[Array, ""]
+
+
+class BlockOutput(NamedTuple):
+    """What every block returns, dense or sparse: one type, so no caller asks which it was."""
+
+    hidden: Float[Array, "B L D"]
+    routing: Routing | None
+    cache: LayerCache
+
+
+class Output(NamedTuple):
+    """What the model returns."""
+
+    logits: Float[Array, "B L V"]
+    routing: dict[int, Routing]
+    """By layer, for sparse layers."""
+    cache: Cache
+
+
+class MLP(eqx.Module):
+    """SwiGLU, dense: `down(silu(gate x) * up x)`."""
+
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+    def __init__(self, dim: int, hidden: int, draw: Draw):
+        self.gate_proj, self.up_proj = draw(hidden, dim), draw(hidden, dim)
+        self.down_proj = draw(dim, hidden)
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Map the last axis."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Experts(eqx.Module):
+    """The routed experts of a layer, one `MLP` each, stacked along the first axis."""
+
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+    def __init__(self, config: MLAMoEConfig, draw: Draw):
+        E, D, hidden = config.n_routed_experts, config.hidden_size, config.moe_intermediate_size
+        self.gate_proj, self.up_proj = draw(E, hidden, D), draw(E, hidden, D)
+        self.down_proj = draw(E, D, hidden)
+
+    def __call__(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
+        """Send every token through its experts and add up what they say, weighted.
+
+        Copies of tokens are sorted by expert, so each expert is one product over its own rows. The
+        sum is taken in the dtype of the weights, which is at least float32.
+        """
+        T, k = routing.chosen.shape
+        order = jnp.argsort(routing.chosen.reshape(-1))
+        tokens, load = order // k, counts(routing)
+        said = self.each(x[tokens], load).astype(routing.weights.dtype)
+        said = said * routing.weights.reshape(-1)[order][:, None]
+        return jnp.zeros((T, x.shape[1]), said.dtype).at[tokens].add(said).astype(x.dtype)
+
+    def each(self, rows: Float[Array, "n D"], load: Int[Array, " E"]) -> Float[Array, "n D"]:
+        """Map rows that are sorted by expert, `load` of them for each."""
+
+        def product(layer: Linear, x: Array) -> Array:
+            weight = layer.weight.astype(x.dtype).swapaxes(1, 2)
+            return jax.lax.ragged_dot(x, weight, load)
+
+        gate = jax.nn.silu(product(self.gate_proj, rows))
+        return product(self.down_proj, gate * product(self.up_proj, rows))
+
+
+class MoE(eqx.Module):
+    """Routed experts, and shared ones that every token sees (report, equation 12)."""
+
+    gate: Router
+    experts: Experts
+    shared_experts: MLP
+
+    def __init__(self, config: MLAMoEConfig, draw: Draw):
+        E, D = config.n_routed_experts, config.hidden_size
+        self.gate = Router(draw(E, D).weight, jnp.zeros(E, jnp.float32), config)
+        self.experts = Experts(config, draw)
+        shared = config.moe_intermediate_size * config.n_shared_experts
+        self.shared_experts = MLP(D, shared, draw)
+
+    def __call__(
+        self, x: Float[Array, "B L D"], scope: str = ""
+    ) -> tuple[Float[Array, "B L D"], Routing]:
+        """Map (B, L, D), and say where its B * L tokens went."""
+        flat = x.reshape(-1, x.shape[-1])
+        logits = checkpoint_name(self.gate.logits(flat), f"{scope}router_logits")
+        routing = self.gate.route(logits)
+        return self.experts(flat, routing).reshape(x.shape) + self.shared_experts(x), routing
+
+
+class Block(eqx.Module):
+    """Attention, then a dense or a sparse MLP, each behind its norm and on a residual stream."""
+
+    input_layernorm: RMSNorm
+    self_attn: Attention
+    post_attention_layernorm: RMSNorm
+    mlp: MLP | MoE
+    limit: float | None = eqx.field(static=True)
+
+    def __init__(self, config: MLAMoEConfig, layer: int, draw: Draw):
+        D, eps, self.limit = config.hidden_size, config.rms_norm_eps, config.activation_limit
+        self.input_layernorm, self.self_attn = RMSNorm(D, eps), Attention(config, draw)
+        self.post_attention_layernorm = RMSNorm(D, eps)
+        dense = config.intermediate_size
+        self.mlp = MoE(config, draw) if config.is_moe(layer) else MLP(D, dense, draw)
+
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        positions: Num[Array, "B L"],
+        past: LayerCache | None = None,
+        filled: Int[Array, ""] | int = 0,
+        *,
+        absorbed: bool = False,
+        scope: str = "",
+    ) -> BlockOutput:
+        """Map (B, L, D); arguments as for `Attention`."""
+        normed = checkpoint_name(self.input_layernorm(x), f"{scope}attn_norm")
+        attended, kept = self.self_attn(
+            normed, positions, past, filled, absorbed=absorbed, scope=scope
+        )
+        x = x + attended
+        normed, routing = self.post_attention_layernorm(x), None
+        normed = checkpoint_name(normed, f"{scope}mlp_norm")
+        if isinstance(self.mlp, MoE):
+            said, routing = self.mlp(normed, scope)
+        else:
+            said = self.mlp(normed)
+        x = x + checkpoint_name(said, f"{scope}mlp")
+        if self.limit is not None:
+            x = jnp.clip(x, -self.limit, self.limit)
+        return BlockOutput(checkpoint_name(x, f"{scope}block"), routing, kept)
+
+
+class Decoder(eqx.Module):
+    """Embedding, blocks, final norm."""
+
+    embed_tokens: Linear
+    layers: tuple[Block, ...]
+    norm: RMSNorm
+
+
+class MLAMoEForCausalLM(eqx.Module):
+    """The language model; a head that is tied is the embedding."""
+
+    model: Decoder
+    lm_head: Linear | None
+    config: MLAMoEConfig = eqx.field(static=True)
+
+    def __init__(self, config: MLAMoEConfig, *, key: jax.Array):
+        draw = Draw(key, config.initializer_range)
+        embedding = draw(config.vocab_size, config.hidden_size)
+        blocks = tuple(Block(config, i, draw) for i in range(config.num_hidden_layers))
+        self.model = Decoder(embedding, blocks, RMSNorm(config.hidden_size, config.rms_norm_eps))
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else draw(config.vocab_size, config.hidden_size)
+        self.config = config
+
+    def __call__(
+        self,
+        ids: Int[Array, "B L"],
+        positions: Num[Array, "B L"] | None = None,
+        cache: Cache | None = None,
+        *,
+        absorbed: bool | None = None,
+    ) -> Output:
+        """Return logits (B, L, V), where tokens were routed, and the cache after them.
+
+        Args:
+            ids: token ids.
+            positions: None counts from 0, or on from the cache.
+            cache: from `empty_cache`, or a call before; None attends to `ids` alone.
+            absorbed: see `Attention`; None means with a cache.
+        """
+        B, L = ids.shape
+        filled = 0 if cache is None else cache.length
+        if positions is None:
+            positions = jnp.broadcast_to(filled + jnp.arange(L, dtype=jnp.int32), (B, L))
+        absorbed = cache is not None if absorbed is None else absorbed
+        x = checkpoint_name(self.model.embed_tokens.weight[ids], "embed")
+        kept, routed = [], {}
+        for i, block in enumerate(self.model.layers):
+            past = None if cache is None else cache.layers[i]
+            out = block(x, positions, past, filled, absorbed=absorbed, scope=f"layers.{i}.")
+            x = out.hidden
+            kept.append(out.cache)
+            routed |= {} if out.routing is None else {i: out.routing}
+        x = checkpoint_name(self.model.norm(x), "norm")
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        logits = checkpoint_name(head(x), "logits")
+        return Output(logits, routed, Cache(tuple(kept), jnp.asarray(filled + L, jnp.int32)))
+
+    def losses(
+        self, ids: Int[Array, "B L"], positions: Num[Array, "B L"] | None = None
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """Return the next-token loss in nats, and the router's z-loss apart; 0 without a router."""
+        out = self(ids, positions)
+        loss = next_token_loss(out.logits, ids, dtype=widened(out.logits.dtype))
+        z = [z_loss(r.logits) for r in out.routing.values()]
+        return loss, {"router_z": jnp.mean(jnp.stack(z)) if z else jnp.zeros((), loss.dtype)}
+
+
+def empty_cache(model: MLAMoEForCausalLM, batch: int, positions: int) -> Cache:
+    """Return a cache with room for `positions` tokens of `batch` rows."""
+    c, dtype = model.config, model.model.embed_tokens.weight.dtype
+    shapes = ((batch, positions, c.kv_lora_rank), (batch, positions, c.qk_rope_head_dim))
+    layers = (LayerCache(*(jnp.zeros(s, dtype) for s in shapes)) for _ in model.model.layers)
+    return Cache(tuple(layers), jnp.zeros((), jnp.int32))
+
+
+@eqx.filter_jit
+def _advance(model: MLAMoEForCausalLM, ids: Array, cache: Cache) -> tuple[Array, Cache]:
+    out = model(ids, cache=cache)
+    return jnp.argmax(out.logits[:, -1:], axis=-1).astype(jnp.int32), out.cache
+
+
+def generate(
+    model: MLAMoEForCausalLM, prompt: Int[Array, "B L"], new_tokens: int
+) -> Int[Array, "B T"]:
+    """Continue each prompt greedily by `new_tokens` tokens; returns prompt and continuation.
+
+    Raises:
+        ValueError: the prompt is empty, or no token is asked for.
+    """
+    B, L = prompt.shape
+    if L < 1 or new_tokens < 1:
+        raise ValueError(
+            f"generate: a prompt of {L} and {new_tokens} new tokens; both must be at least 1."
+        )
+    token, cache = _advance(model, prompt, empty_cache(model, B, L + new_tokens))
+    said = [prompt, token]
+    for _ in range(new_tokens - 1):
+        token, cache = _advance(model, token, cache)
+        said.append(token)
+    return jnp.concatenate(said, axis=1)

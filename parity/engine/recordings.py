@@ -1,0 +1,108 @@
+"""Recordings: what a reference computed, kept to be compared with where it cannot run.
+
+A recording is a safetensors file of named arrays. Its metadata say what made it, and the hash of
+the work it answers for. Source: docs/parity.md "Fail closed".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+SCHEMA = 1
+
+
+class RecordingError(ValueError):
+    """A recording is missing, corrupt, or of other work; the message names the remedy."""
+
+
+class ReferenceUnavailableError(RuntimeError):
+    """A live reference cannot run here; the message says why and how to install it."""
+
+
+def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a recording, which must answer for exactly this work.
+
+    Args:
+        path: its file.
+        work: hash of what is asked.
+        renew: the command that makes it, for an error.
+
+    Raises:
+        RecordingError: it is missing, corrupt, or of other work.
+    """
+    provenance = read_provenance(path, renew)
+    if provenance["case_hash"] != work:
+        raise RecordingError(
+            f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
+            f"now {work}): not comparable. Run `{renew}` with the live reference."
+        )
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read_provenance(path: Path, renew: str) -> dict[str, Any]:
+    """Return what a recording says of itself; `renew` is the command that makes it.
+
+    Raises:
+        RecordingError: the file is missing, corrupt, or of another schema.
+    """
+    if not path.is_file():
+        raise RecordingError(
+            f"no recording {path.name} in {path.parent.name}/; run `{renew}` with the live "
+            "reference installed."
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            provenance = json.loads((file.metadata() or {})["provenance"])
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise RecordingError(
+            f"{path.name} is not a readable recording ({error!r}); restore it from version control "
+            f"or run `{renew}`."
+        ) from error
+    if provenance.get("schema") != SCHEMA:
+        raise RecordingError(
+            f"{path.name} has schema {provenance.get('schema')}, expected {SCHEMA}; "
+            f"run `{renew}` with the live reference installed."
+        )
+    return provenance
+
+
+def write(
+    name: str,
+    work: str,
+    arrays: Mapping[str, np.ndarray],
+    provenance: Mapping[str, Any],
+    folder: Path,
+) -> Path:
+    """Write one recording, aside first and then renamed; returns its path.
+
+    Args:
+        name: of the file, without its ending.
+        work: hash of what the arrays answer for.
+        arrays: by name.
+        provenance: what made them.
+        folder: where to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.safetensors"
+    notes = {**provenance, "schema": SCHEMA, "case_hash": work}
+    tensors = {name: np.array(array, order="C") for name, array in arrays.items()}
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata={"provenance": json.dumps(notes, sort_keys=True)})
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path

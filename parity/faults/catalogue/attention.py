@@ -1,0 +1,250 @@
+"""Bugs of the chunked attention, uncached, and of the query/key affine before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from megalodon_jax.layers import attention
+from megalodon_jax.layers.attention import ChunkedAttention, MegalodonAttention
+from parity.faults.fault import (
+    Family,
+    Fault,
+    Patch,
+    Plant,
+    anything,
+    on_copy,
+    on_result,
+    padded,
+    uncached,
+)
+from parity.megalodon.cases import Case
+
+
+def _fault(
+    name: str,
+    how: str,
+    owner: Any,
+    attribute: str,
+    plant: Plant,
+    stage: str = "layers.0.inner",
+    witness: str = "length_c",
+    shows: Callable[[Case], bool] = uncached,
+) -> Fault:
+    return Fault(Family.ATTENTION, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+
+
+def _attend(change: Callable[..., dict[str, Any]]) -> Plant:
+    """Call `attend` with arguments replaced: `change(q, k, mask, config)` gives which."""
+
+    def plant(call):
+        def faulty(q, k, v, mask, config, *, key=None):
+            given = {"q": q, "k": k, "v": v, "mask": mask, "config": config, "key": key}
+            given |= change(q, k, mask, config)
+            return call(*(given[n] for n in ("q", "k", "v", "mask", "config")), key=given["key"])
+
+        return faulty
+
+    return plant
+
+
+def _config(**changes: Any) -> Callable[..., dict[str, Any]]:
+    return lambda q, k, mask, config: {"config": dataclasses.replace(config, **changes)}
+
+
+def _dropping(q, k, mask, config):
+    changed = dataclasses.replace(config, attention_dropout=0.1)
+    return {"config": changed, "key": jax.random.key(0)}
+
+
+def _scaled_again(q, k, mask, config):
+    return {"q": q / math.sqrt(q.shape[-1])}
+
+
+def _not_itself(q, k, mask, config):
+    return {"mask": mask & ~jnp.eye(*mask.shape[-2:], dtype=bool)}
+
+
+def _the_next(q, k, mask, config):
+    return {"mask": mask | jnp.eye(*mask.shape[-2:], k=1, dtype=bool)}
+
+
+def _average_where_empty(out, q, k, v, mask, *rest):
+    seen = jnp.any(mask, axis=-1)[..., None, None]
+    return jnp.where(seen, out, jnp.mean(v, axis=-3, keepdims=True).astype(out.dtype))
+
+
+def _nan_where_empty(out, q, k, v, mask, *rest):
+    return jnp.where(jnp.any(mask, axis=-1)[..., None, None], out, jnp.nan)
+
+
+def _chunks_of(size: Callable[[int], int]) -> Plant:
+    def changed(self):
+        return dataclasses.replace(self.config, chunk_size=size(self.config.chunk_size))
+
+    return on_copy(config=changed)
+
+
+def _mask_ignored(call):
+    def faulty(self, q, k, v, mask=None, *args, **options):
+        return call(self, q, k, v, None, *args, **options)
+
+    return faulty
+
+
+def _heads_last(out, *args):
+    return jnp.swapaxes(out, -1, -2).reshape(out.shape)
+
+
+def _key_is_query(result, *args):
+    return result[0], result[0]
+
+
+def _unscaled_gain(self):
+    d = self.config.head_dim
+    return (self.gamma + 1.0) * math.sqrt(d) - 1.0
+
+
+def _long(case: Case) -> bool:
+    return uncached(case) and case.length > case.config.chunk_size
+
+
+def _empty_rows(case: Case) -> bool:
+    return case.padding == "left"
+
+
+_CORE, _AFFINE = ChunkedAttention, MegalodonAttention
+
+FAULTS = (
+    _fault(
+        "attention_scaled_again",
+        "1/sqrt(d) in the scores, which the gains hold already",
+        attention,
+        "attend",
+        _attend(_scaled_again),
+        shows=anything,
+    ),
+    _fault(
+        "attention_gain_unscaled",
+        "1/sqrt(d) left out of the gains",
+        _AFFINE,
+        "queries_keys",
+        on_copy(gamma=_unscaled_gain),
+        "layers.0.q",
+        shows=anything,
+    ),
+    _fault(
+        "attention_gain_plus_one_dropped",
+        "query/key gains used as they are stored",
+        _AFFINE,
+        "queries_keys",
+        on_copy(gamma=lambda self: self.gamma - 1.0),
+        "layers.0.q",
+        shows=anything,
+    ),
+    _fault(
+        "attention_shift_scaled",
+        "1/sqrt(d) applied to beta too",
+        _AFFINE,
+        "queries_keys",
+        on_copy(beta=lambda self: self.beta / math.sqrt(self.config.head_dim)),
+        "layers.0.q",
+        shows=anything,
+    ),
+    _fault(
+        "attention_key_is_query",
+        "row 0 of gamma and beta for both",
+        _AFFINE,
+        "queries_keys",
+        on_result(_key_is_query),
+        "layers.0.k",
+        shows=anything,
+    ),
+    _fault(
+        "attention_not_itself",
+        "a strict triangle: mask shifted by one",
+        attention,
+        "attend",
+        _attend(_not_itself),
+    ),
+    _fault(
+        "attention_sees_the_next",
+        "triangle shifted the other way: the future leaks",
+        attention,
+        "attend",
+        _attend(_the_next),
+    ),
+    _fault(
+        "attention_chunk_leak",
+        "keys of the chunk before are visible",
+        _CORE,
+        "_block_diagonal",
+        _chunks_of(lambda C: 2 * C),
+        witness="plain",
+        shows=_long,
+    ),
+    _fault(
+        "attention_chunk_one_short",
+        "chunks of C - 1",
+        _CORE,
+        "_block_diagonal",
+        _chunks_of(lambda C: C - 1),
+        shows=lambda case: uncached(case) and case.length >= case.config.chunk_size,
+    ),
+    _fault(
+        "attention_softmax_bfloat16",
+        "softmax in the compute dtype of an autocast",
+        attention,
+        "attend",
+        _attend(_config(softmax_dtype="bfloat16")),
+        shows=anything,
+    ),
+    _fault(
+        "attention_dropout_left_on",
+        "the model was never put into evaluation mode",
+        attention,
+        "attend",
+        _attend(_dropping),
+        shows=anything,
+    ),
+    _fault(
+        "attention_padding_visible",
+        "the padding mask does not reach the scores",
+        _CORE,
+        "__call__",
+        _mask_ignored,
+        witness="interior_padding_as_reference",
+        shows=padded,
+    ),
+    _fault(
+        "attention_empty_row_averages",
+        "masking with a large negative number: a row without keys becomes uniform",
+        attention,
+        "attend",
+        on_result(_average_where_empty),
+        witness="left_padding_as_reference",
+        shows=_empty_rows,
+    ),
+    _fault(
+        "attention_empty_row_is_nan",
+        "masking with -inf: a row without keys becomes NaN",
+        attention,
+        "attend",
+        on_result(_nan_where_empty),
+        witness="left_padding_as_reference",
+        shows=_empty_rows,
+    ),
+    _fault(
+        "attention_heads_merged_last",
+        "(B, L, e, H) flattened in place of (B, L, H, e)",
+        attention,
+        "attend",
+        on_result(_heads_last),
+        shows=anything,
+    ),
+)

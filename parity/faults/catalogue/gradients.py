@@ -1,0 +1,139 @@
+"""Bugs of derivatives whose forward pass is right."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+
+from megalodon_jax.layers import complex_ema, timestep_norm
+from megalodon_jax.layers.attention import MegalodonAttention
+from megalodon_jax.layers.complex_ema import ComplexEMA
+from megalodon_jax.layers.norms import RMSNorm
+from megalodon_jax.model import MegalodonForCausalLM, MegalodonModel
+from parity.faults.fault import (
+    Family,
+    of,
+    on_copy,
+    on_result,
+    uncached,
+)
+from parity.megalodon.cases import Case
+
+_gradient = of(Family.GRADIENTS, shows=uncached)
+
+
+def _pad_row_learns(call):
+    def faulty(self, ids):
+        with patch.object(jax.lax, "stop_gradient", lambda x: x):
+            return call(self, ids)
+
+    return faulty
+
+
+def _detached_head(head):
+    return property(lambda self: jax.lax.stop_gradient(head.fget(self)))
+
+
+def _detached_statistics(result, *args):
+    mean, var, count = result
+    return jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var), count
+
+
+def _detached_scale(call):
+    def faulty(self, x):
+        scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        y = x * jax.lax.stop_gradient(scale)
+        return y if self.gamma is None else y * (self.gamma + 1.0).astype(y.dtype)
+
+    return faulty
+
+
+def _convolved_backwards(convolve):
+    """The gradient by the input is convolved, not correlated: a conjugate is missing."""
+
+    @jax.custom_vjp
+    def faulty(x, kernel):
+        return convolve(x, kernel)
+
+    def forward(x, kernel):
+        return convolve(x, kernel), (x, kernel)
+
+    def backward(saved, y_bar):
+        _, pull_back = jax.vjp(convolve, *saved)
+        return convolve(y_bar, saved[1]), pull_back(y_bar)[1]
+
+    faulty.defvjp(forward, backward)
+    return faulty
+
+
+def _pad_in_text(case: Case) -> bool:
+    return case.pad_inside
+
+
+def _tied(case: Case) -> bool:
+    return uncached(case) and case.config.tied
+
+
+FAULTS = (
+    _gradient(
+        "pad_row_learns",
+        "padding_idx not carried over: the row gets a gradient from the text",
+        "grad/model.embed.weight",
+        MegalodonModel,
+        "_embedded",
+        _pad_row_learns,
+        "pad_inside",
+        _pad_in_text,
+    ),
+    _gradient(
+        "tied_head_detached",
+        "a tied head copied instead of shared: the embedding learns from its input side only",
+        "grad/model.embed.weight",
+        MegalodonForCausalLM,
+        "head",
+        _detached_head,
+        shows=_tied,
+    ),
+    _gradient(
+        "theta_frozen",
+        "a parameter registered as a buffer",
+        "grad/model.layers.0.attn.cema.theta",
+        ComplexEMA,
+        "_powers",
+        on_copy(theta=lambda self: jax.lax.stop_gradient(self.theta)),
+    ),
+    _gradient(
+        "query_key_gain_frozen",
+        "gamma created outside of the parameter tree",
+        "grad/model.layers.0.attn.gamma",
+        MegalodonAttention,
+        "queries_keys",
+        on_copy(gamma=lambda self: jax.lax.stop_gradient(self.gamma)),
+    ),
+    _gradient(
+        "timenorm_statistics_detached",
+        "running statistics kept out of the gradient, as BatchNorm's buffers are",
+        "bar/layers.1.ffn",
+        timestep_norm,
+        "_running",
+        on_result(_detached_statistics),
+    ),
+    _gradient(
+        "rmsnorm_scale_detached",
+        "the root mean square taken for a constant",
+        "bar/layers.1.rmsnorm",
+        RMSNorm,
+        "__call__",
+        _detached_scale,
+    ),
+    _gradient(
+        "cema_backward_not_conjugated",
+        "a hand-written gradient convolves where it must correlate",
+        "bar/layers.1.timenorm",
+        complex_ema,
+        "causal_convolution",
+        _convolved_backwards,
+    ),
+)

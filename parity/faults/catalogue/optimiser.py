@@ -1,0 +1,245 @@
+"""Bugs of AdamW: the gradients are right, and what is made of them is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parity.faults.fault import Family, Fault, Patch
+from parity.megalodon import trajectory
+from parity.megalodon.cases import Case
+from parity.megalodon.trajectory import HYPER, decays
+
+FIRST = "model.embed.weight"
+"""The first parameter that is compared, and one that does not decay."""
+LINEAR = "model.layers.0.attn.wh1.weight"
+"""The first that decays."""
+
+
+def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fault:
+    """Return the fault that has `faulty(healthy)` in place of the healthy transformation."""
+
+    def plant(adamw: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: faulty(adamw())
+
+    patch = Patch(trajectory, "adamw", plant)
+    return Fault(Family.OPTIMISER, name, how, stage, patch, "adamw", _trained)
+
+
+def _trained(case: Case) -> bool:
+    return case.steps > 0
+
+
+def _with(**changes: Any) -> Callable[[Any], Any]:
+    """Return AdamW with other hyperparameters."""
+    hyper = dataclasses.asdict(HYPER) | changes
+
+    def faulty(healthy: Any) -> Any:
+        return optax.adamw(
+            hyper["lr"],
+            hyper["beta1"],
+            hyper["beta2"],
+            eps=hyper["eps"],
+            eps_root=hyper.get("eps_root", 0.0),
+            weight_decay=hyper["weight_decay"],
+            mask=hyper.get("mask", _linear),
+            mu_dtype=hyper.get("mu_dtype"),
+            nesterov=hyper.get("nesterov", False),
+        )
+
+    return faulty
+
+
+def _linear(params: Any) -> Any:
+    names = trajectory.named_leaves(params)
+    return trajectory.replace_leaves(params, {name: decays(name) for name in names})
+
+
+def _everywhere(params: Any) -> Any:
+    return jax.tree.map(lambda _: True, params)
+
+
+def _chained(*parts: Callable[[], Any]) -> Callable[[Any], Any]:
+    return lambda healthy: optax.chain(*(part() for part in parts))
+
+
+def _adam() -> Any:
+    return optax.scale_by_adam(HYPER.beta1, HYPER.beta2, HYPER.eps)
+
+
+def _decay(rate: float = HYPER.weight_decay) -> Any:
+    return optax.add_decayed_weights(rate, _linear)
+
+
+def _down() -> Any:
+    return optax.scale(-HYPER.lr)
+
+
+def _decay_by_its_own() -> Any:
+    return _decay(-HYPER.weight_decay)
+
+
+def _decay_of_the_result() -> Any:
+    """Decay what the step leads to, in place of what it came from."""
+
+    def update(updates, state, params=None):
+        assert params is not None
+        after = optax.apply_updates(params, updates)
+        shrunk = jax.tree.map(
+            lambda u, p, on: u - HYPER.lr * HYPER.weight_decay * p if on else u,
+            updates,
+            after,
+            _linear(params),
+        )
+        return shrunk, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _changed(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
+    """Return AdamW around whose update something is done: `change(healthy.update, grads, ...)`."""
+
+    def faulty(healthy: Any) -> Any:
+        def update(updates, state, params=None):
+            return change(healthy, updates, (state, params))
+
+        return optax.GradientTransformation(healthy.init, update)
+
+    return faulty
+
+
+def _scaled(healthy, grads, rest):
+    return healthy.update(jax.tree.map(lambda g: 1024 * g, grads), *rest)
+
+
+def _clipped(healthy, grads, rest):
+    norm = optax.global_norm(grads)
+    factor = jnp.minimum(1.0, 1e-2 / norm)
+    return healthy.update(jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), *rest)
+
+
+def _count_stuck(healthy, grads, rest):
+    updates, state = healthy.update(grads, *rest)
+    zero = jax.tree.map(jnp.zeros_like, optax.tree_utils.tree_get(state, "count"))
+    return updates, optax.tree_utils.tree_set(state, count=zero)
+
+
+def _first_moment_forgotten(healthy, grads, rest):
+    updates, state = healthy.update(grads, *rest)
+    stale = optax.tree_utils.tree_get(rest[0], "mu")
+    return updates, optax.tree_utils.tree_set(state, mu=stale)
+
+
+def _uncorrected() -> Any:
+    """Adam without bias correction."""
+
+    def update(updates, state, params=None):
+        _, state = _adam().update(updates, state)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + HYPER.eps), state.mu, state.nu), state
+
+    return optax.GradientTransformation(_adam().init, update)
+
+
+FAULTS = (
+    _adamw(
+        "adamw_l2_for_decoupled",
+        "decay added to the gradient, as Adam's weight_decay is",
+        f"step1/mu/{LINEAR}",
+        _chained(_decay, _adam, _down),
+    ),
+    _adamw(
+        "adamw_eps_inside_sqrt",
+        "sqrt(v + eps) for sqrt(v) + eps",
+        f"step1/drift/{FIRST}",
+        _with(eps=0.0, eps_root=HYPER.eps),
+    ),
+    _adamw(
+        "adamw_eps_1e_6",
+        "another library's default",
+        f"step1/drift/{FIRST}",
+        _with(eps=1e-6),
+    ),
+    _adamw(
+        "adamw_no_bias_correction",
+        "moments used as they are",
+        f"step1/drift/{FIRST}",
+        _chained(_uncorrected, _decay, _down),
+    ),
+    _adamw(
+        "adamw_default_beta2",
+        "0.999 where the run was tuned with 0.95",
+        f"step1/nu/{FIRST}",
+        _with(beta2=0.999),
+    ),
+    _adamw(
+        "adamw_betas_swapped",
+        "arguments in the wrong order",
+        f"step1/mu/{FIRST}",
+        _with(beta1=HYPER.beta2, beta2=HYPER.beta1),
+    ),
+    _adamw(
+        "adamw_decay_everywhere",
+        "norms, biases and EMA decay too",
+        f"step1/drift/{FIRST}",
+        _with(mask=_everywhere),
+    ),
+    _adamw(
+        "adamw_decay_missing",
+        "the library's default of 0",
+        f"step1/drift/{LINEAR}",
+        _with(weight_decay=0.0),
+    ),
+    _adamw(
+        "adamw_decay_without_lr",
+        "decay not multiplied by the learning rate",
+        f"step1/drift/{LINEAR}",
+        _chained(_adam, _down, _decay_by_its_own),
+    ),
+    _adamw(
+        "adamw_decay_after_step",
+        "decay of the updated weight",
+        f"step1/drift/{LINEAR}",
+        _chained(_adam, _down, _decay_of_the_result),
+    ),
+    _adamw(
+        "adamw_nesterov",
+        "NAdam for Adam",
+        f"step1/drift/{FIRST}",
+        _with(nesterov=True),
+    ),
+    _adamw(
+        "adamw_loss_scale_left",
+        "gradients not divided by the loss scale",
+        f"step1/mu/{FIRST}",
+        _changed(_scaled),
+    ),
+    _adamw(
+        "adamw_clipped",
+        "a gradient clip left on",
+        f"step1/mu/{FIRST}",
+        _changed(_clipped),
+    ),
+    _adamw(
+        "adamw_first_moment_in_bfloat16",
+        "optimiser state cast with the model",
+        f"step1/mu/{FIRST}",
+        _with(mu_dtype=jnp.bfloat16),
+    ),
+    _adamw(
+        "adamw_count_stuck",
+        "the step counter not saved: bias correction of the first step for ever",
+        "losses",
+        _changed(_count_stuck),
+    ),
+    _adamw(
+        "adamw_first_moment_forgotten",
+        "state of the first moment not written back",
+        f"step1/mu/{FIRST}",
+        _changed(_first_moment_forgotten),
+    ),
+)

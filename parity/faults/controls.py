@@ -1,0 +1,105 @@
+"""Controls: two bugs planted every night, one that only float64 shows and one that only float32.
+
+A suite that compared the oracle with itself, or one dtype with itself, would pass every gate. So a
+night that does not find these two, each at its stage and on its edge, has shown nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from megalodon_jax.layers import linear
+from megalodon_jax.layers.attention import MegalodonAttention
+from parity.engine.compare import WEIGHTS
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Verdict
+from parity.faults.fault import Family, Fault, Patch, Plant, marked, rounded
+from parity.megalodon.cases import by_name
+from parity.megalodon.suite import Suite
+from parity.tolerances import NoiseFloors
+
+CASE = by_name("length_c")
+"""The cheapest case of the matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A bug, and the one edge of the triangle that shows it."""
+
+    fault: Fault
+    edge: str
+
+
+def _short_float32_products(bits: int) -> Plant:
+    def plant(matmul):
+        def faulty(x, weight, *rest):
+            if x.dtype == jnp.float32:
+                x, weight = rounded(x, bits), rounded(weight, bits)
+            return matmul(x, weight, *rest)
+
+        return faulty
+
+    return plant
+
+
+CONTROLS = (
+    Control(
+        Fault(
+            Family.RUNTIME,
+            "values_through_float32",
+            "a constant of float32 dtype in a float64 program: nothing in float32",
+            "layers.0.v",
+            Patch(
+                MegalodonAttention,
+                "__call__",
+                marked(lambda v, self, x: v.astype(jnp.float32).astype(v.dtype), "v"),
+            ),
+        ),
+        "jax64:oracle",
+    ),
+    Control(
+        Fault(
+            Family.RUNTIME,
+            "float32_products_in_tf32",
+            "an accelerator allowed to shorten float32 products: nothing in float64",
+            "layers.0.q",
+            Patch(linear, "matmul", _short_float32_products(10)),
+        ),
+        "jax32:oracle",
+    ),
+)
+"""Each is silent on the other's edge, so both are planted at once: one program for each dtype."""
+
+
+def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
+    """Yield every control, and what `suite` reported in its place; nothing where it was found.
+
+    Compiled programs are thrown away before and after.
+    """
+    rows = []
+    with contextlib.ExitStack() as planted:
+        for control in CONTROLS:
+            planted.enter_context(control.fault.planted())
+        for row in suite.case(CASE, floors):
+            rows.append(row)
+            # After the conversion comes the reference, which no bug is planted in.
+            if row.quantity == WEIGHTS:
+                break
+    for control in CONTROLS:
+        found = first_divergence(row for row in rows if row.edge == control.edge)
+        if found is not None and (found.quantity, found.verdict) == (
+            control.fault.stage,
+            Verdict.FAIL,
+        ):
+            yield control, ""
+            continue
+        where = "nothing was" if found is None else f"{found.quantity} was"
+        yield (
+            control,
+            f"{control.fault.name} was planted at {control.fault.stage} and {where} reported "
+            f"({control.edge})",
+        )

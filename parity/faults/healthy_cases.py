@@ -1,0 +1,120 @@
+"""Random small healthy cases: the other half of judging the harness is that it stays silent.
+
+A case is a function of its index alone. `VARIATIONS` neighbours share a configuration and shapes,
+so that they share one compilation; weights, inputs, masks, shifts and the order of cuts differ.
+Source: docs/parity.md "Faults".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Measurement, Verdict
+from parity.megalodon.cases import Case
+from parity.megalodon.noise_floors import extended, truth
+from parity.megalodon.runner import JaxSubject
+from parity.tolerances import NoiseFloors
+
+VARIATIONS = 8
+"""Neighbouring indices that share a configuration."""
+SHORTEST = 10
+"""Tokens a text has at least. With a target or two, some gradient is 0, or 1 less a probability
+that rounds to 1: the truth then has no digits that a relative error could be taken of."""
+EDGES = {"float64": "jax64:oracle", "float32": "jax32:oracle"}
+
+
+def healthy(index: int) -> Case:
+    """Return a random small case by its number, from 0."""
+    structure = _structure(np.random.default_rng([1, index // VARIATIONS]))
+    rng = np.random.default_rng([2, index])
+    data: dict[str, Any] = {
+        "decay_shift": float(rng.choice([0.0, 0.0, rng.uniform(-7.0, 2.0)])),
+        "mean_shift": float(rng.choice([0.0, 0.0, rng.uniform(-3.0, 3.0), 30.0])),
+        "pad_inside": bool(rng.random() < 0.25),
+    }
+    if structure.cuts:
+        # The first call starts the cache and compiles another program than the rest.
+        rest = rng.permutation(structure.cuts[1:])
+        data["cuts"] = (structure.cuts[0], *(int(count) for count in rest))
+    elif structure.padding != "none":
+        data["padding"] = str(rng.choice(["right", "left", "interior"]))
+    return replace(structure, name=f"healthy_{index}", **data)
+
+
+def _structure(rng: np.random.Generator) -> Case:
+    """Return what the neighbours share: the configuration and every shape."""
+
+    def one(*choices: Any) -> Any:
+        return choices[rng.integers(len(choices))]
+
+    def flag(probability: float = 0.5) -> bool:
+        return bool(rng.random() < probability)
+
+    heads, groups, chunk, vocab = one(1, 2, 4), one(1, 2, 4), one(4, 8, 16), one(17, 31, 61)
+    overrides: dict[str, Any] = {
+        "vocab_size": vocab,
+        "model_dim": groups * one(4, 8),
+        "num_layers": one(1, 1, 2),
+        "num_heads": heads,
+        "z_dim": heads * one(2, 4, 8),
+        "value_dim": heads * one(3, 4, 12),
+        "ffn_hidden_dim": one(12, 20, 40),
+        "cema_ndim": one(1, 2, 4),
+        "chunk_size": chunk,
+        "norm_num_groups": groups,
+        "pad_token_id": one(0, 3),
+        "norm_eps": one(1e-5, 1e-6),
+        "rope_base": one(None, None, 500.0, 100_000.0),
+        "output_size": one(-1, -1, vocab - 5),
+    }
+    for name in ("swiglu", "rescale_nffn", "scale_emb", "mask_ema"):
+        overrides[name] = flag()
+    overrides["norm_affine"] = flag(0.8)
+    cuts: tuple[int, ...] = ()
+    if flag(0.25):
+        overrides |= one({}, {"max_cache_len": chunk + one(1, chunk)}, {"cache_unbounded": True})
+        piece = one(3, chunk - 1, chunk + 1)
+        cuts = (one(1, chunk + 3), piece, piece, 1, 1, 1)
+    length = sum(cuts) or int(rng.integers(SHORTEST, 3 * chunk + SHORTEST))
+    return Case(
+        "",
+        "random and healthy",
+        overrides,
+        length=length,
+        batch_size=one(1, 2, 3),
+        padding="right" if not cuts and flag() else "none",
+        cuts=cuts,
+    )
+
+
+def alarms(
+    indices: Iterable[int],
+    dtype: str = "float64",
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[Measurement]:
+    """Run healthy cases against the oracle and yield whatever breaks a tolerance: nothing should.
+
+    Args:
+        indices: which cases.
+        dtype: "float64", with absolute tolerances, or "float32", whose floors are measured now.
+        report: called with a line of progress per configuration.
+    """
+    edge, subject, group, count = EDGES[dtype], JaxSubject(dtype), -1, 0
+    for index in indices:
+        if index // VARIATIONS != group:
+            group = index // VARIATIONS
+            report(f"  healthy_{index}: {count} cases done")
+            # Nothing compiled for another configuration is of use again.
+            jax.clear_caches()
+        case, count = healthy(index), count + 1
+        floors = NoiseFloors({})
+        if dtype == "float32":
+            floors = extended(floors, [case])
+        rows = Comparison(case.work, edge, floors, dtype).run(subject.run(case), truth(case))
+        yield from (m for m in rows if m.verdict not in (Verdict.PASS, Verdict.INFO))

@@ -1,0 +1,81 @@
+"""Every stage of a case, free-running and fed the oracle's values, as one account.
+
+Source: docs/parity.md "First divergence".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.engine.deviation import Worst, worst_elements
+from parity.engine.localize import Stage
+from parity.engine.measurement import Kind
+from parity.engine.metrics import relative_l2
+from parity.megalodon.cases import Case
+from parity.megalodon.noise_floors import forced_floors, forward_truth
+from parity.megalodon.runner import JaxSubject
+from parity.tolerances import bound_from, rule
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Account:
+    """All stages of a case in the order they are computed."""
+
+    case: Case
+    dtype: str
+    stages: tuple[Stage, ...]
+    worst: Worst | None
+    """Of the culprit, on its own."""
+
+    @property
+    def culprit(self) -> Stage | None:
+        """The first stage that is wrong on its own."""
+        return next((stage for stage in self.stages if stage.broken), None)
+
+    @property
+    def carried(self) -> tuple[Stage, ...]:
+        """Stages that hold on their own although their free error would not pass."""
+        return tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)
+
+
+def account(case: Case, dtype: str = "float64") -> Account:
+    """Run every stage of a case free and forced, and compare both with the oracle.
+
+    Args:
+        case: one without cuts; a stream has states, not taps.
+        dtype: "float64" asks whether the mathematics is the same, "float32" whether the rounding
+            is no worse than calibrated (ten more runs of the oracle).
+
+    Raises:
+        ValueError: the case is a stream.
+    """
+    if case.cuts:
+        raise ValueError(
+            f"{case.name} is a stream: its states are compared, but its stages have no taps. "
+            "Explain the same configuration without cuts, for example case 'plain'."
+        )
+    subject, exact = JaxSubject(dtype), forward_truth(case)
+    free, forced = subject.taps(case), subject.taps(case, exact)
+    floors = {} if dtype == "float64" else forced_floors(case)
+    edge = "jax64:oracle" if dtype == "float64" else "jax32:oracle"
+    found = tuple(
+        Stage(
+            name,
+            relative_l2(free[name], exact[name]),
+            relative_l2(forced[name], exact[name]),
+            bound_from(rule(edge, Kind.BLOCK), floors.get(name, math.nan)),
+        )
+        for name in exact
+    )
+    told = Account(case, dtype, found, None)
+    if told.culprit is None:
+        return told
+    name = told.culprit.name
+    first, *_ = worst_elements(forced[name], exact[name], 1)
+    return Account(case, dtype, found, first)

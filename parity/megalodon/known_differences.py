@@ -1,0 +1,155 @@
+"""Deliberate differences from the reference: each has an id, a reason, a measured bound and a test.
+
+A seam is measured from what the reference does there, live or recorded. It must be as large as it
+was when the decision was made, neither more nor gone: a difference that vanished is a reference
+that changed. Source: docs/parity.md "Seams".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.metrics import relative_l2
+from parity.megalodon.cases import by_name
+from parity.megalodon.runner import JaxSubject
+from parity.tolerances import SEAM_BOUNDS
+
+EDGE = "jax32:reference32"
+INITIAL_SPREAD = 0.02
+"""The standard deviation that Transformers' post_init draws with (its `initializer_range`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One place where being different is the decision."""
+
+    id: str
+    reason: str
+    bound: str
+    """Where the difference is, and where there must be none."""
+    measured: str
+    """What the number is."""
+    measure: Callable[[np.ndarray], float]
+    """The number, from what the reference does."""
+
+
+class Facts(Protocol):
+    """A reference that knows what it does at the seams: live or recorded."""
+
+    def seams(self) -> dict[str, np.ndarray]:
+        """Return what every seam is measured from, by its id."""
+        ...
+
+
+def _ema_mask(theirs: np.ndarray) -> float:
+    case = by_name("left_padding")
+    ours = JaxSubject().taps(case)["logits"]
+    return relative_l2(ours[case.valid], theirs[case.valid])
+
+
+def _loss_mask(theirs: np.ndarray) -> float:
+    return relative_l2(JaxSubject().run(by_name("labels_at_padding"))["loss"], theirs)
+
+
+def _empty_loss(theirs: np.ndarray) -> float:
+    ours = JaxSubject().loss_without_targets(by_name("plain"))
+    return ours if np.isnan(theirs) else math.nan
+
+
+def _itself(theirs: np.ndarray) -> float:
+    return float(theirs)
+
+
+def _initial_spread(theirs: np.ndarray) -> float:
+    return abs(float(theirs) / INITIAL_SPREAD - 1)
+
+
+SEAMS = (
+    Seam(
+        "ema-mask",
+        "the reference lets padding into the EMA; here masked inputs enter as 0",
+        "none at valid positions under right padding; masked positions are not compared",
+        "relative L2 of the logits at valid positions behind left padding",
+        _ema_mask,
+    ),
+    Seam(
+        "loss-mask",
+        "the reference ignores the attention mask in the loss; here masked targets do not count",
+        "none when labels at padding are -100",
+        "relative difference of the loss with labels at padding",
+        _loss_mask,
+    ),
+    Seam(
+        "empty-loss",
+        "without a valid target the reference's loss is NaN; here it is 0",
+        "only when no target is valid",
+        "our loss where the reference's is NaN",
+        _empty_loss,
+    ),
+    Seam(
+        "untied-head",
+        "Transformers 4.57 ties the head whatever output_size says; `to_hf` sets "
+        "tie_word_embeddings=False",
+        "none once it is set",
+        "largest difference of head and embedding in a reference that was not told",
+        _itself,
+    ),
+    Seam(
+        "initialisation",
+        "Transformers' post_init redraws every linear weight and the embedding with standard "
+        f"deviation {INITIAL_SPREAD}; here init_mode is followed, except that 'he' "
+        "draws tokens so that logits start with a deviation of 1/2",
+        "initial weights only; a loaded checkpoint is not affected",
+        f"relative distance of the reference's spread from {INITIAL_SPREAD} under init_mode=he",
+        _initial_spread,
+    ),
+)
+
+
+def work_hash() -> str:
+    """Return what identifies the work that seams are measured on."""
+    cases = ("left_padding", "labels_at_padding", "plain", "untied_head")
+    parts = [by_name(name).hash for name in cases] + [seam.id for seam in SEAMS]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def measure(reference: Facts, device: str = "cpu") -> Iterator[Measurement]:
+    """Yield one measurement per seam: a failure where it is not what it was.
+
+    Raises:
+        RecordingError: there is no recording of exactly this work.
+    """
+    facts = reference.seams()
+    for seam in SEAMS:
+        value = seam.measure(facts[seam.id]) if seam.id in facts else math.nan
+        yield _judged(seam, value, device)
+
+
+def _judged(seam: Seam, value: float, device: str) -> Measurement:
+    least, most = SEAM_BOUNDS[seam.id]
+    note = ""
+    if not value >= least:
+        note = f"the difference is gone: at least {least:g} was measured when it was decided"
+    return Measurement(
+        case="seams",
+        edge=EDGE,
+        quantity=seam.id,
+        kind=Kind.SEAM,
+        stage=-1,
+        metric="seam",
+        value=value,
+        tolerance=most,
+        # Written so that NaN fails.
+        verdict=Verdict.PASS if least <= value <= most else Verdict.FAIL,
+        dtype="float32",
+        device=device,
+        identity=hashlib.sha256(repr((seam.id, work_hash(), device)).encode()).hexdigest()[:16],
+        note=note,
+    )

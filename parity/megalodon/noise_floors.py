@@ -1,0 +1,120 @@
+"""The oracle's answer to a case, and its noise floor: what rounding everywhere does to each number.
+
+The oracle runs again with everything moved by the roundoff of float32
+(`parity.engine.rounding_noise`); the floor is the root mean square of the relative L2 response over
+the seeds, and the responses are kept. A float32 implementation that rounds correctly cannot be
+expected below it. Source: docs/parity.md "Tolerances".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from parity.engine import rounding_noise
+from parity.engine.rounding_noise import SEEDS, UNIT_ROUNDOFF
+from parity.megalodon import oracle, perturbation, trajectory
+from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.tolerances import NOISE_FILE, NoiseFloors
+
+Arrays = dict[str, np.ndarray]
+
+
+def truth(case: Case, *, mask_ema: bool | None = None) -> Arrays:
+    """Return the oracle's arrays for a case, float64; `mask_ema` None means as configured."""
+    return _run(case, _wide(case.weights), oracle.unchanged, mask_ema)
+
+
+def forward_truth(case: Case) -> Arrays:
+    """Return the oracle's taps of a case without cuts, float64, and no derivatives."""
+    return _forward(case, _wide(case.weights), oracle.unchanged)
+
+
+def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
+    """Return what rounding does to every quantity of a case, as relative L2 by seed."""
+
+    def run(rng: np.random.Generator) -> Arrays:
+        if case.steps:
+            return trajectory.of_oracle(case, rng)
+        tap = perturbation.tap(rng, case.config.model_dim)
+        return _run(case, perturbation.weights(case.weights, rng), tap, None)
+
+    return rounding_noise.responses(truth(case), run, seeds)
+
+
+def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
+    """Return the floor of every tap of a case computed from the taps before it, as relative L2.
+
+    Weights, what a stage is fed and what it returns are moved, and nothing is carried on.
+    """
+    exact = forward_truth(case)
+
+    def run(rng: np.random.Generator) -> Arrays:
+        found, move = {}, perturbation.tap(rng, case.config.model_dim)
+
+        def tap(name: str, value: np.ndarray) -> np.ndarray:
+            found[name] = move(name, value)
+            return rounding_noise.moved(exact[name], rng)
+
+        _forward(case, perturbation.weights(case.weights, rng), tap)
+        return found
+
+    return rounding_noise.floors(exact, run, seeds)
+
+
+def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
+    """Return the floors with those of further cases measured now: a checkpoint nobody committed."""
+    entries = {case.name: {"hash": case.hash, "responses": noise_responses(case)} for case in cases}
+    return NoiseFloors(floors.cases | entries)
+
+
+def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
+    """Calibrate the cases and rewrite the committed table; review the change as a diff.
+
+    One line per quantity, with its response to every seed: their root mean square is the noise
+    floor, and how far they scatter says how far two machines may be apart (docs/verdicts.md).
+    """
+    parts = []
+    for case in cases:
+        found = noise_responses(case)
+        lines = [
+            f"    {json.dumps(name)}: {json.dumps([float(f'{value:.2e}') for value in values])}"
+            for name, values in found.items()
+        ]
+        head = f'  {json.dumps(case.name)}: {{\n   "hash": {json.dumps(case.hash)},'
+        parts.append(head + '\n   "responses": {\n' + ",\n".join(lines) + "\n   }\n  }")
+    head = f' "unit_roundoff": {UNIT_ROUNDOFF},\n "seeds": {SEEDS},\n "cases": {{\n'
+    aside = path.with_suffix(".partial")
+    aside.write_text("{\n" + head + ",\n".join(parts) + "\n }\n}\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def _wide(weights: Mapping[str, np.ndarray]) -> Arrays:
+    return {name: np.asarray(w, np.float64) for name, w in weights.items()}
+
+
+def _forward(case: Case, weights: Arrays, tap: oracle.Tap) -> Arrays:
+    taps = {}
+
+    def keep(name: str, value: np.ndarray) -> np.ndarray:
+        taps[name] = tap(name, value)
+        return taps[name]
+
+    batch, mask_ema = case.batch, case.config.mask_ema
+    oracle.forward(case.config, weights, batch.ids, batch.mask, mask_ema=mask_ema, tap=keep)
+    return taps
+
+
+def _run(case: Case, weights: Arrays, tap: oracle.Tap, mask_ema: bool | None) -> Arrays:
+    batch = case.batch
+    if case.steps:
+        return trajectory.of_oracle(case)
+    if case.cuts:
+        return oracle.stream(case.config, weights, batch.ids, case.cuts, NEW_TOKENS, tap=tap)
+    mask_ema = case.config.mask_ema if mask_ema is None else mask_ema
+    return oracle.run(
+        case.config, weights, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, tap=tap
+    )

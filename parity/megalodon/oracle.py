@@ -1,0 +1,350 @@
+"""The oracle: Megalodon in float64 NumPy, written from the equations of docs/model.md.
+
+It is slow and plain on purpose: where a recurrence defines a layer there is a loop over tokens. It
+knows neither JAX nor torch. NumPy is imported through HIPS autograd, which computes the same values
+and can also differentiate them, so parameter gradients have an independent truth.
+"""
+
+# autograd.numpy is made at import, so a type checker sees an empty module.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import autograd.numpy as np
+from autograd import value_and_grad
+from autograd.extend import defvjp, primitive
+from autograd.tracer import getval
+
+if TYPE_CHECKING:
+    from megalodon_jax.config import MegalodonConfig
+
+Array = Any
+Weights = Mapping[str, Array]
+Tap = Callable[[str, Array], Array]
+"""Sees every named intermediate (`parity.megalodon.taps`) and returns the value to go on with."""
+
+VARIANCE_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every layer of one forward pass shares."""
+
+    config: MegalodonConfig
+    mask: Array
+    visible: Array
+    mask_ema: bool
+    tap: Tap
+    states: dict[str, Array]
+    call_ends: frozenset[int]
+    """Positions at which a stream hands its states to the next call, rounded once more."""
+
+
+def unchanged(name: str, value: Array) -> Array:
+    """The tap that only lets values pass."""
+    return value
+
+
+def forward(
+    config: MegalodonConfig,
+    weights: Weights,
+    ids: Array,
+    mask: Array | None = None,
+    *,
+    mask_ema: bool = True,
+    tap: Tap = unchanged,
+    cuts: tuple[int, ...] = (),
+    states: dict[str, Array] | None = None,
+) -> Array:
+    """Return the logits (B, L, V) in float64.
+
+    Args:
+        config: sizes and flags; its dtypes are ignored.
+        weights: float64 arrays by torch name.
+        ids: token ids (B, L).
+        mask: True where a token is valid, (B, L).
+        mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
+        tap: called with the name and value of every intermediate; what it returns goes on.
+        cuts: lengths of the calls a cached stream is fed in; empty means one uncached call.
+        states: filled with what a cache holds after the last token.
+    """
+    mask = np.ones(ids.shape, bool) if mask is None else mask
+    visible = visibility(config, ids.shape[1], cuts)
+    states = {} if states is None else states
+    context = Context(config, mask, visible, mask_ema, tap, states, frozenset(accumulate(cuts)))
+    x = embed(config, weights["model.embed.weight"], ids)
+    x = tap("embed", x)
+    for i in range(config.num_layers):
+        x = block(context, _under(weights, f"model.layers.{i}."), x, i)
+    x = timestep_norm(context, x, weights, "model.norm.", "")
+    x = tap("norm", x)
+    head = weights["model.embed.weight" if config.tied else "lm_head.weight"]
+    return tap("logits", x @ head.T)
+
+
+def loss(logits: Array, labels: Array, mask: Array | None, ignore_index: int = -100) -> Array:
+    """Return the mean next-token cross-entropy in nats over targets that count."""
+    targets = labels[:, 1:]
+    valid = targets != ignore_index
+    if mask is not None:
+        valid = valid & mask[:, 1:]
+    rows, steps = np.nonzero(valid)
+    chosen = logits[rows, steps]
+    peak = np.max(chosen, axis=-1, keepdims=True)
+    log_total = np.log(np.sum(np.exp(chosen - peak), axis=-1)) + peak[:, 0]
+    nll = log_total - chosen[np.arange(len(rows)), targets[rows, steps]]
+    return np.sum(nll) / max(len(rows), 1)
+
+
+def run(
+    config: MegalodonConfig,
+    weights: Weights,
+    ids: Array,
+    labels: Array,
+    mask: Array | None = None,
+    *,
+    mask_ema: bool = True,
+    tap: Tap = unchanged,
+) -> dict[str, Array]:
+    """Return every tap, the `loss`, and its derivatives, by reverse differentiation.
+
+    Derivatives by parameters are named `grad/<name>`, by taps `bar/<name>`; the latter are
+    intermediates too and pass through `tap`. Arguments as for `forward` and `loss`.
+    """
+    taps: dict[str, Array] = {}
+    bars: dict[str, Array] = {}
+
+    def keep(name: str, value: Array) -> Array:
+        value = tap(name, value)
+        taps[name] = getval(value)
+        return watched(value, "bar/" + name, bars, tap)
+
+    def objective(weights: Weights) -> Array:
+        logits = forward(config, weights, ids, mask, mask_ema=mask_ema, tap=keep)
+        return loss(logits, labels, mask)
+
+    value, gradients = value_and_grad(objective)(dict(weights))
+    gradients = {f"grad/{n}": g for n, g in gradients.items()}
+    return taps | {"loss": np.asarray(value)} | bars | gradients
+
+
+def stream(
+    config: MegalodonConfig,
+    weights: Weights,
+    ids: Array,
+    cuts: tuple[int, ...],
+    new_tokens: int,
+    *,
+    tap: Tap = unchanged,
+) -> dict[str, Array]:
+    """Return the `logits` of a cached stream, its final `state/...`, and `generated` tokens.
+
+    There is no cache here: every token is computed from the whole text under the visibility the
+    cuts imply, and each greedy token is one more call.
+    """
+    states: dict[str, Array] = {}
+    logits = forward(config, weights, ids, tap=tap, cuts=cuts, states=states)
+    text, last = ids, logits
+    for _ in range(new_tokens):
+        text = np.concatenate([text, np.argmax(last[:, -1:], axis=-1)], axis=1)
+        cuts = (*cuts, 1)
+        last = forward(config, weights, text, tap=tap, cuts=cuts)
+    generated = text[:, ids.shape[1] :].astype(float)
+    return {"logits": logits, "generated": generated} | {f"state/{n}": s for n, s in states.items()}
+
+
+def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> Array:
+    """Return which key (column) each query (row) may see, (L, L) bool, before padding."""
+    t, C = np.arange(length), config.chunk_size
+    causal = t[None, :] <= t[:, None]
+    window = config.effective_max_cache_len
+    if not cuts or window == C:
+        return causal & (t[None, :] // C == t[:, None] // C)
+    if window is None:
+        return causal
+    visible, start = np.zeros_like(causal), 0
+    for count in cuts:
+        for begin in range(start, start + count, C):
+            block = slice(begin, min(begin + C, start + count))
+            visible[block] = causal[block] & (t[None, :] >= block.stop - window)
+        start += count
+    return visible
+
+
+def block(ctx: Context, w: Weights, x: Array, index: int) -> Array:
+    """One layer; names in `w` are relative to `model.layers.{index}.`."""
+    config, name = ctx.config, f"layers.{index}."
+    u = ctx.tap(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
+    c = ctx.tap(name + "cema", complex_ema(ctx, u, w, name))
+    m = c / np.sqrt(np.mean(c**2, axis=-1, keepdims=True) + config.norm_eps)
+    if config.norm_affine:
+        m = m * (w["attn.rmsnorm.gamma"] + 1)
+    m = ctx.tap(name + "rmsnorm", m)
+    o = ctx.tap(name + "inner", attention(ctx, m, u, w, name))
+    r = ctx.tap(name + "gate", silu(linear(m, w, "attn.wr")))
+    y = linear(m, w, "attn.wh1") + linear(o * r, w, "attn.wh2") + x
+    y = ctx.tap(name + "attn", y)
+    f = layer_norm(config, y, w)
+    s = silu(linear(f, w, "ffn.fc1"))
+    if config.swiglu:
+        s = s * linear(f, w, "ffn.fc3")
+    scale = 0.1 * 0.5**index if config.rescale_nffn else 1.0
+    return ctx.tap(name + "ffn", x + scale * linear(s, w, "ffn.fc2"))
+
+
+def embed(config, table: Array, ids: Array) -> Array:
+    """Look tokens up; the padding row takes part but receives no gradient from it."""
+    is_pad = (ids == config.pad_token_id)[..., None]
+    x = np.where(is_pad, constant(table)[ids], table[ids])
+    return x * math.sqrt(config.model_dim) if config.scale_emb else x
+
+
+def timestep_norm(ctx: Context, x: Array, w: Weights, prefix: str, name: str) -> Array:
+    """Welford over the group means of valid tokens, one token after the other."""
+    config, mask = ctx.config, ctx.mask
+    B, L, D = x.shape
+    groups = x.reshape(B, L, config.norm_num_groups, -1)
+    count = np.zeros((B, 1))
+    mean = np.zeros((B, config.norm_num_groups))
+    m2 = np.ones((B, config.norm_num_groups))
+    out = []
+    for t in range(L):
+        valid = mask[:, t, None]
+        count = count + valid
+        n = np.maximum(count, 1)
+        mu = np.mean(groups[:, t], axis=-1)
+        new_mean = np.where(valid, mean + (mu - mean) / n, mean)
+        m2 = np.where(valid, m2 + (mu - mean) * (mu - new_mean), m2)
+        mean = new_mean
+        var = np.maximum(m2 / n, VARIANCE_FLOOR)
+        if t + 1 in ctx.call_ends:
+            mean, m2 = ctx.tap(name + "norm_mean", mean), ctx.tap(name + "norm_m2", m2)
+        out.append((groups[:, t] - mean[..., None]) / np.sqrt(var + config.norm_eps)[..., None])
+    ctx.states[name + "norm_count"] = count[:, 0]
+    ctx.states[name + "norm_mean"], ctx.states[name + "norm_var"] = mean, var
+    y = np.stack(out, axis=1).reshape(B, L, D)
+    if config.norm_affine:
+        y = y * (w[prefix + "weight"] + 1) + w[prefix + "bias"]
+    return y
+
+
+def complex_ema(ctx: Context, u: Array, w: Weights, name: str) -> Array:
+    """`h_t = q h_{t-1} + p u_t`, `y_t = sum_n Re(gamma h_t) + omega u_t`."""
+    u = u * ctx.mask[..., None] if ctx.mask_ema else u
+    N = ctx.config.cema_ndim
+    alpha, delta = sigmoid(w["attn.cema.alpha"][..., 0]), sigmoid(w["attn.cema.delta"][..., 0])
+    theta = sigmoid(w["attn.cema.theta"][..., 0])
+    phi = np.arange(1, N + 1) * theta * (2 * math.pi / N)
+    q = (1 - alpha * delta) * np.exp(1j * phi)
+    gamma = (w["attn.cema.gamma_real"] + 1j * w["attn.cema.gamma_imag"]) / math.sqrt(N)
+    h = np.zeros((u.shape[0], *alpha.shape), complex)
+    out = []
+    for t in range(u.shape[1]):
+        h = q * h + alpha * u[:, t, :, None]
+        out.append(np.sum(np.real(gamma * h), axis=-1))
+        h = ctx.tap(name + "ema", h) if t + 1 in ctx.call_ends else h
+    ctx.states[name + "ema"] = np.stack([np.real(h), np.imag(h)], axis=-1)
+    return np.stack(out, axis=1) + w["attn.cema.omega"] * u
+
+
+def attention(ctx: Context, m: Array, u: Array, w: Weights, name: str) -> Array:
+    """Causal softmax attention (B, L, E) over visible keys; scale 1, 0 where no key is visible."""
+    config = ctx.config
+    B, L, _ = m.shape
+    H, d = config.num_heads, config.head_dim
+    z = linear(m, w, "attn.wz").reshape(B, L, H, d)
+    z = z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + config.norm_eps)
+    scale = ((w["attn.gamma"] + 1) / math.sqrt(d)).reshape(2, H, d)
+    shift = w["attn.beta"].reshape(2, H, d)
+    q = ctx.tap(name + "q", z * scale[0] + shift[0])
+    k = ctx.tap(name + "k", z * scale[1] + shift[1])
+    v = ctx.tap(name + "v", silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1))
+    q, k = rope(config, q), rope(config, k)
+    held = held_tokens(config, L)
+    ctx.states[name + "k"], ctx.states[name + "v"] = k[:, L - held :], v[:, L - held :]
+    return attend(q, k, v, ctx.visible & ctx.mask[:, None, :]).reshape(B, L, -1)
+
+
+def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
+    """`softmax(q k^T) v` over visible keys, `visible` (B, Q, K); 0 for a query that sees none."""
+    visible = visible[:, None]
+    scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
+    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
+    total = np.sum(weights, axis=-1, keepdims=True)
+    return np.einsum("bhqk,bkhe->bqhe", weights / np.where(total > 0, total, 1.0), v)
+
+
+def held_tokens(config: MegalodonConfig, length: int) -> int:
+    """Return how many of the latest tokens a cache still holds after `length` tokens."""
+    window = config.effective_max_cache_len
+    if window is None:
+        return length
+    return (length - 1) % window + 1 if window == config.chunk_size else min(length, window)
+
+
+def rope(config, x: Array) -> Array:
+    """Rotate half-split pairs at absolute positions."""
+    length, half = x.shape[1], config.head_dim // 2
+    rates = config.effective_rope_base ** (-np.arange(half) / half)
+    angles = (np.arange(length)[:, None] * rates)[None, :, None, :]
+    cos, sin = np.cos(angles), np.sin(angles)
+    real, imag = x[..., :half], x[..., half:]
+    return np.concatenate([real * cos - imag * sin, imag * cos + real * sin], axis=-1)
+
+
+def layer_norm(config, y: Array, w: Weights) -> Array:
+    """LayerNorm over features."""
+    centred = y - np.mean(y, axis=-1, keepdims=True)
+    f = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + config.norm_eps)
+    return f * w["ffn.norm.weight"] + w["ffn.norm.bias"] if config.norm_affine else f
+
+
+def linear(x: Array, w: Weights, name: str) -> Array:
+    """`x W^T + b`."""
+    return x @ w[name + ".weight"].T + w[name + ".bias"]
+
+
+def silu(x: Array) -> Array:
+    """`x sigmoid(x)`."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Array) -> Array:
+    """Logistic function; this form keeps every digit of small values (slow decay needs them)."""
+    return 1 / (1 + np.exp(-x))
+
+
+@primitive
+def constant(x: Array) -> Array:
+    """Return `x` as it is, and no gradient."""
+    return x
+
+
+defvjp(constant, lambda ans, x: lambda g: np.zeros_like(x))
+
+
+@primitive
+def watched(x: Array, name: str, store: dict[str, Array], tap: Tap) -> Array:
+    """Return `x` as it is; the derivative by it passes through `tap` and is put into `store`."""
+    return x
+
+
+def _watch(ans, x, name, store, tap):
+    def pull_back(g):
+        store[name] = tap(name, g)
+        return store[name]
+
+    return pull_back
+
+
+defvjp(watched, _watch, argnums=(0,))
+
+
+def _under(weights: Weights, prefix: str) -> dict[str, Array]:
+    return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}

@@ -1,0 +1,202 @@
+"""megalodon-hf with the weights of a case: its taps, loss, gradients and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from parity.engine.compare import COTANGENT
+from parity.engine.recordings import ReferenceUnavailableError
+from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.megalodon.reference.installed import identity, why_unavailable
+from parity.megalodon.reference.lowprecision import low_precision
+from parity.megalodon.reference.seams import seam_facts
+from parity.megalodon.reference.timed import workloads
+from parity.megalodon.reference.training import trajectory
+from parity.megalodon.taps import BLOCK_TAPS, Tap
+
+
+@dataclass(frozen=True)
+class LiveReference:
+    """Runs megalodon-hf in float32 on CPU or CUDA.
+
+    Raises:
+        ReferenceUnavailableError: on construction, when it cannot run.
+    """
+
+    device: str = "cpu"
+    kind = "live"
+    omits = "the gate's cotangent, for which it has no tensor of its own"
+
+    def gives(self, quantity: str) -> bool:
+        """Whether it answers for a quantity the oracle has; see `omits`."""
+        return not (quantity.startswith(COTANGENT) and quantity.endswith(".gate"))
+
+    def __post_init__(self) -> None:
+        if reason := why_unavailable():
+            raise ReferenceUnavailableError(reason)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What ran: commit, versions, threads, what torch found on the processor, device."""
+        import torch
+
+        return {
+            "commit": identity(),
+            "versions": {
+                name: metadata.version(name) for name in ("megalodon-hf", "torch", "transformers")
+            },
+            "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "device": self.device,
+        }
+
+    def weights(self, case: Case) -> dict[str, np.ndarray]:
+        """Return the state dict after loading the weights of a case."""
+        held = self.load(case.config, case.weights).state_dict()
+        return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
+
+    def low_precision(self, case: Case) -> dict[str, np.ndarray]:
+        """Return logits and loss in bfloat16 by mode (`lowprecision`)."""
+        return low_precision(self.load(case.config, case.weights), case, self.device)
+
+    def seams(self) -> dict[str, np.ndarray]:
+        """Return what every seam is measured from, by its id (`seams`)."""
+        return seam_facts(self)
+
+    def run(self, case: Case) -> dict[str, np.ndarray]:
+        """Return every tap, the loss and every gradient; or what a stream or a trajectory gives."""
+        import torch
+
+        batch = case.batch
+        model = self.load(case.config, case.weights)
+        if case.steps:
+            return trajectory(model, case, self.device)
+        if case.cuts:
+            with torch.no_grad():
+                return self._stream(model, case)
+        taps: dict[str, np.ndarray] = {}
+        hooks = _hooks(model, taps)
+        mask = torch.from_numpy(batch.mask) if batch.padded else None
+        out = model(
+            input_ids=torch.from_numpy(batch.ids).long().to(self.device),
+            attention_mask=None if mask is None else mask.to(self.device),
+            labels=torch.from_numpy(batch.labels).long().to(self.device),
+            use_cache=False,
+        )
+        out.logits.retain_grad()
+        out.loss.backward()
+        for hook in hooks:
+            hook.remove()
+        taps |= {"logits": _numpy(out.logits), "loss": _numpy(out.loss)}
+        taps[COTANGENT + "logits"] = _numpy(out.logits.grad)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                taps[f"grad/{name}"] = _numpy(parameter.grad)
+        return taps
+
+    def workloads(
+        self, config: MegalodonConfig, weights: dict[str, np.ndarray], ids: np.ndarray
+    ) -> dict[str, Callable[[int], None]]:
+        """Return work to be timed by name (`parity.megalodon.reference.timed`)."""
+        return workloads(self.load(config, weights), ids, self.device)
+
+    def _stream(self, model: Any, case: Case) -> dict[str, np.ndarray]:
+        import torch
+
+        ids = torch.from_numpy(case.batch.ids).long().to(self.device)
+        cache, pieces = None, []
+        for piece in torch.split(ids, list(case.cuts), dim=1):
+            out = model(piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            pieces.append(out.logits)
+        outputs = _cache_arrays(cache)
+        generated = []
+        token = pieces[-1][:, -1:].argmax(-1)
+        for _ in range(NEW_TOKENS):
+            generated.append(token)
+            out = model(token, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            token = out.logits[:, -1:].argmax(-1)
+        outputs["logits"] = _numpy(torch.cat(pieces, dim=1))
+        outputs["generated"] = _numpy(torch.cat(generated, dim=1))
+        return outputs
+
+    def load(self, config: MegalodonConfig, weights: dict[str, np.ndarray]) -> Any:
+        """Return megalodon-hf's model with exactly these weights, in evaluation mode."""
+        import torch
+        from megalodon import MegalodonConfig as ReferenceConfig
+        from megalodon import MegalodonForCausalLM
+
+        model: Any = MegalodonForCausalLM(ReferenceConfig(**config.to_hf()))
+        tensors = {name: torch.from_numpy(np.array(w)) for name, w in weights.items()}
+        if config.tied:
+            tensors["lm_head.weight"] = tensors["model.embed.weight"]
+        model.load_state_dict(tensors, strict=True)
+        return model.to(self.device).eval()
+
+
+def _cache_arrays(cache: Any) -> dict[str, np.ndarray]:
+    """What the reference's cache holds, by our names: one entry per layer, then the final norm."""
+    outputs = {}
+    *layers, final = cache
+    for i, layer in enumerate(layers):
+        prefix = f"state/layers.{i}."
+        h = layer.ema.detach().cpu().numpy()
+        outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
+        outputs[prefix + "k"] = _numpy(layer.attn.k)
+        outputs[prefix + "v"] = _numpy(layer.attn.v)
+        outputs |= _norm_arrays(prefix, layer.norm)
+    return outputs | _norm_arrays("state/", final)
+
+
+def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
+    return {f"{prefix}norm_{n}": _numpy(getattr(state, n)) for n in ("count", "mean", "var")}
+
+
+def _hooks(model: Any, taps: dict[str, np.ndarray]) -> list[Any]:
+    """Record what each tap names, and the derivative by it where the reference has a tensor for it.
+
+    Returns the handles to remove.
+    """
+
+    def keep(name: str, value: Any, tap: Tap | None = None) -> None:
+        def ours(tensor: Any) -> np.ndarray:
+            return _numpy(tensor.transpose(1, 2) if tap and tap.channels_first else tensor)
+
+        if tap is not None and tap.silu:
+            taps[name] = ours(torch.nn.functional.silu(value))
+            return
+        taps[name] = ours(value)
+        value.register_hook(lambda g: taps.__setitem__(COTANGENT + name, ours(g)))
+
+    def after(name: str, tap: Tap | None = None) -> Callable[..., None]:
+        return lambda module, inputs, output: keep(
+            name, output[0] if isinstance(output, tuple) else output, tap
+        )
+
+    def before(name: str, argument: int) -> Callable[..., None]:
+        return lambda module, inputs: keep(name, inputs[argument])
+
+    import torch
+
+    decoder = model.model
+    hooks = [decoder.layers[0].register_forward_pre_hook(before("embed", 0))]
+    for i, layer in enumerate(decoder.layers):
+        for tap in BLOCK_TAPS:
+            module, name = layer.get_submodule(tap.reference), f"layers.{i}.{tap.name}"
+            if tap.argument is None:
+                hooks.append(module.register_forward_hook(after(name, tap)))
+            else:
+                hooks.append(module.register_forward_pre_hook(before(name, tap.argument)))
+    hooks.append(decoder.norm.register_forward_hook(after("norm")))
+    return hooks
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().float().contiguous().numpy().copy()

@@ -1,0 +1,49 @@
+"""megalodon-hf in bfloat16: under autocast, and cast as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from parity.megalodon.cases import Case
+
+MODES = ("autocast", "cast")
+"""Products in bfloat16 with float32 parameters, and `model.to(torch.bfloat16)`."""
+
+
+def low_precision(model: Any, case: Case, device: str) -> dict[str, np.ndarray]:
+    """Return logits and loss of a case by mode, `autocast/logits` and so on.
+
+    What bfloat16 can hold comes as bfloat16, anything else as float32.
+
+    Args:
+        model: megalodon-hf with the weights of the case, float32; it is cast in the end.
+        case: one without cuts and steps.
+        device: where the model is.
+    """
+    import torch
+
+    batch = case.batch
+    inputs = {
+        "input_ids": torch.from_numpy(batch.ids).long().to(device),
+        "attention_mask": torch.from_numpy(batch.mask).to(device) if batch.padded else None,
+        "labels": torch.from_numpy(batch.labels).long().to(device),
+    }
+    found = {}
+    for mode in MODES:
+        autocast = mode == "autocast"
+        model = model if autocast else model.to(torch.bfloat16)
+        context = torch.autocast(device, torch.bfloat16) if autocast else contextlib.nullcontext()
+        with torch.no_grad(), context:
+            out = model(**inputs, use_cache=False)
+        found |= {f"{mode}/logits": _stored(out.logits), f"{mode}/loss": _stored(out.loss)}
+    return found
+
+
+def _stored(tensor: Any) -> np.ndarray:
+    wide = tensor.detach().cpu().float().numpy()
+    narrow = wide.astype(ml_dtypes.bfloat16)
+    return narrow if np.array_equal(narrow.astype(np.float32), wide) else wide

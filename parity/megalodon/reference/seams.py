@@ -1,0 +1,70 @@
+"""What megalodon-hf does where this project does something else on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from parity.megalodon.cases import by_name
+
+
+def seam_facts(live: Any) -> dict[str, np.ndarray]:
+    """Return what every seam is measured from, by its id.
+
+    Args:
+        live: a `LiveReference`.
+    """
+    padded, labelled, plain = map(by_name, ("left_padding", "labels_at_padding", "plain"))
+    return {
+        "ema-mask": live.run(padded)["logits"],
+        "loss-mask": live.run(labelled)["loss"],
+        "empty-loss": _loss_without_targets(live, plain),
+        "untied-head": _head_from_embedding(by_name("untied_head").config),
+        "initialisation": _initial_spread(plain.config),
+    }
+
+
+def _loss_without_targets(live: Any, case: Any) -> np.ndarray:
+    import torch
+
+    ids = torch.from_numpy(case.batch.ids).long().to(live.device)
+    model = live.load(case.config, case.weights)
+    with torch.no_grad():
+        return _array(model(ids, labels=torch.full_like(ids, -100), use_cache=False).loss)
+
+
+def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
+    """Return the largest difference of head and embedding in a model built without being told."""
+    model = _built(config)
+    head, embedding = model.lm_head.weight, model.model.embed.weight
+    return _array((head - embedding).abs().max()) if head.shape == embedding.shape else _nan()
+
+
+def _initial_spread(config: MegalodonConfig) -> np.ndarray:
+    """Return the standard deviation of the embedding and of all linear weights, taken together."""
+    import torch
+
+    torch.manual_seed(0)
+    named = _built(config).named_parameters()
+    drawn = [p for n, p in named if p.ndim == 2 and n.endswith(".weight")]
+    return _array(torch.cat([p.flatten() for p in drawn]).std())
+
+
+def _built(config: MegalodonConfig) -> Any:
+    """Return the reference of a configuration that does not say whether the head is tied."""
+    from megalodon import MegalodonConfig as ReferenceConfig
+    from megalodon import MegalodonForCausalLM
+
+    fields = config.to_hf()
+    del fields["tie_word_embeddings"]
+    return MegalodonForCausalLM(ReferenceConfig(**fields))
+
+
+def _nan() -> np.ndarray:
+    return np.asarray(np.nan, np.float32)
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().float().numpy()

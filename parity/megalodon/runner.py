@@ -1,0 +1,188 @@
+"""The JAX model as a runner: a case in, named arrays out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.inference import greedy_token
+from megalodon_jax.loss import next_token_loss
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.types import ModelCache, NormState, reserve_cache
+from megalodon_jax.weights import build_model, named_leaves
+from parity.engine.compare import COTANGENT
+from parity.engine.metrics import IGNORED
+from parity.megalodon import trajectory
+from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.megalodon.oracle import held_tokens
+from parity.megalodon.taps import capture
+
+Outputs = dict[str, np.ndarray]
+"""Arrays by name: taps, `logits`, `loss`, `grad/<parameter>` and `bar/<tap>`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxSubject:
+    """Runs the JAX model in one dtype: "float32", "float64", or "bfloat16".
+
+    The last computes products in bfloat16 with float32 parameters.
+    """
+
+    dtype: str = "float32"
+
+    def run(self, case: Case) -> Outputs:
+        """Return what a case computes; or what its stream or its trajectory gives.
+
+        That is every tap, the loss, and its derivatives by every parameter and every tap.
+        """
+        batch = case.batch
+        if case.steps:
+            with self.types(), jax.default_matmul_precision("highest"):
+                return trajectory.of_jax(case, self.load(case), self.dtype)
+        if case.cuts:
+            return self._stream(case)
+        # Products in float32 mean float32 here: a GPU may not shorten them to TF32.
+        with self.types(), jax.default_matmul_precision("highest"):
+            model = self.load(case)
+            mask = jnp.asarray(batch.mask) if batch.padded else None
+            (loss, taps), (gradients, cotangents) = evaluate(
+                model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
+            )
+            named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
+            named |= {COTANGENT + name: g for name, g in cotangents.items()}
+            return {name: np.asarray(a) for name, a in (taps | {"loss": loss} | named).items()}
+
+    def taps(self, case: Case, forced: Mapping[str, np.ndarray] | None = None) -> Outputs:
+        """Return every tap of a forward pass.
+
+        With `forced`, each is computed from those taps in place of the ones before it: every stage
+        on its own.
+        """
+        batch = case.batch
+        with self.types(), jax.default_matmul_precision("highest"):
+            model = self.load(case)
+            mask = jnp.asarray(batch.mask) if batch.padded else None
+            held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
+            taps = evaluate_taps(model, jnp.asarray(batch.ids), mask, held)
+            return {name: np.asarray(a) for name, a in taps.items()}
+
+    def taps_and_loss(self, case: Case) -> Outputs:
+        """Return every tap of a forward pass, and the loss."""
+        taps = self.taps(case)
+        return taps | {"loss": self._loss(case, taps["logits"], case.batch.labels)}
+
+    def loss_without_targets(self, case: Case) -> float:
+        """Return the loss where every label is ignored."""
+        logits = self.taps(case)["logits"]
+        return float(self._loss(case, logits, np.full_like(case.batch.labels, IGNORED)))
+
+    def _loss(self, case: Case, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        with self.types():
+            config, mask = self._config(case), jnp.asarray(case.batch.mask)
+            arrays = jnp.asarray(logits), jnp.asarray(labels), mask
+            return np.asarray(next_token_loss(*arrays, dtype=config.softmax_dtype))
+
+    def _stream(self, case: Case) -> Outputs:
+        with self.types(), jax.default_matmul_precision("highest"):
+            model, ids = self.load(case), jnp.asarray(case.batch.ids)
+            cache, pieces, start = None, [], 0
+            for count in case.cuts:
+                piece = ids[:, start : start + count]
+                logits, cache = advance(model, piece, cache)
+                pieces.append(logits)
+                if model.config.cache_unbounded:
+                    cache = reserve_cache(cache, case.length + NEW_TOKENS)
+                start += count
+            assert cache is not None
+            states = cache_arrays(model.config, cache)
+            token, generated = greedy_token(pieces[-1][:, -1]), []
+            for _ in range(NEW_TOKENS):
+                generated.append(token)
+                logits, cache = advance(model, token[:, None], cache)
+                token = greedy_token(logits[:, -1])
+            outputs = {
+                "logits": jnp.concatenate(pieces, axis=1),
+                "generated": jnp.stack(generated, axis=1).astype(self.dtype),
+            }
+            return {n: np.asarray(a) for n, a in outputs.items()} | states
+
+    def load(self, case: Case) -> MegalodonForCausalLM:
+        """Return the model of a case in this dtype; call inside `types()`."""
+        return build_model(self._config(case), case.weights, source=case.name)
+
+    def _config(self, case: Case) -> MegalodonConfig:
+        if self.dtype == "bfloat16":
+            return dataclasses.replace(case.config, compute_dtype=jnp.bfloat16)
+        return case.config.with_dtype(self.dtype)
+
+    def types(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which arrays of this dtype exist."""
+        return jax.enable_x64(self.dtype == "float64")
+
+
+@eqx.filter_jit
+def advance(model, ids, cache):
+    """Feed ids to a stream; one compilation per length."""
+    return model(ids, cache=cache, return_cache=True)
+
+
+def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
+    """Return what a cache holds by name, keys and values in order of position."""
+    outputs = {}
+
+    def note_norm(prefix: str, state: NormState | None) -> None:
+        assert state is not None
+        outputs[prefix + "norm_count"] = np.asarray(state.count.astype(state.mean.dtype))
+        outputs[prefix + "norm_mean"] = np.asarray(state.mean)
+        outputs[prefix + "norm_var"] = np.asarray(state.var)
+
+    for i, layer in enumerate(cache.layer_caches):
+        prefix = f"state/layers.{i}."
+        assert layer.attn is not None and layer.ema is not None
+        note_norm(prefix, layer.norm)
+        h: Any = np.asarray(layer.ema.h)
+        outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
+        position = int(layer.position)
+        latest = np.arange(position - held_tokens(config, position), position)
+        slots = latest % layer.attn.capacity
+        outputs[prefix + "k"] = np.asarray(layer.attn.k)[:, slots]
+        outputs[prefix + "v"] = np.asarray(layer.attn.v)[:, slots]
+    note_norm("state/", cache.final_norm)
+    return outputs
+
+
+@eqx.filter_jit
+def evaluate(model, ids, labels, mask):
+    """Return ((loss, taps), (gradients, cotangents)); one compilation per configuration."""
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def loss(params, ids, labels, mask):
+        model = eqx.combine(params, static)
+        logits, _ = model(ids, mask)
+        return next_token_loss(logits, labels, mask, dtype=model.config.softmax_dtype)
+
+    def objective(params, offsets):
+        return capture(loss, offsets=offsets)(params, ids, labels, mask)
+
+    _, taps = jax.eval_shape(capture(loss), params, ids, labels, mask)
+    zeros = {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in taps.items()}
+    return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, zeros)
+
+
+@eqx.filter_jit
+def evaluate_taps(model, ids, mask, forced):
+    """Return the taps, each computed from those forced in place of the ones before it."""
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def logits(params, ids, mask):
+        return eqx.combine(params, static)(ids, mask)[0]
+
+    return capture(logits, forced=forced)(params, ids, mask)[1]

@@ -1,0 +1,118 @@
+"""The smallest case that still fails the same way: what to look at with a debugger.
+
+The search is greedy, as in property-based testing. Source: docs/parity.md "First divergence".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from parity.engine.compare import Comparison
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Measurement
+from parity.megalodon.cases import SMALL, Case
+from parity.megalodon.noise_floors import forward_truth, truth
+from parity.megalodon.runner import JaxSubject
+from parity.megalodon.taps import stages
+from parity.tolerances import NoiseFloors
+
+EDGE = "jax64:oracle"
+LEAST = dict.fromkeys(SMALL, 1) | {"vocab_size": 4, "model_dim": 4, "z_dim": 2}
+"""The smallest sizes that mean something: LayerNorm over fewer features is constant."""
+Report = Callable[[str], None]
+
+
+def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
+    """Return where the JAX model in float64 leaves the oracle first, or None; needs no floors."""
+    comparison = Comparison(case.work, EDGE, NoiseFloors({}), "float64")
+    subject = JaxSubject("float64")
+    if forward_only:
+        return first_divergence(comparison.run(subject.taps(case), forward_truth(case)))
+    return first_divergence(comparison.run(subject.run(case), truth(case)))
+
+
+def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
+    """Return the smallest case found that fails at the same tap, and its first divergence.
+
+    The layer may change, the tap within it not: otherwise the search would wander to another bug.
+
+    Raises:
+        ValueError: the case does not fail, so there is nothing to shrink.
+    """
+    if case.steps:
+        raise ValueError(
+            f"{case.name} is a trajectory, and starts where a gradient or the optimiser does. "
+            "Shrink a case of one step, for example 'plain'."
+        )
+    found = failure(case)
+    if found is None:
+        raise ValueError(
+            f"case {case.name} holds on {EDGE}: there is nothing to shrink. "
+            "Plant a fault with --fault, or name a case that fails."
+        )
+    wanted, forward_only = _tap(found), found.quantity in stages(case.config) and not case.cuts
+    # What made the failure go away once is not tried again on each smaller case.
+    held: set[str] = set()
+    while True:
+        for change, candidate in _candidates(case):
+            if change in held:
+                continue
+            again = _try(candidate, forward_only)
+            if again is not None and _tap(again) == wanted:
+                report(f"  {change}: still fails at {again.quantity}")
+                case, found = candidate, again
+                break
+            held.add(change)
+        else:
+            return case, found
+
+
+def _try(case: Case, forward_only: bool) -> Measurement | None:
+    try:
+        return failure(case, forward_only=forward_only)
+    except ValueError:
+        # A width another one must divide: not a configuration at all.
+        return None
+
+
+def _tap(found: Measurement) -> str:
+    return found.quantity.rpartition(".")[-1]
+
+
+def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
+    """Yield smaller cases, the boldest change of each dimension first."""
+    sizes = {**SMALL, **case.overrides}
+    if case.checkpoint is None and sizes != sizes | LEAST:
+        least = dataclasses.replace(case, batch_size=1, overrides={**case.overrides, **LEAST})
+        yield "everything smallest", least
+        yield "1 layer", _override(case, "num_layers", 1)
+    if case.batch_size > 1:
+        yield "1 row", dataclasses.replace(case, batch_size=1)
+    if case.cuts:
+        if len(case.cuts) > 1:
+            yield f"{len(case.cuts) - 1} calls", _cut(case, case.cuts[:-1])
+    else:
+        for length in _below(case.length, 1):
+            yield f"{length} tokens", dataclasses.replace(case, length=length)
+    if case.padding != "none":
+        yield "no padding", dataclasses.replace(case, padding="none")
+    if case.checkpoint is not None:
+        return
+    for field in SMALL:
+        for size in _below(sizes[field], LEAST[field]):
+            yield f"{field} = {size}", _override(case, field, size)
+
+
+def _below(value: int, least: int) -> Iterator[int]:
+    tried = {least, value // 2, value - 1}
+    yield from sorted(size for size in tried if least <= size < value)
+
+
+def _cut(case: Case, cuts: tuple[int, ...]) -> Case:
+    return dataclasses.replace(case, cuts=cuts, length=sum(cuts))
+
+
+def _override(case: Case, field: str, size: Any) -> Case:
+    return dataclasses.replace(case, overrides={**case.overrides, field: size})

@@ -1,0 +1,183 @@
+"""The parity suite: every case on every edge of the triangle.
+
+Edges: `jax64:oracle` (same mathematics?), `reference32:oracle` (do we understand the reference?),
+`jax32:oracle` (how accurate are we?), `jax32:reference32` (can a checkpoint move?). Source:
+docs/parity.md "The triangle".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from parity.engine.compare import WEIGHTS, Comparison, OnFailure
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.recordings import RecordingError
+from parity.megalodon import low_precision as lowprecision
+from parity.megalodon.cases import Case
+from parity.megalodon.conversion import changed, round_trip
+from parity.megalodon.noise_floors import truth
+from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.reference import LiveReference, why_unavailable
+from parity.megalodon.runner import JaxSubject
+from parity.tolerances import NoiseFloors
+
+Arrays = dict[str, np.ndarray]
+ALL = "all gates"
+"""Every tensor of a case together."""
+
+
+class Reference(Protocol):
+    """Anything that answers for megalodon-hf: live or recorded."""
+
+    kind: str
+    omits: str
+    """What it has no answer for, in words."""
+
+    def gives(self, quantity: str) -> bool:
+        """Whether it answers for a quantity the oracle has."""
+        ...
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What made the answers."""
+        ...
+
+    def run(self, case: Case) -> Arrays:
+        """Return the named arrays of a case, float32."""
+        ...
+
+    def weights(self, case: Case) -> Arrays | None:
+        """Return its state dict after loading the weights of a case; None if it is not at hand."""
+        ...
+
+    def low_precision(self, case: Case) -> Arrays:
+        """Return logits and loss in bfloat16, by mode (`lowprecision`)."""
+        ...
+
+    def seams(self) -> Arrays:
+        """Return what every seam is measured from, by its id (`known_differences`)."""
+        ...
+
+
+class Subject(Protocol):
+    """Anything that answers for the JAX model in one dtype."""
+
+    def run(self, case: Case) -> Arrays:
+        """Return the named arrays of a case."""
+        ...
+
+
+WIDE, NARROW = JaxSubject("float64"), JaxSubject("float32")
+
+
+def choose_reference(prefer: str = "auto") -> Reference:
+    """Return the live reference when it can run, else the recordings.
+
+    Args:
+        prefer: "auto", "live" or "recorded".
+
+    Raises:
+        ReferenceUnavailableError: "live" was asked for and cannot run.
+    """
+    if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
+        return LiveReference()
+    return RecordedReference()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The triangle: who answers at each corner."""
+
+    reference: Reference
+    wide: Subject = WIDE
+    subject: Subject = NARROW
+    device: str = "cpu"
+    on_failure: OnFailure | None = None
+    """Told of each tensor that broke its tolerance."""
+
+    def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
+        """Yield the measurements of one case, edge by edge."""
+
+        def edge(name: str, **options: Any) -> Comparison:
+            dtype = "float64" if name.startswith("jax64") else "float32"
+            options |= {"on_failure": self.on_failure}
+            return Comparison(case.work, name, floors, dtype, self.device, **options)
+
+        exact = truth(case)
+        wide = edge("jax64:oracle")
+        rows = wide.run(self.wide.run(case), exact)
+        yield from rows
+        yield wide.judged(ALL, "exact_share", _exact_share(rows))
+        ours = self.subject.run(case)
+        yield from edge("jax32:oracle").run(ours, exact)
+        yield edge("jax32:oracle").judged(*_converted(round_trip(case), case))
+        if case.seam:
+            # Where being different is the decision there is no edge;
+            # `parity.megalodon.known_differences` measures it.
+            return
+        try:
+            theirs = self.reference.run(case)
+        except RecordingError as error:
+            yield not_comparable(case, "jax32:reference32", str(error), self.device)
+            return
+        # The reference lets padding into its EMA: it is held to the oracle that does the same.
+        differs = case.batch.padded and case.config.mask_ema
+        as_reference = truth(case, mask_ema=False) if differs else exact
+        exact, as_reference, ours = map(self._answered, (exact, as_reference, ours))
+        yield from edge("reference32:oracle").run(theirs, as_reference)
+        valid = edge("jax32:oracle", only_valid=differs)
+        yield from valid.accuracy(ours, theirs, exact)
+        yield from edge("jax32:reference32", only_valid=differs).run(ours, theirs)
+        if (held := self.reference.weights(case)) is not None:
+            yield edge("reference32:oracle").judged(*_converted(held, case))
+        if case.name in lowprecision.CASES:
+            narrow = self.reference.low_precision(case)
+            yield from lowprecision.measure(case, narrow, exact, floors, self.device)
+
+    def _answered(self, arrays: Arrays) -> Arrays:
+        return {name: array for name, array in arrays.items() if self.reference.gives(name)}
+
+
+def _exact_share(rows: Sequence[Measurement]) -> float:
+    errors = [row.value for row in rows if row.metric == "rel_l2"]
+    return errors.count(0.0) / len(errors)
+
+
+def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:
+    return WEIGHTS, "changed_parameters", float(len(changed(held, case.weights)))
+
+
+def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement:
+    """Return the row that says an edge could not be measured."""
+    return Measurement(
+        case=case.name,
+        edge=edge,
+        quantity="logits",
+        kind=Kind.LOGITS,
+        stage=-1,
+        metric="rel_l2",
+        value=float("nan"),
+        tolerance=float("nan"),
+        verdict=Verdict.NOT_COMPARABLE,
+        dtype="float32",
+        device=device,
+        identity="",
+        note=note,
+    )
+
+
+SHARPEST = ("jax64:oracle", "jax32:oracle", "jax32:reference32", "reference32:oracle")
+
+
+def culprit(rows: Sequence[Measurement]) -> Measurement | None:
+    """Return the first stage that diverges in a case, on the sharpest edge that shows it."""
+
+    def bluntness(row: Measurement) -> int:
+        return SHARPEST.index(row.edge) if row.edge in SHARPEST else len(SHARPEST)
+
+    return first_divergence(sorted(rows, key=bluntness))

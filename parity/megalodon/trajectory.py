@@ -1,0 +1,152 @@
+"""Training on both sides: steps of AdamW from the same weights, on the same batches.
+
+A gradient that is right can still be applied wrongly, so a trajectory compares the loss curve, both
+moments of the optimiser and how far every parameter drifted, after the first step and the last.
+Step k sees the case's text rotated by k positions. The decoupled decay acts on the weights of
+linear layers alone. Source: docs/parity.md "Same work"; Loshchilov & Hutter 2019, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from megalodon_jax.loss import next_token_loss
+from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
+from parity.engine.compare import LOSSES
+from parity.megalodon import oracle, perturbation
+from parity.megalodon.cases import Batch, Case
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The hyperparameters of every side."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+
+HYPER = AdamW()
+
+
+def decays(name: str) -> bool:
+    """Return whether a parameter, by torch name, decays."""
+    return role_of(name) is Role.LINEAR
+
+
+def batches(case: Case) -> Iterator[Batch]:
+    """Yield what each step of a case is fed."""
+    batch = case.batch
+    for k in range(case.steps):
+        yield Batch(*(np.roll(a, k, axis=1) for a in (batch.ids, batch.labels, batch.mask)))
+
+
+class Diary:
+    """Notes what a trajectory compares while it runs.
+
+    Args:
+        case: what is run.
+        start: parameters before the first step, by torch name.
+        dtype: of the arrays it gives.
+    """
+
+    def __init__(self, case: Case, start: Mapping[str, Any], dtype: str):
+        self._case, self._dtype, self._step = case, dtype, 0
+        # An optimiser may update in place.
+        self._start = {name: np.array(p, np.float64) for name, p in start.items()}
+        self._losses: list[float] = []
+        self._notes: Arrays = {}
+
+    def note(self, loss: Any, params: Mapping, mu: Mapping, nu: Mapping) -> None:
+        """Take in the loss before a step, and parameters and moments after it."""
+        self._step += 1
+        self._losses.append(float(loss))
+        if self._step not in (1, self._case.steps):
+            return
+        for name, start in self._start.items():
+            drift = np.asarray(params[name], np.float64) - start
+            kept = {"mu": mu[name], "nu": nu[name], "drift": drift.astype(self._dtype)}
+            for what, value in kept.items():
+                self._notes[f"step{self._step}/{what}/{name}"] = np.array(value)
+
+    def arrays(self) -> Arrays:
+        """Return everything by name."""
+        return self._notes | {LOSSES: np.array(self._losses, self._dtype)}
+
+
+def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
+    """Return the trajectory of the oracle, float64, AdamW written from its algorithm.
+
+    Args:
+        case: what to run.
+        rng: moves, in every step, whatever float32 would round: weights as `perturbation` has it,
+            intermediates, and the moments and parameters that are stored.
+    """
+    tap = oracle.unchanged if rng is None else perturbation.tap(rng, case.config.model_dim)
+    w = {name: np.asarray(p, np.float64) for name, p in case.weights.items()}
+    mu, nu = ({name: np.zeros_like(p) for name, p in w.items()} for _ in range(2))
+    diary = Diary(case, w, "float64")
+    for k, batch in enumerate(batches(case), start=1):
+        seen = w if rng is None else perturbation.weights(w, rng)
+        out = oracle.run(case.config, seen, batch.ids, batch.labels, batch.mask, tap=tap)
+        for name in w:
+            g = out[f"grad/{name}"]
+            mu[name] = tap("mu", HYPER.beta1 * mu[name] + (1 - HYPER.beta1) * g)
+            nu[name] = tap("nu", HYPER.beta2 * nu[name] + (1 - HYPER.beta2) * g**2)
+            first = mu[name] / (1 - HYPER.beta1**k)
+            second = nu[name] / (1 - HYPER.beta2**k)
+            shrink = HYPER.weight_decay * w[name] if decays(name) else 0.0
+            step = HYPER.lr * (first / (np.sqrt(second) + HYPER.eps) + shrink)
+            w[name] = tap("parameter", w[name] - step)
+        diary.note(out["loss"], w, mu, nu)
+    return diary.arrays()
+
+
+def of_jax(case: Case, model: Any, dtype: str) -> Arrays:
+    """Return the trajectory of the JAX model with optax, in the dtype the model has."""
+    state = adamw().init(eqx.filter(model, eqx.is_array))
+    diary = Diary(case, named_leaves(model), dtype)
+    for batch in batches(case):
+        ids, labels = jnp.asarray(batch.ids), jnp.asarray(batch.labels)
+        mask = jnp.asarray(batch.mask) if batch.padded else None
+        loss, model, state = _step(model, state, ids, labels, mask)
+        moments = (named_leaves(optax.tree_utils.tree_get(state, m)) for m in ("mu", "nu"))
+        diary.note(loss, named_leaves(model), *moments)
+    return diary.arrays()
+
+
+def adamw() -> optax.GradientTransformation:
+    """Return optax's AdamW with the hyperparameters of every side."""
+
+    def mask(params: Any) -> Any:
+        return replace_leaves(params, {name: decays(name) for name in named_leaves(params)})
+
+    options = {"eps": HYPER.eps, "weight_decay": HYPER.weight_decay, "mask": mask}
+    return optax.adamw(HYPER.lr, HYPER.beta1, HYPER.beta2, **options)
+
+
+@eqx.filter_jit
+def _step(model, state, ids, labels, mask):
+    """Return the loss, and model and optimiser state after one step."""
+
+    def objective(model):
+        logits, _ = model(ids, mask)
+        return next_token_loss(logits, labels, mask, dtype=model.config.softmax_dtype)
+
+    loss, grads = eqx.filter_value_and_grad(objective)(model)
+    # optax raises floats to its integer step count, which strict promotion forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = adamw().update(grads, state, eqx.filter(model, eqx.is_array))
+        return loss, eqx.apply_updates(model, updates), state

@@ -1,0 +1,254 @@
+"""Compare a checkpoint pair on a text: how to go about it, and what it means.
+
+Source: docs/parity.md "Your own checkpoints", docs/parity.md "Fail closed".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from parity.checkpoint_pair.files import (
+    Stored,
+    WeightRow,
+    compare_all,
+    config_differences,
+    converted,
+    open_checkpoint,
+)
+from parity.checkpoint_pair.layerwise import Outcome, Walk
+from parity.checkpoint_pair.whole_model import triangle
+from parity.engine.measurement import Measurement, Verdict
+from parity.megalodon.reference import why_unavailable
+from parity.megalodon.suite import culprit
+from parity.megalodon.taps import parameters_of
+from reports.text import count, edge_name, number, share
+from reports.user_text import read_ids
+
+Report = Callable[[str], None]
+# The words and codes of `reports.verdict.decide`, whose imports would take a tenth of the memory
+# budget.
+PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
+INCOMPLETE, NOT_COMPARABLE = ("INCOMPLETE", 3), ("NOT COMPARABLE", 4)
+WHOLE_WORK = 2e9
+"""Tokens times parameters up to which the triangle with gradients takes minutes at most."""
+TAPE_PER_STATE = 128
+"""Bytes the oracle's derivative keeps for each EMA state of each token."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for; see `megalodon-numerics parity --help`."""
+
+    torch: Path
+    jax: Path | None = None
+    config: Path | None = None
+    text: Path | None = None
+    ids: Path | None = None
+    length: int | None = None
+    grad: bool | None = None
+    layerwise: bool = False
+    oracle_only: bool = False
+
+
+@dataclass
+class Result:
+    """What was found."""
+
+    how: dict[str, str] = field(default_factory=dict)
+    """What was compared and how, in words, by subject."""
+    weights: list[WeightRow] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    layers: Outcome | None = None
+    """Of the layer-by-layer mode."""
+    verdict: tuple[str, int] = NOTHING
+    """The word and the exit code."""
+    sentence: str = ""
+
+    @property
+    def unequal(self) -> list[WeightRow]:
+        """Parameters and fields in which the two sides differ."""
+        return [row for row in self.weights if row.verdict is not Verdict.PASS]
+
+    @property
+    def gates(self) -> list[Measurement]:
+        """Everything that was held to a tolerance."""
+        return [m for m in self.measurements if m.verdict is not Verdict.INFO]
+
+
+def compare(options: Options, report: Report) -> Result:
+    """Compare two checkpoints: weights by name, then the text, whole or layer by layer.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: a file is corrupt, the torch side does not fit its configuration, the text does
+            not fit the model, or gradients were asked for where they cannot be had.
+    """
+    result = Result()
+    theirs = open_checkpoint("torch", options.torch, options.config)
+    _refuse_misfit(theirs)
+    folder = options.torch if options.torch.is_dir() else options.torch.parent
+    ids, source = read_ids(options.text, options.ids, folder, theirs.config, options.length)
+    missing = None if options.oracle_only else why_unavailable()
+    live = not options.oracle_only and missing is None
+    by_layer, why = _mode(options, theirs, ids)
+    said = "not asked for" if options.oracle_only else missing and f"did not run: {missing}"
+    result.how = {
+        "torch side": f"{options.torch}, {count(theirs.nbytes // 4, 'parameter')}",
+        "JAX side": str(options.jax) if options.jax else "converted from the torch side",
+        "text": source,
+        "megalodon-hf": said or "live, float32",
+        "mode": why,
+    }
+    for subject, words in result.how.items():
+        report(f"{subject}: {words}")
+    ours = _other_side(options, theirs, by_layer)
+    result.weights = [*theirs.untied(), *_pair_problems(theirs, ours)]
+    if not result.weights and by_layer:
+        result.layers = Walk(theirs, ours, ids, live=live, report=report).run()
+        result.weights, result.measurements = result.layers.weights, result.layers.measurements
+    elif not result.weights:
+        result.weights = list(compare_all(theirs, ours))
+        result.measurements = triangle(theirs, ours, ids, live=live)
+    if not live:
+        # That the reference did not run is said once, by the verdict.
+        kept = (m for m in result.measurements if m.verdict is not Verdict.NOT_COMPARABLE)
+        result.measurements = list(kept)
+    _decide(result, missing)
+    return result
+
+
+def available_memory() -> float:
+    """Return the bytes a process may still take, by the system and by its control group."""
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
+        limits += [1024.0 * int(line[1]) for line in lines if line[0] == "MemAvailable:"]
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = (
+            (group / f"memory.{n}").read_text(encoding="utf-8").strip() for n in ("max", "current")
+        )
+        limits += [float(most) - float(used)] if most != "max" else []
+    except OSError:
+        pass
+    return min(limits, default=math.inf)
+
+
+def _mode(options: Options, theirs: Stored, ids: np.ndarray) -> tuple[bool, str]:
+    """Return whether to go layer by layer, and what to say about it."""
+    config, free = theirs.config, available_memory()
+    states = ids.size * config.num_layers * config.model_dim * config.cema_ndim
+    reason = None
+    if options.layerwise:
+        reason = "asked for"
+    elif theirs.nbytes > free / 2:
+        reason = (
+            f"{_gib(theirs.nbytes)} in float32 are more than half of the {_gib(free)} of memory"
+        )
+    elif ids.size * theirs.nbytes / 4 > WHOLE_WORK or states * TAPE_PER_STATE > free / 4:
+        reason = "the oracle's gradients would take too long or too much memory"
+    elif options.grad is False:
+        reason = "no gradients asked for"
+    if reason is None:
+        return False, "the whole model at once, with gradients"
+    if options.grad:
+        raise ValueError(
+            f"parity: --grad needs the whole model at once, but it goes layer by layer: {reason}; "
+            "leave out --grad, or use a smaller --length."
+        )
+    whole = "" if theirs.lazy else "; a torch file is read as a whole, safetensors would not be"
+    return True, f"layer by layer, forward only: {reason}{whole}"
+
+
+def _other_side(options: Options, theirs: Stored, by_layer: bool) -> Stored:
+    if options.jax is not None:
+        file = options.jax / "config.json" if options.jax.is_dir() else None
+        config = theirs.config if file is None or not file.is_file() else None
+        return open_checkpoint("jax", options.jax, config)
+    # Layer by layer, conversion is what `parity.checkpoint_pair.one_layer` does to each layer.
+    return Stored("jax", *_parts(theirs)) if by_layer else converted(theirs)
+
+
+def _parts(stored: Stored):
+    return stored.path, stored.config, stored.tensors, stored.lazy
+
+
+def _refuse_misfit(theirs: Stored) -> None:
+    problems = theirs.problems(theirs.config)
+    if problems:
+        listing = "\n  ".join(f"{row.name}: {row.note}" for row in problems)
+        raise ValueError(
+            f"{theirs.path} does not fit its configuration, {count(len(problems), 'problem')}:\n"
+            f"  {listing}\nCheck that config and checkpoint belong together (layers, widths, "
+            "swiglu, norm_affine, output_size)."
+        )
+
+
+def _pair_problems(theirs: Stored, ours: Stored) -> list[WeightRow]:
+    different = config_differences(theirs.config, ours.config)
+    return different or [*ours.problems(theirs.config), *ours.untied()]
+
+
+def _decide(result: Result, missing: str | None) -> None:
+    """Set the verdict, the gravest first."""
+    unequal, gates = result.unequal, result.gates
+    broken = [m for m in gates if m.verdict is not Verdict.PASS]
+    if any(row.verdict is Verdict.NOT_COMPARABLE for row in unequal):
+        result.verdict = NOT_COMPARABLE
+        result.sentence = f"The two sides are not the same model: {_listed(unequal)}."
+    elif unequal or broken:
+        result.verdict = REGRESSED
+        result.sentence = _failed(unequal, broken, bool(gates))
+    elif not gates:
+        result.verdict = NOTHING
+        result.sentence = "Nothing was measured against a tolerance."
+    elif missing:
+        result.verdict = INCOMPLETE
+        result.sentence = (
+            f"The torch side did not run: {missing}. What ran holds: {_held(result)} "
+            "To ask for no more than that, pass --oracle-only."
+        )
+    else:
+        result.verdict = PASS
+        result.sentence = _held(result)
+
+
+def _held(result: Result) -> str:
+    closest = max(result.gates, key=lambda m: m.fraction)
+    return (
+        f"{count(len(result.weights), 'weight')} equal by name and value, "
+        f"{count(len(result.gates), 'gate')} hold; the closest is {closest.quantity} "
+        f"({edge_name(closest.edge)}) at {share(closest.fraction)} of its tolerance."
+    )
+
+
+def _failed(unequal: Sequence[WeightRow], broken: Sequence[Measurement], ran: bool) -> str:
+    weights = f"{count(len(unequal), 'weight')} not equal: {_listed(unequal)}." if unequal else ""
+    start = culprit(broken)
+    if start is None:
+        tail = "No stage leaves its tolerance on this text." if ran else "The text was not run."
+        return f"{weights} {tail}".strip()
+    acting = parameters_of(start.quantity)
+    named = [row.name for row in unequal if row.name.startswith(acting)] if acting else []
+    size = start.note or f"{number(start.value)} against a tolerance of {number(start.tolerance)}"
+    sentence = f"It starts at {start.quantity} ({edge_name(start.edge)}): {size}."
+    if named:
+        sentence += f" Its parameters differ: {', '.join(named[:4])}."
+    elif acting:
+        sentence += f" Its parameters: {', '.join(acting)}."
+    return f"{sentence} {weights}".strip()
+
+
+def _listed(rows: Sequence[WeightRow], shown: int = 4) -> str:
+    said = [f"{row.name} ({row.note})" for row in rows[:shown]]
+    return "; ".join([*said, f"and {len(rows) - shown:,} more"] if len(rows) > shown else said)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

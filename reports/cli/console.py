@@ -1,0 +1,144 @@
+"""What all commands share: exit codes, options, progress on stderr, and how help is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+OK, REGRESSED, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 1, 2, 3, 6
+
+EXIT_CODES = """\b
+Exit codes:
+  0  pass, or changed within every tolerance
+  1  regression: a tolerance is broken, a probe found an error, a value left its history
+  2  wrong usage or bad input; the message says what to do
+  3  incomplete: a suite did not finish, or the run was interrupted
+  4  not comparable: the two sides are not the same work
+  5  nothing selected: nothing was measured against a tolerance
+  6  internal error"""
+RUN = "RUN is a folder, an id or its beginning, `latest`, or `blessed`, the newest blessed run."
+
+
+def examples(*lines: str, codes: bool = False, about: str = "") -> str:
+    """Return the end of a help text: what RUN means, examples without the program, exit codes."""
+    parts = [about] if about else []
+    shown = "\n".join(f"  megalodon-numerics {line}" for line in lines)
+    parts.append(f"\b\nExamples:\n{shown}")
+    return "\n\n".join([*parts, *([EXIT_CODES] if codes else [])])
+
+
+def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a run from the folder given with --out."""
+    root = Path(ctx.params.get("out") or "runs")
+    names = [p.name for p in root.iterdir() if (p / "run.json").is_file()] if root.is_dir() else []
+    return [n for n in ("latest", "blessed", *sorted(names)) if n.startswith(incomplete)]
+
+
+runs_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds the runs.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+summary_option = click.option(
+    "--summary-md",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=lambda: os.environ.get("GITHUB_STEP_SUMMARY") or None,
+    help="Append a summary in Markdown.  [default: the step-summary file when set]",
+)
+
+
+class Progress:
+    """Lines on stderr, with a bar below them where stderr is a terminal.
+
+    Call it with a line; call `step` with how many parts are done, and of how many.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.clock = quiet, time.perf_counter()
+        self.bar: Any = None
+
+    def __call__(self, line: str) -> None:
+        """Write one line with the seconds since the start."""
+        if self.quiet:
+            return
+        text = f"[{time.perf_counter() - self.clock:6.1f} s] {line}"
+        if self.bar is None:
+            click.echo(text, err=True)
+        else:
+            self.bar.console.print(text, markup=False, highlight=False)
+
+    def step(self, done: int, planned: int) -> None:
+        """Move the bar; lines already say the same where there is no terminal."""
+        if self.quiet or not sys.stderr.isatty():
+            return
+        if self.bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.bar.add_task("", total=planned)
+            self.bar.start()
+        self.bar.update(self.bar.task_ids[0], completed=done, total=planned)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def progress(quiet: bool) -> Progress:
+    """Return the progress of the running command; its bar goes with the command at the latest."""
+    report = Progress(quiet)
+    click.get_current_context().call_on_close(report.stop)
+    return report
+
+
+def unchecked() -> None:
+    """Trace what the running command computes without checks on values: its inputs are its own.
+
+    A check calls back to Python, and a program that does is not kept in the compilation cache.
+    """
+    from megalodon_jax import traced_checks
+
+    click.get_current_context().with_resource(traced_checks(False))
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a text file; one that cannot be written is named, and costs no verdict."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        click.echo(f"the summary was not written: {error}", err=True)
+
+
+def show(table: Any) -> None:
+    """Print a rich table; what is piped or redirected is wide enough not to be folded."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **more: Any) -> None:
+    """Print a verdict with `lines` below it, or as JSON with `more`; exit with its code."""
+    from reports.registry.lookup import as_document
+
+    if as_json:
+        click.echo(json.dumps(as_document(decision) | more))
+    else:
+        click.echo("\n".join([f"{decision.word}: {decision.sentence}", *lines]))
+    ctx.exit(int(decision.exit_code))

@@ -1,0 +1,182 @@
+"""What this machine would measure with: versions, devices, reference, flags that change numbers.
+
+Source: docs/reports.md "Command line".
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import numpy as np
+
+from megalodon_jax.gemm import Format, path_of
+from parity.engine.recordings import RecordingError, read_provenance
+from parity.megalodon.recordings import FOLDER, RENEW
+from parity.megalodon.reference import identity, why_unavailable
+from reports.provenance import host as hosts
+from reports.provenance.device import device_kind
+from reports.provenance.environment import PACKAGES, environment
+from reports.store.runs import check_writable, list_runs
+from reports.store.schema import RunKind, StoreError
+from reports.text import count
+from reports.verdict import pinned as goldens
+from stability.core.recommendation import NEVER, recommend
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+OPTIONAL = ("torch", "transformers", "megalodon-hf", "playwright")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that was looked at."""
+
+    topic: str
+    value: str
+    advice: str = ""
+    """What to do about it; empty where nothing is wrong."""
+
+
+def examine(out: Path) -> list[Line]:
+    """Return what was found; `out` is the folder runs go to."""
+    return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
+
+
+def _versions() -> list[Line]:
+    lines = [Line("python", platform.python_version())]
+    lines += [Line(name, metadata.version(name)) for name in PACKAGES]
+    for name in OPTIONAL:
+        try:
+            lines.append(Line(name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            lines.append(Line(name, "not installed"))
+    return lines
+
+
+def _devices() -> list[Line]:
+    kind, manifest = device_kind(), _manifest()
+    names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
+    device = (
+        f"{kind}: {hosts.processor(manifest) if kind == 'cpu' else names}, {len(jax.devices())}"
+    )
+    asked = {name: os.environ[name] for name in THREADS if name in os.environ}
+    told = ", ".join(f"{name}={value}" for name, value in asked.items())
+    advice = recommend(names)
+    return [
+        Line("device", device),
+        Line("threads", f"{hosts.threads()}{f' ({told})' if told else ''}"),
+        Line("fingerprint", hosts.fingerprint(manifest) or "unknown: no /proc/cpuinfo to read"),
+        Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
+    ]
+
+
+def _numerics() -> list[Line]:
+    config: Any = jax.config
+    precision = config.jax_default_matmul_precision or "default"
+    x64, tf32 = config.jax_enable_x64, os.environ.get("NVIDIA_TF32_OVERRIDE")
+    flags = os.environ.get("XLA_FLAGS", "")
+    fast = [f for f in flags.split() if "fast_math" in f and not f.endswith("=false")]
+    return [
+        Line("matmul precision", f"{precision}; comparisons ask for highest"),
+        Line("low-precision products", ", ".join(f"{f}: {path_of(f)}" for f in get_args(Format))),
+        Line(
+            "x64",
+            "on" if x64 else "off",
+            "float32 runs want it off: unset JAX_ENABLE_X64" if x64 else "",
+        ),
+        Line(
+            "TF32",
+            "forced on" if tf32 == "1" else "not forced",
+            "products would lose 13 bits: unset NVIDIA_TF32_OVERRIDE" if tf32 == "1" else "",
+        ),
+        Line(
+            "XLA_FLAGS",
+            flags or "none",
+            f"rounding becomes optional: remove {', '.join(fast)}" if fast else "",
+        ),
+        _denormals(),
+    ]
+
+
+def _denormals() -> Line:
+    """Multiply the smallest normal number by a half, and see what is left of it."""
+    smallest = np.finfo(np.float32).tiny
+    with np.errstate(all="ignore"):
+        here = bool(smallest * np.float32(0.5) > 0)
+    compiled = bool(jax.jit(lambda x: x * np.float32(0.5))(smallest) > 0)
+    told = {True: "keeps them", False: "flushes them to zero"}
+    # The oracle is NumPy: a library that sets flush-to-zero for the whole process would spoil it.
+    advice = "" if here else "some library set flush-to-zero: the oracle would lose small numbers"
+    return Line("denormals", f"NumPy {told[here]}, XLA {told[compiled]}", advice)
+
+
+def _reference() -> list[Line]:
+    reason = why_unavailable()
+    live = "can run" if reason is None else f"cannot run: {reason}"
+    kind = "live" if reason is None else "recorded"
+    lines = [
+        Line("reference", f"`--reference auto` compares with megalodon-hf {kind}"),
+        Line("megalodon-hf, live", f"{live}, {identity()}" if reason is None else live),
+    ]
+    try:
+        made = read_provenance(FOLDER / "plain.safetensors", RENEW)
+        lines.append(Line("megalodon-hf, recorded", f"commit {made['commit']}"))
+    except RecordingError as error:
+        lines.append(Line("megalodon-hf, recorded", "unreadable", str(error)))
+    return lines
+
+
+def _runs(out: Path) -> list[Line]:
+    try:
+        check_writable(out)
+        stored, unreadable = list_runs(out)
+        lost = f"unreadable: {', '.join(folder.name for folder, _ in unreadable)}"
+        found = f"{out}: {count(len(stored), 'run')}"
+        folder = Line("folder of runs", found, lost if unreadable else "")
+    except StoreError as error:
+        folder = Line("folder of runs", str(out), str(error))
+    return [folder, *_blessed()]
+
+
+def _blessed() -> list[Line]:
+    """Say of each blessed run how this machine differs from the one it was made on."""
+    pinned, here = goldens.load(device_kind()), _manifest()
+    lines = []
+    for golden in pinned.goldens:
+        differs = "; ".join(_machine(here, golden)) or "nothing: it is this machine"
+        lines.append(
+            Line("blessed run", f"{golden.run}: {golden.reason} What differs here: {differs}")
+        )
+    lines += [Line("blessed run", "not used", why) for why in pinned.unusable]
+    return lines or [Line("blessed run", "none: `bless` pins one")]
+
+
+def _machine(here: Mapping[str, Any], golden: goldens.Golden) -> tuple[str, ...]:
+    # Which reference a night compares with is decided when it runs.
+    environment = {**golden.environment, "reference": {}}
+    return hosts.differences({**here, "reference": {}}, environment)
+
+
+@cache
+def _manifest() -> dict[str, Any]:
+    """Return what a run made now would say of this machine."""
+    return environment(datetime.now(UTC), RunKind.NIGHTLY)
+
+
+def _tools() -> list[Line]:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    ready = "found" if browser and util.find_spec("playwright") else "missing"
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    return [
+        Line("browser tests", f"chromium and playwright {ready}"),
+        Line("compilation cache", cache or "none: every run compiles again"),
+    ]

@@ -1,0 +1,162 @@
+"""Commands that measure: the nightly, in one or in shards, and the bench."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from reports.cli.console import (
+    append,
+    examples,
+    json_option,
+    progress,
+    quiet_option,
+    runs_option,
+    say,
+    summary_option,
+    unchecked,
+)
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+
+@click.command(
+    epilog=examples(
+        "nightly",
+        "nightly --case plain --case byte_lm --reference recorded",
+        "nightly --checkpoint my-model --json",
+        "nightly --shard 2/3 --out shards",
+        codes=True,
+        about="With --shard the exit code is 0 once the part is stored; `merge` and `gate` judge.",
+    )
+)
+@runs_option
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    help="Run only this case (repeatable), and probe only a --checkpoint.",
+)
+@click.option(
+    "--reference",
+    type=click.Choice(["auto", "live", "recorded"]),
+    default="auto",
+    show_default=True,
+    help="Compare with megalodon-hf itself or with its recordings.",
+)
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with model.safetensors and config.json, in place of the committed byte model.",
+)
+@click.option("--fault", help="Plant a known bug first, to see the harness find it.")
+@click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, to be merged.")
+@summary_option
+@json_option
+@quiet_option
+@click.pass_context
+def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_json, quiet):
+    """Run every suite, store the run, write its page and say the verdict.
+
+    The run is compared with the newest earlier run of the same work, with what noisy values were
+    before, and with the blessed run. It is stored in a folder of its own: run.json,
+    measurements.parquet, findings.parquet and report.html.
+    """
+    report = progress(quiet)
+    unchecked()
+    from reports.nightly.run import Options
+    from reports.nightly.run import nightly as run_nightly
+    from reports.nightly.shards import Shard
+    from reports.store.runs import check_writable
+
+    shard = Shard.parse(part) if part else None
+    check_writable(out)
+    options = Options(out, tuple(cases), reference, checkpoint, fault, shard)
+    outcome = run_nightly(options, report, report.step)
+    report.stop()
+    if outcome.decision is None:
+        click.echo(outcome.folder.resolve())
+        return
+    if summary_md is not None:
+        from reports.cli.views.summary import markdown
+
+        append(summary_md, markdown(outcome.run, outcome.decision))
+    page = str(outcome.page.resolve())
+    say(ctx, outcome.decision, as_json, [*outcome.held, page], page=page)
+
+
+@click.command(
+    epilog=examples(
+        "merge shards",
+        "merge first/runs second/runs --out runs",
+        "merge shards --partial",
+        about="A FOLDER is a shard, or holds shards anywhere below it.",
+    )
+)
+@click.argument(
+    "folders",
+    metavar="FOLDER...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--partial",
+    is_flag=True,
+    help="Merge although shards are missing; the verdict will be INCOMPLETE.",
+)
+@click.option(
+    "--mixed-machines",
+    "mixed",
+    is_flag=True,
+    help="Merge shards of several machines; no value of the run is then held to repeat elsewhere.",
+)
+@runs_option
+@quiet_option
+def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quiet: bool) -> None:
+    """Make one run of the shards of a nightly, with its page, and print its folder.
+
+    Shards must be whole, each there once, and made by one commit in one environment; what is not is
+    named. The exit code is 0 once the run is stored: `gate latest` judges it.
+    """
+    report = progress(quiet)
+    from reports.nightly.run import store
+    from reports.nightly.shards import find_shards, merged
+
+    found = find_shards(folders)
+    report(f"merging {len(found)} shards")
+    outcome = store(out, merged(found, partial, mixed), report)
+    click.echo(outcome.folder.resolve())
+
+
+@click.command(epilog=examples("bench", "bench --repeats 9 --no-memory"))
+@runs_option
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Timed rounds; medians are reported.",
+)
+@click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
+@quiet_option
+def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:
+    """Time the same work in JAX and in megalodon-hf, alternating, as ratios and against floors.
+
+    The next nightly shows the newest bench on its page.
+    """
+    # A program that came from a cache would make the seconds of compiling a fiction.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+    from reports.bench.run import bench as run_bench
+    from reports.page.sections.speed import markdown
+    from reports.store.runs import check_writable, write_run
+
+    check_writable(out)
+    run = run_bench(repeats, memory, progress(quiet))
+    folder = write_run(out, run)
+    click.echo(f"{markdown(run)}\n\n{folder}")
+
+
+COMMANDS = (nightly, merge, bench)

@@ -1,0 +1,206 @@
+"""Commands about the comparison: a checkpoint pair, one case, the known faults, the recordings."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        "parity --torch checkpoint --text book.txt",
+        "parity --torch weights.pt --config config.json --ids ids.npy --layerwise",
+        "parity explain plain",
+        codes=True,
+    ),
+)
+@click.option(
+    "--torch",
+    "torch_path",
+    type=click.Path(path_type=Path),
+    help="The torch side: a Hugging Face folder, or a weights file (with --config).",
+)
+@click.option(
+    "--jax",
+    "jax_path",
+    type=click.Path(path_type=Path),
+    help="The JAX side: a native checkpoint or a safetensors file.  [default: converted]",
+)
+@click.option("--config", type=click.Path(path_type=Path), help="config.json of a weights file.")
+@click.option("--text", type=click.Path(path_type=Path), help="The text to compare on.")
+@click.option("--ids", type=click.Path(path_type=Path), help="... or its token ids, an .npy file.")
+@click.option(
+    "--length",
+    type=click.IntRange(min=2),
+    help="Tokens per row.  [default: a chunk and an eighth, at most the text]",
+)
+@click.option("--grad/--no-grad", default=None, help="Compare gradients.  [default: if they fit]")
+@click.option("--layerwise", is_flag=True, help="One layer in memory at a time, forward only.")
+@click.option("--oracle-only", is_flag=True, help="Do without megalodon-hf.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@quiet_option
+@click.pass_context
+def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
+    """Compare your own checkpoint in torch and in JAX, on your own text.
+
+    The commands below ask about the harness and its cases instead.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if torch_path is None:
+        raise click.UsageError("name a checkpoint with --torch, or one of the commands.", ctx)
+    unchecked()
+    from rich.console import Console
+
+    from reports.cli.checkpoint_pair import Options, compare
+    from reports.cli.views.pair_tables import as_document, show
+
+    options = Options(torch_path, jax_path, **asked)
+    result = compare(options, progress(quiet))
+    if as_json:
+        click.echo(json.dumps(as_document(result)))
+    else:
+        show(result, Console())
+    ctx.exit(result.verdict[1])
+
+
+@parity.command(
+    epilog=examples("parity explain plain", "parity explain plain --fault rope_keys_one_late")
+)
+@click.argument("case")
+@click.option("--fault", help="Plant a known bug first.")
+@click.pass_context
+def explain(ctx, case: str, fault: str | None) -> None:
+    """Say where CASE leaves the oracle first, whether it starts there, and what acts there."""
+    unchecked()
+    from parity.faults import by_name as fault_by_name
+    from parity.megalodon.cases import by_name
+    from reports.cli.views import explain as module
+
+    with fault_by_name(fault).planted() if fault else nullcontext():
+        text, holds = module.explain(by_name(case), fault)
+    click.echo(text)
+    ctx.exit(OK if holds else REGRESSED)
+
+
+@parity.command(epilog=examples("parity shrink plain --fault rmsnorm_plus_one_dropped"))
+@click.argument("case")
+@click.option("--fault", help="Plant a known bug first.")
+@quiet_option
+def shrink(case: str, fault: str | None, quiet: bool) -> None:
+    """Find the smallest sizes and the shortest text at which CASE still fails the same way."""
+    unchecked()
+    from parity.faults import by_name as fault_by_name
+    from parity.megalodon.cases import by_name
+    from reports.cli.views import explain as module
+
+    with fault_by_name(fault).planted() if fault else nullcontext():
+        click.echo(module.shrunk(by_name(case), fault, progress(quiet)))
+
+
+@parity.command(
+    epilog=examples("parity faults", "parity faults --family cema", "parity faults --healthy 100")
+)
+@click.option("--fault", "names", multiple=True, help="Plant only this fault (repeatable).")
+@click.option("--family", help="Plant only the faults of this family.")
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@click.option(
+    "--markdown",
+    "as_markdown",
+    is_flag=True,
+    help="Print docs/kill-matrix.md: both edges about every fault, and the room on both sides.",
+)
+@click.option(
+    "--healthy",
+    type=click.IntRange(min=1),
+    help="Instead, run this many random cases without a fault: nothing may be reported.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="What healthy cases run in; float32 also measures their noise floors.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Processes that share the faults.",
+)
+@quiet_option
+@click.pass_context
+def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, quiet) -> None:
+    """Plant every known porting bug and print which are found, where, and how loudly."""
+    unchecked()
+    # Single operations compile in no time, but there are many: where there is a cache, keep them.
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    report = progress(quiet)
+    if healthy:
+        from parity.faults.healthy_cases import alarms
+        from reports.cli.views.detection import alarm_lines
+
+        lines = alarm_lines(alarms(range(healthy), dtype, report))
+        click.echo("\n".join([f"{healthy} healthy cases in {dtype}: {len(lines)} alarms", *lines]))
+        ctx.exit(REGRESSED if lines else OK)
+    from rich.console import Console
+
+    from parity.faults import detection as killmatrix
+    from parity.faults import select
+    from reports.cli.views.detection import markdown, print_matrix, summary
+
+    matrix = killmatrix.run(select(names, family), report, workers, each=as_markdown)
+    kills = matrix.kills
+    if as_markdown:
+        click.echo(markdown(matrix), nl=False)
+    elif as_json:
+        click.echo(json.dumps([killmatrix.as_dict(kill) for kill in kills]))
+    else:
+        print_matrix(kills, Console())
+        click.echo(summary(kills))
+    ctx.exit(REGRESSED if killmatrix.survivors(kills) else OK)
+
+
+@parity.command(epilog=examples("parity calibrate"))
+@quiet_option
+def calibrate(quiet: bool) -> None:
+    """Measure the noise floor of every case and rewrite the tolerance table's numbers."""
+    from parity.megalodon import noise_floors as calibrate
+    from parity.megalodon.cases import CASES
+    from parity.tolerances import NOISE_FILE
+
+    progress(quiet)(f"calibrating {len(CASES)} cases with the oracle")
+    calibrate.write(CASES)
+    click.echo(NOISE_FILE)
+
+
+@parity.command(epilog=examples("parity record", "parity record --case plain"))
+@click.option("--case", "cases", multiple=True, help="Record only this case (repeatable).")
+@quiet_option
+def record(cases: tuple[str, ...], quiet: bool) -> None:
+    """Run the live reference on the case matrix and rewrite its recordings."""
+    from parity.megalodon import recordings
+    from parity.megalodon.cases import CASES, by_name
+    from parity.megalodon.reference import LiveReference
+
+    report = progress(quiet)
+    reference = LiveReference()
+    for case in map(by_name, cases) if cases else CASES:
+        for path in recordings.record(case, reference):
+            report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
+    if not cases:
+        recordings.record_seams(reference)
+    click.echo(recordings.FOLDER)
+
+
+COMMANDS = (parity,)

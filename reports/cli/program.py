@@ -1,0 +1,102 @@
+"""The command line. Progress goes to stderr, the verdict to stdout, the meaning to the exit code.
+
+Exit codes: 0 pass, 1 regression, 2 usage or bad input, 3 incomplete, 4 not comparable, 5 nothing
+selected, 6 internal error. Source: docs/reports.md "Command line".
+"""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from reports.cli import measure as measure_commands
+from reports.cli import parity as parity_commands
+from reports.cli import runs as run_commands
+from reports.cli import stability as stability_commands
+from reports.cli import store as store_commands
+from reports.cli import subjects as subject_commands
+from reports.cli.console import INCOMPLETE, INTERNAL_ERROR, USAGE, examples
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+PROGRAM = "megalodon-numerics"
+
+
+class Guarded(click.Group):
+    """A group whose commands end in a clear message and the specified exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; bad input, interruption and bugs each get their own exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            click.echo("interrupted: nothing was written", err=True)
+            ctx.exit(INCOMPLETE)
+        except BrokenPipeError:
+            # Whoever reads stdout has seen enough, as `head` does.
+            raise
+        except (ValueError, OSError) as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(USAGE)
+        except Exception as error:
+            if type(error).__name__ == "ReferenceUnavailableError":
+                click.echo(f"error: {error}", err=True)
+                ctx.exit(USAGE)
+            traceback.print_exc()
+            click.echo("internal error: this is a bug of megalodon-numerics", err=True)
+            ctx.exit(INTERNAL_ERROR)
+
+
+@click.group(
+    cls=Guarded,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "nightly",
+        "gate latest",
+        "compare blessed latest",
+        "history plain logits",
+        "doctor",
+        codes=True,
+        about="Progress goes to stderr, answers to stdout. NO_COLOR is respected.",
+    ),
+)
+@click.version_option(package_name=PROGRAM)
+def main() -> None:
+    """Compare Megalodon in JAX with megalodon-hf, and ask what precision does to it."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+@main.command(
+    epilog=examples(
+        "completion bash > ~/.local/share/bash-completion/completions/megalodon-numerics",
+        "completion zsh > ~/.zfunc/_megalodon-numerics",
+        "completion fish > ~/.config/fish/completions/megalodon-numerics.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options and runs in SHELL."""
+    script = get_completion_class(shell)
+    if script is None:
+        raise click.UsageError(f"click completes nothing in {shell}")
+    variable = f"_{PROGRAM.upper().replace('-', '_')}_COMPLETE"
+    click.echo(script(main, {}, PROGRAM, variable).source())
+
+
+for module in (
+    measure_commands, run_commands, store_commands, parity_commands, stability_commands,
+    subject_commands,
+):  # fmt: skip
+    for command in module.COMMANDS:
+        main.add_command(command)
+
+
+def _interrupt(*_: Any) -> None:
+    # A terminated run must clean up after itself like an interrupted one.
+    raise KeyboardInterrupt

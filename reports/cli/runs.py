@@ -1,0 +1,164 @@
+"""Commands about stored runs: list, compare, gate, report, open; and doctor about the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from reports.cli.console import (
+    RUN,
+    append,
+    examples,
+    json_option,
+    known_runs,
+    runs_option,
+    say,
+    show,
+    summary_option,
+)
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+
+@click.command("list", epilog=examples("list", "list --json"))
+@runs_option
+@json_option
+def list_command(out: Path, as_json: bool) -> None:
+    """List the stored runs, oldest first."""
+    from rich.table import Table
+
+    from reports.registry.lookup import listed
+
+    runs, unreadable = listed(out)
+    if as_json:
+        lost = [{"folder": str(folder), "why": why} for folder, why in unreadable]
+        click.echo(json.dumps({"runs": [asdict(run) for run in runs], "unreadable": lost}))
+        return
+    heads = ("run", "verdict", "kind", "device", "reference", "gates", "broken", "planted")
+    table = Table(*heads, box=None)
+    # A run is named by its id, so the id is what must not be cut.
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max((len(run.id) for run in runs), default=0)
+    for run in runs:
+        numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
+        table.add_row(run.id, run.verdict, run.kind, run.device, run.reference, *numbers, run.fault)
+    if runs:
+        show(table)
+    else:
+        click.echo(f"no runs in {out}")
+    for folder, why in unreadable:
+        click.echo(f"unreadable: {folder.name}: {why}", err=True)
+
+
+@click.command(
+    epilog=examples(
+        "gate latest",
+        "gate latest --against blessed",
+        "gate 2026-11-20 --json",
+        codes=True,
+        about=RUN,
+    )
+)
+@click.argument("run", shell_complete=known_runs)
+@click.option(
+    "--against",
+    metavar="RUN",
+    shell_complete=known_runs,
+    help="Judge against this run only.  [default: baseline, history and blessed run]",
+)
+@runs_option
+@summary_option
+@json_option
+@click.pass_context
+def gate(ctx, run, against, out, summary_md, as_json) -> None:
+    """Judge a stored run again; the exit code is the verdict's."""
+    from reports.cli.views.summary import markdown
+    from reports.registry.lookup import find_run, held_against, judged
+
+    other = find_run(out, against) if against else None
+    found = judged(find_run(out, run), other)
+    if summary_md is not None:
+        append(summary_md, markdown(found.run, found.decision))
+    say(ctx, found.decision, as_json, held_against(found))
+
+
+@click.command(
+    epilog=examples("compare blessed latest", "compare A B --json", codes=True, about=RUN)
+)
+@click.argument("before", shell_complete=known_runs)
+@click.argument("after", shell_complete=known_runs)
+@runs_option
+@json_option
+@click.pass_context
+def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: bool) -> None:
+    """Say what changed from one stored run to another; the exit code judges the second."""
+    from reports.registry.lookup import change_lines, find_run, judged
+
+    decision = judged(find_run(out, after), find_run(out, before)).decision
+    say(ctx, decision, as_json, change_lines(decision.changes))
+
+
+@click.command(epilog=examples("report latest", "report latest --page night.html", about=RUN))
+@click.argument("run", shell_complete=known_runs)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="Where to write it; the stored run stays as it is.",
+)
+@runs_option
+def report(run: str, page: Path, out: Path) -> None:
+    """Draw the page of a stored run again, by this version."""
+    from reports.registry.lookup import find_run, page_of
+
+    text = page_of(find_run(out, run))
+    aside = page.with_name(f".{page.name}.partial")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, page)
+    finally:
+        aside.unlink(missing_ok=True)
+    click.echo(page.resolve())
+
+
+@click.command("open", epilog=examples("open", "open 2026-11-20", about=RUN))
+@click.argument("run", default="latest", shell_complete=known_runs)
+@runs_option
+def open_command(run: str, out: Path) -> None:
+    """Open the page of a stored run in the browser."""
+    from reports.registry.lookup import find_run
+    from reports.store.runs import PAGE
+
+    page = find_run(out, run) / PAGE
+    if not page.is_file():
+        raise FileNotFoundError(f"{page} not found; `report {run}` draws it again.")
+    click.echo(page.resolve())
+    click.launch(page.resolve().as_uri())
+
+
+@click.command(epilog=examples("doctor", "doctor --json"))
+@runs_option
+@json_option
+def doctor(out: Path, as_json: bool) -> None:
+    """Say what this machine would measure with, and what to change."""
+    from rich.table import Table
+
+    from reports.cli.doctor import examine
+
+    lines = examine(out)
+    if as_json:
+        click.echo(json.dumps([asdict(line) for line in lines]))
+        return
+    table = Table(box=None, show_header=False)
+    for line in lines:
+        advice = f"[bold red]{line.advice}[/bold red]" if line.advice else ""
+        table.add_row(line.topic, line.value, advice)
+    show(table)
+
+
+COMMANDS = (list_command, gate, compare, report, open_command, doctor)

@@ -1,0 +1,132 @@
+"""Commands about precision: the diagnosis of a checkpoint, and the training drill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+from reports.cli.subjects import SUBJECTS, examined
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+
+@click.command(
+    epilog=examples(
+        "stability checkpoint",
+        "stability model.safetensors --optimiser lion --json",
+        "stability --subject mla-moe --size small --fp8-params true",
+    )
+)
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--subject", type=click.Choice(SUBJECTS), help="Examine this architecture instead.")
+@click.option("--size", default="small", show_default=True, help="... freshly drawn, without PATH.")
+@click.option("--batch-size", type=int, default=2, show_default=True, help="... on so many rows.")
+@click.option(
+    "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
+)
+@click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
+@click.option(
+    "--optimiser",
+    type=click.Choice(["adamw", "sgd", "lion", "muon"]),
+    default="adamw",
+    show_default=True,
+    help="What trains it.",
+)
+@click.option("--lr", type=float, help="Its learning rate.  [default: the optimiser's own]")
+@click.option(
+    "--format",
+    "storage",
+    default="bfloat16",
+    show_default=True,
+    help="The storage in question: bfloat16, float16, float8_e4m3fn or float8_e5m2.",
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
+)
+@click.option(
+    "--what-if",
+    is_flag=True,
+    help="Instead: what low-precision products would cost, by matrix, and rules that follow.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
+@quiet_option
+@click.pass_context
+def stability(
+    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **asked
+) -> None:
+    """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
+
+    PATH is a folder, a safetensors file or a torch file. With --subject a model of another
+    architecture runs forward and generates, and all of its probes look at it.
+
+    Exit code 0: nothing, or warnings, which say what would freeze; 1: an error, such as weights
+    that are not finite; 2: bad input.
+    """
+    _check_together(ctx, subject)
+    if subject is not None:
+        ctx.exit(examined(path, as_json, quiet, **asked))
+    if path is None:
+        raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
+    unchecked()
+    report = progress(quiet)
+    if what_if:
+        from reports.page.sections import what_if as module
+
+        costs = module.examine(path, text, report)
+        click.echo(json.dumps(module.as_document(costs)) if as_json else module.as_text(costs))
+        return
+    from reports.cli.views import diagnosis as module
+
+    found = module.diagnose(path, optimiser, lr, storage, text, report)
+    click.echo(json.dumps(module.as_document(found)) if as_json else found.text())
+    ctx.exit(REGRESSED if module.broken(found) else OK)
+
+
+_OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
+_OF_CHECKPOINT = ("optimiser", "lr", "storage", "text", "what_if")
+
+
+def _check_together(ctx: click.Context, subject: str | None) -> None:
+    """Refuse what would be ignored: options of a subject without one, and the other way round."""
+    of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
+    given = {p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE}
+    names = [p.opts[0] for p in ctx.command.params if p.name in given]
+    if names:
+        wants = "goes with --subject only" if subject is None else "does not go with --subject"
+        raise click.UsageError(f"{', '.join(names)} {wants}; leave it out.", ctx)
+
+
+@click.command(epilog=examples("drill", "drill --steps 20 --out drill.json"))
+@click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.  [default: 120]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and batches.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the result goes.  [default: the committed one that the nightly shows]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@quiet_option
+def drill(steps, seed, out, as_json, quiet) -> None:
+    """Train the byte-level model in float32, in bfloat16 and with each remedy; minutes."""
+    unchecked()
+    from stability.experiments import drill as module
+    from stability.experiments import drill_report
+
+    out = drill_report.FILE if out is None else out
+    drill_report.check_writable(out)
+    plan = module.Plan(seed=seed) if steps is None else module.Plan(seed=seed, steps=steps)
+    report = progress(quiet)
+    report(f"training {len(module.VARIANTS)} variants for {plan.steps} steps")
+    content = drill_report.document(plan, module.run(plan, report=report))
+    drill_report.write(out, content)
+    said = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
+    click.echo(said)
+
+
+COMMANDS = (stability, drill)

@@ -1,0 +1,169 @@
+"""Commands about many stored runs: history, bless, prune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reports.cli.console import RUN, examples, json_option, known_runs, runs_option, show
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+
+@click.command(
+    epilog=examples(
+        "history",
+        "history plain",
+        "history plain logits",
+        "history plain logits --out 's3://bucket/runs/*' --json",
+        about="The trend covers the newest 24 runs, from their least value to their largest.",
+    )
+)
+@click.argument("case", required=False)
+@click.argument("quantity", required=False)
+@click.option(
+    "--out",
+    "place",
+    default="runs",
+    show_default=True,
+    help="Folder that holds the runs, or a pattern of run folders that DuckDB can read.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["nightly", "pytest"]),
+    default="nightly",
+    show_default=True,
+    help="Which runs.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=40,
+    show_default=True,
+    help="Rows at most; --json prints all.",
+)
+@json_option
+def history(case, quantity, place, kind, limit, as_json) -> None:
+    """Say what became of gates over all stored runs.
+
+    Without arguments: every gate, the one that uses most of its tolerance first. With CASE: the
+    gates of that case. With CASE and QUANTITY: each value, oldest first. Runs with a planted fault
+    are left out, and what cannot be read is named.
+    """
+    from reports.registry.lookback import EVERYTHING, look_back
+    from reports.store.schema import RunKind
+
+    most = EVERYTHING if as_json else limit
+    found = look_back(place, case, quantity, most, RunKind(kind))
+    if as_json:
+        from reports.registry.lookup import finite
+
+        rows = [{k: finite(v) for k, v in row.items()} for row in found.rows]
+        lost = [{"folder": folder, "why": why} for folder, why in found.unreadable]
+        click.echo(json.dumps({"runs": found.runs, "rows": rows, "unreadable": lost}))
+        return
+    _print_history(found.rows, found.runs, place)
+    for folder, why in found.unreadable:
+        click.echo(f"unreadable: {folder}: {why}", err=True)
+
+
+def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
+    from rich.table import Table
+
+    from reports.registry.lookback import sparkline
+    from reports.text import number, share
+
+    if not rows:
+        click.echo(f"no gates in {runs} runs of {place}")
+        return
+    if "id" in rows[0]:
+        table = Table("run", "value", "used", "verdict", "compared", "metric", box=None)
+        for row in rows:
+            size = number(row["value"]), share(row["share"])
+            table.add_row(row["id"], *size, row["verdict"], row["edge"], row["metric"])
+    else:
+        heads = ("case", "quantity", "compared", "metric", "used", "last", "median", "runs")
+        table = Table(*heads, "trend", box=None)
+        for row in rows:
+            names = (row[name] for name in ("case", "quantity", "edge", "metric"))
+            size = share(row["share"]), number(row["last"]), number(row["median"])
+            table.add_row(*names, *size, str(row["runs"]), sparkline(row["recent"]))
+    # Names are what is searched for: they wrap, and are never cut.
+    for column in table.columns:
+        column.overflow = "fold"
+    show(table)
+
+
+@click.command(
+    epilog=examples(
+        'bless latest --reason "sums in float32 are ordered differently, docs/parity.md"',
+        about=RUN,
+    )
+)
+@click.argument("run", shell_complete=known_runs)
+@click.option("--reason", required=True, help="Why these levels are right; a reviewer reads it.")
+@runs_option
+@json_option
+def bless(run: str, reason: str, out: Path, as_json: bool) -> None:
+    """Pin RUN as the one that later nights may not drift from.
+
+    Writes a file in reports/goldens for the run's machine and kind of reference: one line per case,
+    comparison and kind of quantity, to be reviewed and committed as a diff. Refused (exit code 2)
+    in a tree with uncommitted changes, and for a run made in one, of only some cases, with a
+    planted fault or a broken tolerance.
+    """
+    from reports.registry import pin as blessing
+    from reports.registry.lookup import find_run
+
+    done = blessing.bless(find_run(out, run), reason)
+    if as_json:
+        fields = {"run": done.golden.run, "path": str(done.path), "levels": len(done.golden.groups)}
+        click.echo(json.dumps(fields))
+        return
+    lines = [f"blessed {done.golden.run}", *done.lines(), f"{done.path}", "review: git diff"]
+    click.echo("\n".join(lines))
+
+
+@click.command(epilog=examples("prune", "prune --keep 365", "prune --keep 90 --delete"))
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=90,
+    show_default=True,
+    help="Newest runs to keep of each kind on each class of device.",
+)
+@click.option(
+    "--delete", "really", is_flag=True, help="Delete; without it, only say what would go."
+)
+@runs_option
+@json_option
+def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
+    """Say which old runs can go, and delete them with --delete.
+
+    Blessed runs and the baseline of the newest run are kept however old they are, and what cannot
+    be read is named and left alone.
+    """
+    from reports.registry import retention
+
+    found = retention.plan(out, keep)
+    for folder in found.goes if really else ():
+        retention.delete(folder)
+    if as_json:
+        named = {name: [str(folder) for folder in getattr(found, name)] for name in ("goes",)}
+        kept = {str(folder): why for folder, why in (*found.spared, *found.unreadable)}
+        click.echo(json.dumps({"deleted": really, "kept": found.kept, **named, "spared": kept}))
+        return
+    verb = "deleted" if really else "would delete"
+    click.echo("\n".join(f"{verb} {folder.name}" for folder in found.goes) or "nothing to delete")
+    for folder, why in found.spared:
+        click.echo(f"keeping {folder.name}: {why}")
+    for folder, why in found.unreadable:
+        click.echo(f"unreadable, left alone: {folder.name}: {why}", err=True)
+    if found.goes and not really:
+        click.echo("nothing was deleted yet: say --delete", err=True)
+
+
+COMMANDS = (history, bless, prune)

@@ -1,0 +1,109 @@
+"""Commands about architectures besides Megalodon: `subject`, and `stability --subject`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+SUBJECTS = ("mla-moe",)
+
+
+def examined(
+    path: Path | None,
+    as_json: bool,
+    quiet: bool,
+    *,
+    size: str,
+    batch_size: int,
+    block_size: int,
+    fp8_params: bool,
+) -> int:
+    """Run `stability --subject`: print what was found, and return the exit code."""
+    unchecked()
+    from reports.cli.views.diagnosis import plain
+    from stability.moe.examine import examine
+
+    found = examine(size, batch_size, block_size, fp8_params, path, progress(quiet))
+    if as_json:
+        rows = [plain(asdict(f)) for f in found.findings]
+        click.echo(json.dumps({"what": found.what, "findings": rows, "seconds": found.seconds}))
+    else:
+        click.echo(found.text())
+    return REGRESSED if found.broken else OK
+
+
+@click.group(epilog=examples("subject parity", "subject train"))
+def subject() -> None:
+    """A second architecture, MLA with sparse experts, held to the same instruments."""
+
+
+@subject.command(epilog=examples("subject parity", "subject parity --reference live"))
+@click.option(
+    "--reference",
+    type=click.Choice(["auto", "live", "recorded"]),
+    default="auto",
+    show_default=True,
+    help="Compare with Transformers' DeepSeek-V3 itself or with its recordings.",
+)
+@quiet_option
+@click.pass_context
+def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
+    """Compare five configurations with Transformers and print the table, as every night does."""
+    unchecked()
+    from stability.moe import results
+
+    found = results.compared(reference, progress(quiet))
+    click.echo(results.parity_markdown(found))
+    ctx.exit(REGRESSED if any(f.broken for f in found) else OK)
+
+
+@subject.command(epilog=examples("subject defects"))
+@click.pass_context
+def defects(ctx: click.Context) -> None:
+    """Plant every defect, print which are caught, examine a fresh model; renew the page's copy."""
+    unchecked()
+    from stability.moe import defects as module
+    from stability.moe import results
+    from stability.moe.examine import examine
+
+    rows = module.rows()
+    content = results.defect_rows(rows, examine("small", 2, 128, False))
+    path = results.write("defects", content)
+    click.echo(f"{results.defect_markdown(content)}\n\n{path}")
+    ctx.exit(OK if all(row.caught for row in rows) else REGRESSED)
+
+
+@subject.command(epilog=examples("subject train"))
+@quiet_option
+def train(quiet: bool) -> None:
+    """Break a short training run, with and without the guard; renew the page's curves."""
+    unchecked()
+    from stability.moe import results, training
+
+    plan = training.Plan()
+    content = training.document(plan, training.run(plan, progress(quiet)))
+    path = results.write("training", content)
+    click.echo(f"{results.training_markdown(content)}\n\n{path}")
+
+
+@subject.command(epilog=examples("subject record"))
+@quiet_option
+def record(quiet: bool) -> None:
+    """Run Transformers' DeepSeek-V3 on the five configurations and rewrite its recordings."""
+    from parity.deepseek_v3 import comparison as module
+
+    say = progress(quiet)
+    for case in module.CASES:
+        path = module.record(case)
+        say(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
+    click.echo(module.FOLDER)
+
+
+COMMANDS = (subject,)

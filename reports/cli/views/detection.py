@@ -1,0 +1,132 @@
+"""The kill matrix and the alarms of healthy cases, as tables for the terminal and for the docs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from parity.engine.compare import kind_of
+from parity.engine.measurement import Measurement
+from parity.faults.detection import EDGES, Kill, Matrix, survivors
+from reports.text import edge_name
+
+
+def print_matrix(kills: Sequence[Kill], console: Console) -> None:
+    """Print one row per fault: whether it was found, where, and how loudly."""
+    table = Table("fault", "found at", "edge", "case", "signal", box=None)
+    table.columns[-1].justify = "right"
+    family = None
+    for kill in kills:
+        if kill.fault.family is not family:
+            family = kill.fault.family
+            table.add_row(f"[bold]{family}[/bold]")
+        style = "" if kill.localised else "bold red"
+        found = kill.found or "not detected"
+        row = (f"  {kill.fault.name}", found, kill.edge, kill.case, f"{kill.signal:.1e}")
+        table.add_row(*row, style=style)
+    console.print(table)
+    console.print("signal: error over tolerance; inf: refused, another dtype, or no number")
+
+
+def summary(kills: Sequence[Kill]) -> str:
+    """Return the counts in one line, and a line for each fault that survived."""
+    detected = sum(kill.detected for kill in kills)
+    localised = sum(kill.localised for kill in kills)
+    lines = [f"{len(kills)} faults: {detected} detected, {localised} localised"]
+    for kill in survivors(kills):
+        where = f"reported at {kill.found}" if kill.detected else "not detected"
+        lines.append(f"  {kill.fault.name}: {where}, expected {kill.fault.stage} in {kill.case}")
+    return "\n".join(lines)
+
+
+def alarm_lines(found: Iterable[Measurement]) -> list[str]:
+    """Return one line per alarm of a healthy case."""
+    return [
+        f"{m.case} {m.edge} {m.quantity}: {m.metric} {m.value:.2e} over {m.tolerance:.2e} {m.note}"
+        for m in found
+    ]
+
+
+def markdown(matrix: Matrix) -> str:
+    """Return the document of a matrix in which each edge was asked about each fault."""
+    by_edge = {edge: _of(matrix, i) for i, edge in enumerate(EDGES)}
+    parts = ["# The kill matrix", _COUNTS, _counts(by_edge), _SIDES, _two_sided(matrix, by_edge)]
+    families: dict[str, list[tuple[Kill, ...]]] = {}
+    for row in zip(*by_edge.values(), strict=True):
+        families.setdefault(str(row[0].fault.family), []).append(row)
+    parts.append("## Every fault\n\n" + _SIGNAL)
+    for family, rows in families.items():
+        parts.append(f"### {family}\n\n{_faults(rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+_COUNTS = """Written by `megalodon-numerics parity faults --markdown`, which plants every fault of
+`parity/faults/` in the JAX model, one after the other, and asks two edges of the triangle about it
+under the shipped tolerances. A fault is detected when its witness case leaves a tolerance, and
+localised when what is reported first is where it was planted."""
+_SIDES = """## Two-sided
+
+A tolerance is right when it is far above what a healthy model does, and far below the weakest bug.
+The first column is the largest share of a tolerance that the witnesses use without a fault, the
+second the weakest fault found there, in tolerances. The room on both sides is the choice."""
+_SIGNAL = """The signal is error over tolerance where the fault was reported. ∞: the strict loader
+refuses the weights, a dtype differs, or there is no number. A dash: that edge does not see it."""
+
+
+def _of(matrix: Matrix, index: int) -> list[Kill]:
+    """Return the kills of one edge; `killmatrix.run` gives each fault's in the order of `EDGES`."""
+    return matrix.kills[index :: len(EDGES)]
+
+
+def _counts(by_edge: dict[str, list[Kill]]) -> str:
+    rows = ["| edge | faults | detected | at the right stage |", "| --- | --- | --- | --- |"]
+    for edge, kills in by_edge.items():
+        numbers = len(kills), sum(k.detected for k in kills), sum(k.localised for k in kills)
+        rows.append(f"| {edge_name(edge)} | {' | '.join(map(str, numbers))} |")
+    either = list(zip(*by_edge.values(), strict=True))
+    detected = sum(any(k.detected for k in row) for row in either)
+    localised = sum(any(k.localised for k in row) for row in either)
+    return "\n".join([*rows, f"| either | {len(either)} | {detected} | {localised} |"])
+
+
+def _two_sided(matrix: Matrix, by_edge: dict[str, list[Kill]]) -> str:
+    rows = [
+        "| edge | kind | healthy, at most | weakest fault | named |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for (edge, kind), share in sorted(matrix.used.items()):
+        found = [
+            k
+            for k in by_edge[edge]
+            if k.localised and kind_of(k.found) == kind and math.isfinite(k.signal)
+        ]
+        weakest = min(found, key=lambda k: k.signal, default=None)
+        told = ("–", "none of the catalogue") if weakest is None else _weakest(weakest)
+        rows.append(f"| {edge_name(edge)} | {kind} | {share:.1g} | {' | '.join(told)} |")
+    return "\n".join(rows)
+
+
+def _weakest(kill: Kill) -> tuple[str, str]:
+    return _signal(kill), f"`{kill.fault.name}`"
+
+
+def _faults(rows: Sequence[tuple[Kill, ...]]) -> str:
+    sides = " | ".join(edge_name(edge).removesuffix(" vs oracle") for edge in EDGES)
+    lines = [f"| fault | how it is made | case | reported at | {sides} |"]
+    lines.append("| --- | --- | --- | --- |" + " --- |" * len(EDGES))
+    for row in rows:
+        fault = row[0].fault
+        found = next((k.found for k in row if k.detected), "nothing")
+        how = fault.how.replace("|", "\\|")
+        signals = " | ".join(_signal(kill) for kill in row)
+        lines.append(f"| `{fault.name}` | {how} | {row[0].case} | `{found}` | {signals} |")
+    return "\n".join(lines)
+
+
+def _signal(kill: Kill) -> str:
+    if not kill.detected:
+        return "–"
+    return f"{kill.signal:.1g}" if math.isfinite(kill.signal) else "∞"

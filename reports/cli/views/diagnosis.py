@@ -1,0 +1,100 @@
+"""The diagnosis of a user's checkpoint, for the terminal. Source: docs/stability.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.convert import load_from_pretrained
+from reports.user_text import BYTES
+from stability.core.findings import Severity
+from stability.core.number_formats import by_name
+from stability.storage.diagnose import Diagnosis, report
+from stability.storage.update_rules import optimiser as optimiser_by_name
+from stability.suite import LENGTH, Checkpoint
+
+
+def diagnose(
+    path: Path,
+    optimiser: str,
+    lr: float | None,
+    storage: str,
+    text: Path | None,
+    say: Callable[[str], None],
+) -> Diagnosis:
+    """Diagnose the checkpoint at `path`; `say` gets a line of progress.
+
+    Args:
+        path: a folder, a safetensors file or a torch file.
+        optimiser: its name.
+        lr: its learning rate; None takes the optimiser's own.
+        storage: name of the storage format in question.
+        text: a file whose bytes a Megalodon trains on; None measures on drawn gradients.
+        say: progress.
+
+    Raises:
+        FileNotFoundError: the checkpoint or the text is not there.
+        ValueError: the checkpoint cannot be probed, a name is unknown, or the text is too short or
+            does not fit the vocabulary.
+    """
+    rule = optimiser_by_name(optimiser, **({} if lr is None else {"lr": lr}))
+    fmt = by_name(storage)
+    say(f"probing {path} for {fmt.name} storage, {rule.describe()}")
+    if text is None:
+        return report(path, rule, fmt=fmt)
+    model = load_from_pretrained(path)
+    batches = _batches(text, model.config.vocab_size)
+    say(f"training {len(batches)} steps on {text.name}")
+    return report(model, rule, fmt=fmt, batches=batches)
+
+
+def broken(found: Diagnosis) -> bool:
+    """Whether something is wrong already, rather than what storage would do."""
+    return found.worst() is Severity.ERROR
+
+
+def as_document(found: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis as JSON has it: numbers that are not finite are None."""
+    return {
+        "worst": found.worst().value,
+        "findings": [plain(asdict(f)) for f in found.findings],
+        "remedies": [
+            plain(
+                {"kind": kind, "leaf": found.representatives[kind], "remedy": trial.remedy.name}
+                | asdict(trial.survival)
+                | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
+                | {"works": trial.works}
+            )
+            for kind, trials in found.trials.items()
+            for trial in trials
+        ],
+        "basis": found.basis,
+        "seconds": found.seconds,
+    }
+
+
+def _batches(text: Path, vocab_size: int) -> np.ndarray:
+    if not text.is_file():
+        raise FileNotFoundError(f"no text at {text}.")
+    if vocab_size < BYTES:
+        raise ValueError(
+            f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; leave --text "
+            "out to measure on drawn gradients."
+        )
+    if (held := text.stat().st_size) < LENGTH:
+        raise ValueError(f"{text} has {held} bytes, at least {LENGTH} are needed.")
+    return Checkpoint(text.parent, text).batches()
+
+
+def plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields as JSON has them: numbers that are not finite are None."""
+
+    def one(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: one(value) for name, value in fields.items()}

@@ -1,0 +1,80 @@
+"""A verdict in Markdown, for the summary of a CI job: worst first, and never too long for it.
+
+Source: docs/reports.md "Command line".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.store.runs import Run
+from reports.text import contrast, count, edge_name, label, metric_name
+from reports.verdict.changes import Change
+from reports.verdict.decide import Decision
+
+LIMIT = 900 * 1024
+"""Bytes of UTF-8. A step summary of more than a mebibyte is dropped as a whole."""
+_HEAD = (
+    "| What | Quantity | Case | Compared | Metric | Before | Now | Note |\n" + "| --- " * 8 + "|"
+)
+
+
+def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
+    """Return the summary: verdict, what was compared with what, changes gravest first.
+
+    What does not fit into `limit` bytes is counted in the last line instead.
+    """
+    head = "\n".join(
+        [
+            f"## {decision.word}",
+            "",
+            _plain(decision.sentence, 2000),
+            "",
+            *(f"- {_plain(fact)}" for fact in _facts(run, decision)),
+            "",
+        ]
+    )
+    lines = [_row(change) for change in decision.changes]
+    if not lines:
+        return f"{head}\n"
+    # The last line says how many more there are; its own length is bounded.
+    room = limit - len(f"{head}\n{_HEAD}\n".encode()) - 64
+    kept = _fitting(lines, room)
+    more = len(lines) - kept
+    end = [f"\nand {count(more, 'more change')}"] if more else []
+    return "\n".join([head, _HEAD, *lines[:kept], *end, ""])
+
+
+def _fitting(lines: Sequence[str], room: int) -> int:
+    for i, line in enumerate(lines):
+        room -= len(line.encode()) + 1
+        if room < 0:
+            return i
+    return len(lines)
+
+
+def _facts(run: Run, decision: Decision) -> list[str]:
+    manifest, counts = run.manifest, decision.counts
+    reference = manifest.get("reference") or {}
+    device = manifest.get("device") or {}
+    kind, commit = reference.get("kind", "absent"), reference.get("commit") or ""
+    facts = [
+        f"run {run.id} on {device.get('kind', '')} ({device.get('name', '')})",
+        f"megalodon-hf {kind} {commit}; baseline {decision.baseline_id or 'none'}",
+        f"{counts.passed:,} of {counts.gates:,} gates hold; {counts.new:,} new, "
+        f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, {counts.changed:,} changed, "
+        f"{counts.skipped:,} skipped, {counts.not_run:,} not run",
+    ]
+    return [*facts, *(f"held against {text}" for text in decision.against)]
+
+
+def _row(change: Change) -> str:
+    before, now = contrast(change.before, change.now)
+    edge = edge_name(change.edge) if change.edge else ""
+    names = (change.what, change.quantity, change.case, edge, metric_name(change.metric))
+    return f"| {' | '.join([*map(_plain, names), before, now, _plain(change.note)])} |"
+
+
+def _plain(text: str, size: int = 160) -> str:
+    """Return a text that Markdown leaves as it is: names are data, never markup."""
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|~$&@" else c for c in label(text, size))

@@ -1,0 +1,190 @@
+"""A pytest plugin: what tests measure becomes a run like any other.
+
+`pytest -m cuda --numerics-run runs` needs nothing else on a GPU machine: the folder that comes out
+is read by `report`, `compare`, `gate` and `history`. Measurements travel with the reports of the
+tests, so pytest-xdist brings them to the controller, and a worker that dies loses only its own.
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Kind, Measurement, Verdict
+from stability.core.findings import Finding, Severity
+
+_ROWS = pytest.StashKey[list[Measurement]]()
+Record = Callable[[Iterable[Measurement]], list[Measurement]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--numerics-run DIR`."""
+    parser.addoption(
+        "--numerics-run",
+        type=Path,
+        metavar="DIR",
+        help="store what the tests measure as one run below DIR",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect on the process that sees all reports: the controller, or the only one."""
+    root = config.getoption("--numerics-run")
+    if root is not None and not hasattr(config, "workerinput"):
+        from reports.store.runs import StoreError, check_writable
+
+        try:
+            check_writable(root)
+        except StoreError as error:
+            raise pytest.UsageError(f"--numerics-run: {error}") from error
+        config.pluginmanager.register(Collector(config, root))
+
+
+@pytest.fixture
+def numerics(request: pytest.FixtureRequest) -> Record:
+    """Record measurements: `rows = numerics(suite.case(case, floors))` returns them as a list."""
+    rows = request.node.stash.setdefault(_ROWS, [])
+
+    def record(measured: Iterable[Measurement]) -> list[Measurement]:
+        new = list(measured)
+        rows.extend(new)
+        return new
+
+    return record
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """Attach what a test measured to its report, in types that survive a trip between processes."""
+    report = yield
+    if "numerics" in getattr(item, "fixturenames", ()):
+        rows = item.stash.get(_ROWS, []) if report.when == "call" else []
+        report.measurements = [
+            {name: str(v) if isinstance(v, str) else v for name, v in asdict(row).items()}
+            for row in rows
+        ]
+    return report
+
+
+class Collector:
+    """Gathers the reports of a session and stores them as one run when it ends."""
+
+    def __init__(self, config: pytest.Config, root: Path) -> None:
+        self.config, self.root = config, root
+        self.started, self.clock = datetime.now(UTC), time.perf_counter()
+        self.rows: dict[tuple[str, ...], Measurement] = {}
+        self.planned: set[str] = set()
+        self.executed: set[str] = set()
+        self.findings: list[Finding] = []
+        self.said: list[str] = []
+
+    def pytest_report_header(self) -> str:
+        """Say where measurements go."""
+        return f"numerics run: what tests measure is stored in {self.root}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the measurements of a test, and every failure as a finding."""
+        if report.failed:
+            self.findings.append(_failure(report))
+        rows = getattr(report, "measurements", None)
+        if rows is None:
+            return
+        self.planned.add(report.nodeid)
+        if report.when == "call" and not report.skipped:
+            # One that failed did run, and its failure is a finding.
+            self.executed.add(report.nodeid)
+        for row in rows:
+            words = {"kind": Kind(row["kind"]), "verdict": Verdict(row["verdict"])}
+            self._add(Measurement(**row | words), report.nodeid)
+
+    def _add(self, row: Measurement, test: str) -> None:
+        key = (row.case, row.edge, row.quantity, row.metric)
+        first = self.rows.setdefault(key, row)
+        if first is not row and first.identity != row.identity:
+            text = f"{' '.join(key)} was measured as other work before; {test} is left out"
+            self.findings.append(_finding(Severity.WARNING, test, text))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Store the run; a session that was to measure and did not is not green."""
+        from reports.store.runs import StoreError
+
+        if not self.rows:
+            self.said = ["NOT GREEN: no test recorded a measurement, and nothing was stored"]
+            if exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+            return
+        try:
+            self.said = self._store(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+        except StoreError as error:
+            self.said = [f"NOT GREEN: {error}"]
+            if exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what was stored."""
+        for line in self.said:
+            terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
+
+    def _store(self, interrupted: bool) -> list[str]:
+        from parity.megalodon.suite import choose_reference
+        from reports.nightly.run import store
+        from reports.provenance.environment import describe, environment
+        from reports.store.runs import Run
+        from reports.store.schema import RunKind
+        from reports.verdict.document import derived
+
+        selection = self.config.getoption("-m") or "everything"
+        rows = tuple(self.rows[key] for key in sorted(self.rows))
+        reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
+        manifest = {
+            **environment(self.started, RunKind.PYTEST),
+            "reference": reference,
+            "durations": {"pytest": round(time.perf_counter() - self.clock, 3)},
+            "suites": [self._suite(interrupted)],
+            "selected": [selection],
+            **derived(rows, None),
+            "cases": [],
+            "checkpoint": None,
+            "stability": {},
+            "fault": None,
+        }
+        outcome = store(self.root, Run(manifest, rows, tuple(self.findings)), lambda line: None)
+        device, decision = manifest["device"], outcome.decision
+        assert decision is not None
+        return [
+            f"numerics run: {len(rows)} measurements of {len(self.executed)} tests: JAX on "
+            f"{device['kind']} ({device['name']}) compared with the float64 oracle and "
+            f"megalodon-hf {reference['kind']} {reference['commit']}",
+            f"{decision.word}: {decision.sentence}",
+            str(outcome.folder),
+        ]
+
+    def _suite(self, interrupted: bool) -> dict[str, Any]:
+        whole = self.executed == self.planned and not interrupted
+        missing = sorted(self.planned - self.executed)
+        reason = f"skipped: {', '.join(missing)}"[:400] if missing else ""
+        return {
+            "name": "pytest",
+            "planned": len(self.planned),
+            "executed": len(self.executed),
+            "reason": "the session was interrupted" if interrupted else reason,
+            "status": "ran" if whole else "failed",
+        }
+
+
+def _finding(severity: Severity, test: str, message: str) -> Finding:
+    error = 1.0 if severity is Severity.ERROR else 0.0
+    return Finding("pytest", severity, test, "failed", error, 0.0, "pytest", message)
+
+
+def _failure(report: pytest.TestReport) -> Finding:
+    lines = (report.longreprtext or "failed").strip().splitlines()
+    return _finding(Severity.ERROR, report.nodeid, f"failed in {report.when}: {lines[-1]}"[:400])

@@ -1,0 +1,147 @@
+"""Both architectures side by side, as the page shows them.
+
+Gates are this run's; planted defects and broken training were measured by
+`megalodon-numerics subject` and are stored with the code. Source: docs/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from parity.deepseek_v3.comparison import CASES
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.tolerances import PORT_EDGES
+from reports.page.svg import Line
+from reports.store.runs import Run
+from reports.text import label, number
+from stability.core.findings import Severity
+from stability.moe.fixed_bugs import LIVE_BUG
+
+_EDGES = (
+    ("our float32 against the reference's", "jax32:reference32", "port32:original32"),
+    ("our float32 against float64", "jax32:oracle", "port32:port64"),
+    ("the reference's float32 against float64", "reference32:oracle", "original32:port64"),
+    ("float64 against float64", "jax64:oracle", "port64:original64"),
+)
+_STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
+
+
+def architectures(run: Run) -> dict[str, Any] | None:
+    """Return what the section shows, or None in a run that knows one architecture only."""
+    told = (run.manifest.get("stability") or {}).get("mla_moe")
+    second = [m for m in run.measurements if m.edge in PORT_EDGES]
+    if not told and not second:
+        return None
+    first = [m for m in run.measurements if m.edge not in PORT_EDGES]
+    flagged = sum(f.severity in (Severity.WARNING, Severity.ERROR) for f in run.findings)
+    megalodon = f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors"
+    return {
+        "rows": [
+            {"edge": said, "megalodon": _logits(first, ours), "mla_moe": _logits(second, port)}
+            for said, ours, port in _EDGES
+        ],
+        "gates": (_held(first), _held(second)),
+        "cases": _cases(second),
+        "refusals": [label(f.message, 200) for f in run.findings if f.metric == LIVE_BUG],
+        "probes": (megalodon, _findings(told["defects"]) if told else "not in this run"),
+        **_told(told or {}),
+    }
+
+
+def _told(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what commands measured and the run took over: planted defects, broken training."""
+    training = told.get("training") or {"plan": {}, "variants": []}
+    return {
+        "defects": [_defect(d) for d in (told.get("defects") or {}).get("defects", ())],
+        "plan": [(label(str(k), 40), label(str(v), 40)) for k, v in training["plan"].items()],
+        "curves": _curves(training, "loss"),
+        "router": _curves(training, "router_z"),
+        "runs": [_run(v) for v in training["variants"]],
+    }
+
+
+def _logits(rows: Iterable[Measurement], edge: str) -> str:
+    """Return the worst relative L2 of logits on an edge."""
+    values = [
+        m.value
+        for m in rows
+        if (m.edge, m.kind, m.metric) == (edge, Kind.LOGITS, "rel_l2") and math.isfinite(m.value)
+    ]
+    return number(max(values)) if values else "–"
+
+
+def _findings(content: Mapping[str, Any]) -> str:
+    counted = content.get("examined", {}).get("findings", {})
+    flagged = sum(counted.get(s.value, 0) for s in (Severity.WARNING, Severity.ERROR))
+    planted = content["defects"]
+    return (
+        f"{sum(counted.values())} findings on a fresh model, {flagged} of them warnings or errors; "
+        f"{sum(d['caught'] for d in planted)} of {len(planted)} planted defects caught"
+    )
+
+
+def _held(rows: Iterable[Measurement]) -> str:
+    judged = [m for m in rows if m.verdict is not Verdict.INFO]
+    if not judged:
+        return "not in this run"
+    return f"{sum(m.verdict is Verdict.PASS for m in judged):,} of {len(judged):,}"
+
+
+def _cases(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
+    groups: dict[str, list[Measurement]] = {}
+    for m in rows:
+        groups.setdefault(m.case, []).append(m)
+    why = {case.title: case.why for case in CASES}
+    return [_case(name, why.get(name, ""), group) for name, group in groups.items()]
+
+
+def _case(name: str, why: str, rows: Sequence[Measurement]) -> dict[str, Any]:
+    judged = [m for m in rows if m.verdict is not Verdict.INFO]
+    held = sum(m.verdict is Verdict.PASS for m in judged)
+    between = [m for m in rows if (m.edge, m.metric) == ("port32:original32", "rel_l2")]
+    worst = max(between, key=lambda m: (math.isnan(m.value), m.value), default=None)
+    margins = [m.value for m in rows if m.metric == "smallest_margin"]
+    return {
+        "name": label(name, 40),
+        "why": label(why, 120),
+        "state": "pass" if held == len(judged) else "fail",
+        "gates": f"{held:,} / {len(judged):,}",
+        "logits": _logits(rows, "port32:original32"),
+        "wide": _logits(rows, "port64:original64"),
+        "worst": number(worst.value) if worst else "–",
+        "where": label(worst.quantity) if worst else "–",
+        "margin": number(min(margins)) if margins else "–",
+    }
+
+
+def _defect(d: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "metric": label(d["metric"], 60),
+        "probe": label(d["probe"], 40),
+        "what": label(d["what"], 120),
+        **{name: number(d[name]) for name in ("healthy", "planted", "threshold")},
+        "state": d["severity"] if d["caught"] else "fail",
+    }
+
+
+def _curves(training: Mapping[str, Any], key: str) -> list[Line]:
+    return [
+        Line(label(v["name"], 24), _STYLES.get(v["name"], "v4"), _points(v[key]))
+        for v in training["variants"]
+    ]
+
+
+def _points(pairs: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
+    return [(float(x), math.nan if y is None else float(y)) for x, y in pairs]
+
+
+def _run(v: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "name": label(v["name"], 24),
+        "what": label(v["what"], 80),
+        "held_out": "not finite" if v["held_out"] is None else f"{v['held_out']:.3f}",
+        **{kind: str(v["events"][kind]) for kind in ("skip", "clip", "rollback", "cut")},
+        "rate": f"{v['rate']:g}",
+    }

@@ -1,0 +1,135 @@
+"""The heat map: layers down, modules across, log10 of error over tolerance in every cell.
+
+Pure functions from a run to plain data. Source: docs/reports.md "The page".
+"""
+
+# pandas annotates indexing with unions that no indexing narrows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from parity.engine.measurement import Kind, Measurement, Verdict
+from reports.page.sections.tables import STATES, edges_of, gates_of, rank_of
+from reports.text import edge_name, label, number, share
+from reports.verdict.decide import Decision
+
+MAPS = 16
+"""Cases per edge that get a heat map of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """One stage of a heat map; `log10` is the logarithm of error over tolerance."""
+
+    quantity: str
+    title: str
+    log10: float | None
+    state: str
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """One case on one edge: layers down, modules across, in order of computation."""
+
+    case: str
+    edge: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[HeatCell | None, ...]], ...]
+    """Row label and one cell per column; a single cell spans the row."""
+    summary: str
+
+
+def _heat_cell(m: Measurement, first: Measurement | None) -> HeatCell:
+    fraction = m.fraction
+    if m.verdict is Verdict.NOT_COMPARABLE or math.isnan(fraction):
+        exponent = None
+    elif fraction <= 0:
+        exponent = -math.inf
+    else:
+        exponent = math.log10(fraction)
+    return HeatCell(
+        quantity=label(m.quantity),
+        title=f"{label(m.quantity)}: {number(m.value)}, tolerance {number(m.tolerance)}",
+        log10=exponent,
+        state=STATES[m.verdict],
+        first=first is not None and m.quantity == first.quantity,
+    )
+
+
+def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatMap:
+    """Lay one case and edge out; `stages` are in order of computation."""
+    layered = [re.fullmatch(r"layers\.(\d+)\.(.+)", m.quantity) for m in stages]
+    columns = tuple(dict.fromkeys(found[2] for found in layered if found)) or ("",)
+    rows: dict[str, list[HeatCell | None]] = {}
+    for m, found in zip(stages, layered, strict=True):
+        shown = _heat_cell(m, first)
+        if found is None:
+            rows[label(m.quantity, 24)] = [shown]
+        else:
+            row = rows.setdefault(f"layer {found[1]}", [None] * len(columns))
+            row[columns.index(found[2])] = shown
+    worst = max(stages, key=rank_of)
+    bad = sum(m.verdict is not Verdict.PASS for m in stages)
+    summary = f"{bad} of {len(stages)} stages outside tolerance; " if bad else "All stages hold; "
+    where = f"first at {label(first.quantity)}, " if first is not None and bad else ""
+    return HeatMap(
+        case=label(stages[0].case, 48),
+        edge=edge_name(stages[0].edge),
+        columns=tuple(label(c, 16) for c in columns),
+        rows=tuple((name, tuple(cells)) for name, cells in rows.items()),
+        summary=f"{summary}{where}worst {label(worst.quantity)} at {share(worst.fraction)}",
+    )
+
+
+def _stages(gates: Sequence[Measurement]) -> list[Measurement]:
+    """Return the worst gate of each stage in order of computation: a stage may have several."""
+    worst: dict[str, Measurement] = {}
+    for m in gates:
+        if m.quantity not in worst or rank_of(m) > rank_of(worst[m.quantity]):
+            worst[m.quantity] = m
+    return sorted(worst.values(), key=lambda m: m.stage)
+
+
+def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
+    """Return per edge the heat map to look at first and those of the other cases.
+
+    The first is the case where a difference starts, else the case closest to its tolerance.
+    """
+    starts = {(m.case, m.edge): m for m in decision.starts}
+    rank = {pair: i for i, pair in enumerate(starts)}
+    gates = gates_of(data[data["kind"].isin([Kind.BLOCK, Kind.LOGITS]) & (data["stage"] >= 0)])
+    # A stream has no stages, and a map of its logits alone would show nothing.
+    layered = set(gates[gates["kind"] == Kind.BLOCK]["case"])
+    gates = gates[gates["case"].isin(layered)] if layered else gates
+    out = []
+    for edge in edges_of(gates):
+        groups = {
+            case: _stages(group["measurement"])
+            for case, group in gates[gates["edge"] == edge].groupby("case", sort=False)
+        }
+
+        def grave(
+            case: str, edge: str = edge, groups: dict[str, list[Measurement]] = groups
+        ) -> tuple[int, float]:
+            return rank.get((case, edge), len(rank)), -max(rank_of(m) for m in groups[case])
+
+        cases = sorted(groups, key=grave)
+        maps = [_heat_map(groups[case], starts.get((case, edge))) for case in cases[:MAPS]]
+        out.append(
+            {
+                "name": edge_name(edge),
+                "worst": maps[0],
+                "others": maps[1:],
+                "omitted": max(0, len(cases) - MAPS),
+            }
+        )
+    return out

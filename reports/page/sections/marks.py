@@ -1,0 +1,46 @@
+"""Which sections of the page hold something red, for the navigation. See docs/reports.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parity.engine.measurement import Kind, Measurement, Verdict
+from reports.verdict.changes import What
+from reports.verdict.decide import Decision
+from reports.verdict.document import suite_of
+from stability.core.findings import Finding, Severity
+
+_GRAVE = (What.NEW, What.PERSISTING, What.WORSE, What.DRIFTED)
+_SUITES = {"mla-moe": "architectures", "products": "formats", "seams": "seams"}
+_KINDS = {
+    Kind.LOGITS: "logits",
+    Kind.LOSS: "losses",
+    Kind.GRADIENT: "gradients",
+    Kind.STATE: "streaming",
+    Kind.TOKENS: "streaming",
+    Kind.TRAJECTORY: "trajectory",
+    Kind.BLOCK: "heat",
+}
+_PROBES = {"survival": "underflow", "poles": "poles"}
+
+
+def of_sections(
+    rows: Iterable[Measurement], findings: Iterable[Finding], decision: Decision
+) -> dict[str, str]:
+    """Return the state to show beside each section that holds something red."""
+    red = {section_of(m) for m in rows if m.verdict is Verdict.FAIL}
+    red |= {_PROBES.get(f.probe, "audits") for f in findings if f.severity is Severity.ERROR}
+    sections = {(m.case, m.edge, m.kind.value): section_of(m) for m in rows}
+    grave = [c for c in decision.changes if c.what in _GRAVE]
+    places = [(c.case, c.edge, c.kind) for c in grave]
+    red |= {sections[place] for place in places if place in sections}
+    if grave:
+        red |= {"changes", "records"}
+    return dict.fromkeys(red, "fail")
+
+
+def section_of(m: Measurement) -> str:
+    """Return the section of the page that a measurement is shown in."""
+    if m.edge.startswith("jaxbf16"):
+        return "precision"
+    return _SUITES.get(suite_of(m)) or _KINDS.get(m.kind, "records")

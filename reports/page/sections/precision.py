@@ -1,0 +1,213 @@
+"""What storage does, as the page shows it: memory of the EMA, remedies, the training drill.
+
+Pure functions from a run's manifest to plain data. Source: docs/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports.page.sections.tables import ROWS
+from reports.page.svg import Line
+from reports.store.runs import Run
+from reports.text import label, number
+from stability.core.findings import Severity
+
+STYLES = 9
+"""Line styles the style sheet has; a tenth curve would look like the first."""
+_SHOWN = (0.05, 0.5, 0.95, 1.0)
+"""Quantiles of a memory that a table shows; all of them are in its chart."""
+
+
+def poles(run: Run, drilled: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return memory lengths by layer and state, the two charts, and the collapse shares.
+
+    Args:
+        run: `poles` in its manifest's `stability` holds the rows of `memory_rows`.
+        drilled: the drill, for what real training did to the memory.
+    """
+    rows = _section(run, "poles")
+    if not rows:
+        return None
+    layers: dict[str, dict[str, dict[float, float]]] = {}
+    for row in rows:
+        state = layers.setdefault(str(row["layer"]), {}).setdefault(str(row["state"]), {})
+        state[float(row["quantile"])] = _memory(row["memory"])
+    worst = max(layers, key=lambda n: max(layers[n].get("float32", {0.0: 0.0}).values()))
+    found = {f.subject: f for f in run.findings if f.metric == "collapsed_fraction"}
+    return {
+        "layer": label(worst),
+        "chart": _memory_lines(layers[worst]),
+        "trained": _trained_lines(drilled),
+        "quantiles": [f"{100 * q:g} %" if q < 1 else "longest" for q in _SHOWN],
+        "steps": max(int(row["steps"]) for row in rows),
+        "rows": [
+            {
+                "layer": label(layer),
+                "state": label(state, 40),
+                "values": [steps(memory.get(q)) for q in _SHOWN],
+                # Only a stored |q| can become 1.
+                "collapsed": _share(found[layer].value if layer in found else None)
+                if state.startswith("q in")
+                else "",
+                "severity": found[layer].severity.value if layer in found else "note",
+            }
+            for layer, states in layers.items()
+            for state, memory in states.items()
+        ][: 2 * ROWS],
+        "omitted": max(0, sum(map(len, layers.values())) - 2 * ROWS),
+    }
+
+
+def steps(memory: float | None) -> str:
+    """Write a memory length in steps; a pole that never forgets has an infinite one."""
+    if memory is None or math.isnan(memory):
+        return "–"
+    if math.isinf(memory):
+        return "forever"
+    return f"{memory:,.0f}" if memory >= 100 else f"{memory:.3g}"
+
+
+def remedies(run: Run) -> dict[str, Any] | None:
+    """Return remedies down and kinds of parameter across, each with what it did to the worst."""
+    found = _section(run, "remedies")
+    kinds = list(dict.fromkeys(str(row["kind"]) for row in found))
+    if not kinds:
+        return None
+    names = list(dict.fromkeys(str(row["remedy"]) for row in found))
+    cells = {(str(row["remedy"]), str(row["kind"])): row for row in found}
+    first = {kind: next(r for r in found if r["kind"] == kind) for kind in kinds}
+    return {
+        "basis": label(str(found[0]["basis"]), 240),
+        "kinds": [{"kind": label(k, 60), "leaf": label(str(first[k]["leaf"]))} for k in kinds],
+        "rows": [
+            {
+                "remedy": label(name, 48),
+                "what": label(str(row["what"]), 160),
+                "bytes": str(row["bytes"]),
+                "cells": [_remedy_cell(cells.get((name, k))) for k in kinds],
+            }
+            for name in names
+            for row in [next(r for r in found if r["remedy"] == name)]
+        ],
+    }
+
+
+def _remedy_cell(row: Mapping[str, Any] | None) -> dict[str, str] | None:
+    if row is None:
+        return None
+    state = Severity.OK if row["works"] else Severity.WARNING
+    return {
+        "state": state.value,
+        "fidelity": _fixed(row["fidelity"]),
+        "frozen": _share(row["frozen"]),
+    }
+
+
+def drill(run: Run) -> dict[str, Any] | None:
+    """Return the training drill: conclusion, curves, and one row per variant."""
+    found = (run.manifest.get("stability") or {}).get("drill")
+    if not found or not found.get("variants"):
+        return None
+    variants = found["variants"][:STYLES]
+    plan, control = found.get("plan") or {}, _control(found)
+    return {
+        "setting": f"{plan.get('steps', '–')} steps of AdamW at lr {plan.get('lr', '–')}",
+        "conclusion": [label(str(line), 600) for line in found.get("conclusion") or ()],
+        "plan": [(label(str(k), 40), label(str(v), 60)) for k, v in plan.items()],
+        "versions": [
+            (label(str(k), 40), label(str(v), 60)) for k, v in (found.get("versions") or {}).items()
+        ],
+        "loss": _lines(variants, "loss"),
+        "gap": [line for line in _gap_lines(variants, control) if line.points],
+        "norms": _lines(variants, "norm_drift"),
+        "poles": _lines(variants, "pole_drift"),
+        "rows": [_variant_row(v, control) for v in variants],
+    }
+
+
+def _variant_row(v: Mapping[str, Any], control: Mapping[str, Any] | None) -> dict[str, str]:
+    loss, base = v["held_out"], control["held_out"] if control else None
+    return {
+        "name": label(str(v["name"]), 48),
+        "what": label(str(v["what"]), 120),
+        "held_out": _fixed(loss),
+        "gap": "–" if loss is None or base is None else f"{loss - base:+.3f}",
+        "norm_frozen": _share(v["norms"]["frozen"]),
+        "norm_fidelity": _fixed(v["norms"]["fidelity"]),
+        "norm_drift": number(v["norm_drift"][-1][1]),
+        "pole_frozen": _share(v["poles"]["frozen"]),
+        "pole_drift": number(v["pole_drift"][-1][1]),
+        "fidelity": _fixed(v["whole"]["fidelity"]),
+        "bytes": f"{v['bytes']:.0f}",
+    }
+
+
+def _control(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((v for v in found["variants"] if v["kind"] == "control"), None)
+
+
+def _lines(variants: Sequence[Mapping[str, Any]], key: str) -> list[Line]:
+    return [
+        Line(label(str(v["name"]), 32), f"v{i}", [(float(x), _memory(y)) for x, y in v[key]])
+        for i, v in enumerate(variants)
+    ]
+
+
+def _gap_lines(
+    variants: Sequence[Mapping[str, Any]], control: Mapping[str, Any] | None
+) -> list[Line]:
+    """Return each variant's loss less the control's at the same step, on the same batch."""
+    base = {x: _memory(y) for x, y in control["loss"]} if control else {}
+    return [
+        Line(line.name, line.style, [(x, y - base[x]) for x, y in line.points if x in base])
+        for line, v in zip(_lines(variants, "loss"), variants, strict=True)
+        if v is not control
+    ]
+
+
+def _memory_lines(states: Mapping[str, Mapping[float, float]]) -> list[Line]:
+    return [
+        Line(label(state, 32), f"v{i}", [(100 * q, _log(m)) for q, m in sorted(memory.items())])
+        for i, (state, memory) in enumerate(list(states.items())[:STYLES])
+    ]
+
+
+def _trained_lines(drilled: Mapping[str, Any] | None) -> list[Line]:
+    """Return by how many percent real training lengthened each quantile of the memory."""
+    if not drilled:
+        return []
+
+    def points(v: Mapping[str, Any]) -> list[tuple[float, float]]:
+        pairs = zip(v["memory"]["start"], v["memory"]["end"], strict=True)
+        changes = [
+            100 * (end / start - 1) if start and end is not None else math.inf
+            for start, end in pairs
+        ]
+        return [(100 * q, c) for q, c in zip(drilled["quantiles"], changes, strict=True)]
+
+    told = [v for v in drilled["variants"][:STYLES] if v["kind"] != "remedy"]
+    return [Line(label(str(v["name"]), 32), f"v{i}", points(v)) for i, v in enumerate(told)]
+
+
+def _section(run: Run, name: str) -> list[dict[str, Any]]:
+    return list((run.manifest.get("stability") or {}).get(name) or ())
+
+
+def _memory(value: float | None) -> float:
+    # JSON has no infinity: None is a memory without end, or a loss that is not finite.
+    return math.inf if value is None else float(value)
+
+
+def _log(memory: float) -> float:
+    return math.log2(memory) if memory > 0 and math.isfinite(memory) else math.inf
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
+
+
+def _fixed(value: float | None) -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.3f}"

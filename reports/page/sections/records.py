@@ -1,0 +1,144 @@
+"""Every row of a run for the page's own script: compressed, sorted worst first, found by an id.
+
+Pure functions from a run to text; nothing here knows markup. Source: docs/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from parity.engine.measurement import Measurement, Verdict
+from reports.page.sections.tables import rank_of
+from reports.store.runs import Run
+from reports.text import edge_name, label, metric_name, record_id
+from reports.verdict.changes import key_of
+from reports.verdict.document import suite_of
+from reports.verdict.history import History
+from stability.core.findings import Finding, Severity
+
+COLUMNS = (
+    *("id", "suite", "case", "edge", "quantity", "metric", "value", "tolerance", "verdict"),
+    *("dtype", "device", "note"),
+)
+"""What a row holds, in the order of the download. A finding's probe is its case, its subject the
+quantity, its threshold the tolerance."""
+TRENDS = 10_000
+"""Gates whose trend travels with the page, the worst first."""
+
+_SEVERITY = {
+    Severity.OK: "pass",
+    Severity.NOTE: "info",
+    Severity.WARNING: "warning",
+    Severity.ERROR: "fail",
+}
+_FINDING_RANK = {"fail": 5e5, "warning": 1.0, "pass": -0.5, "info": -0.75}
+
+
+def id_of(m: Measurement) -> str:
+    """Return the id of a measurement."""
+    return record_id(*key_of(m))
+
+
+def id_of_finding(f: Finding) -> str:
+    """Return the id of a finding."""
+    return record_id(f.probe, "", f.subject, f.metric)
+
+
+def embedded(
+    rows: Sequence[Measurement],
+    run: Run,
+    history: History,
+    drilldowns: Mapping[tuple[str, str, str], str],
+) -> str:
+    """Return the rows of a run, their trends and their drill-downs as base64 of gzip of JSON.
+
+    Args:
+        rows: the settled measurements.
+        run: its findings and its manifest.
+        history: trends are levels, hundredths of log10 of the share of a tolerance used; null where
+            a night has none, "x" where it was not finite.
+        drilldowns: markup by case, edge and quantity.
+    """
+    ranked: list[tuple[float, tuple[Any, ...]]] = [(rank_of(m), _measurement(m)) for m in rows]
+    ranked += [_finding(f) for f in run.findings]
+    ranked.sort(key=lambda item: -item[0])
+    table = [row for _, row in ranked]
+    series = ((i, history.series.get(row[2:6])) for i, row in enumerate(table) if row[0])
+    trends = [(i, found) for i, found in series if found][:TRENDS]
+    document = {
+        "columns": {name: _column(name, [r[i] for r in table]) for i, name in enumerate(COLUMNS)},
+        "edges": {edge: edge_name(edge) for edge in dict.fromkeys(r[3] for r in table) if edge},
+        "metrics": {metric: metric_name(metric) for metric in dict.fromkeys(r[5] for r in table)},
+        "nights": list(history.runs),
+        "trends": {str(i): [_level(v) for v in series] for i, series in trends},
+        "tensors": {
+            str(i): drilldowns[row[2:5]]
+            for i, row in enumerate(table)
+            if row[0] and row[5] == "rel_l2" and row[2:5] in drilldowns
+        },
+        "replay": _replays(run.manifest, {row[2] for row in table}),
+    }
+    text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+    # No time in the header: equal input gives equal bytes.
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def suites(run: Run) -> list[str]:
+    """Return the suites a reader can choose among."""
+    found = dict.fromkeys(suite_of(m) for m in run.measurements)
+    return [*found, *(["stability"] if run.findings else [])]
+
+
+def _measurement(m: Measurement) -> tuple[Any, ...]:
+    named = "" if m.verdict is Verdict.INFO else id_of(m)
+    return (
+        *(named, suite_of(m), m.case, m.edge, m.quantity, m.metric),
+        *(m.value, m.tolerance, m.verdict.value, m.dtype, m.device, m.note),
+    )
+
+
+def _finding(f: Finding) -> tuple[float, tuple[Any, ...]]:
+    verdict = _SEVERITY[f.severity]
+    note = f"{f.message} Remedy: {f.remedy}" if f.remedy else f.message
+    return _FINDING_RANK[verdict], (
+        *(id_of_finding(f), "stability", f.probe, "", f.subject, f.metric),
+        *(f.value, f.threshold, verdict, "", "", note),
+    )
+
+
+def _column(name: str, values: Sequence[Any]) -> Any:
+    """Return numbers and ids as they are, all other text as a list of names and places in it."""
+    if name == "id":
+        return list(values)
+    if name in ("value", "tolerance"):
+        # JSON has no NaN and no infinity; JavaScript reads these words back as numbers.
+        return [v if math.isfinite(v) else str(v).replace("inf", "Infinity") for v in values]
+    names = {text: i for i, text in enumerate(dict.fromkeys(values))}
+    # Long enough for any real name, and without the characters that turn the text around them.
+    return {"names": [label(text, 400) for text in names], "at": [names[t] for t in values]}
+
+
+def _level(share: float | None) -> int | str | None:
+    if share is None:
+        return None
+    if not math.isfinite(share):
+        return "x"
+    return round(100 * math.log10(max(share, 1e-9)))
+
+
+def _replays(manifest: Mapping[str, Any], cases: Iterable[str]) -> dict[str, str]:
+    """Return by case the command that measures it again."""
+    known = {str(case.get("name")) for case in manifest.get("cases") or ()}
+    fault = manifest.get("fault")
+    planted = f" --fault {shlex.quote(str(fault))}" if fault else ""
+    command = ".venv/bin/megalodon-numerics nightly"
+    return {
+        label(case, 400): f"{command} --case {shlex.quote(case)}{planted}"
+        for case in sorted(known & {*cases})
+    }

@@ -1,0 +1,351 @@
+"""Measurements as the page shows them: overview, case by edge matrices, gradients, trends.
+
+Pure functions from a run to plain data; nothing here knows markup. Source: docs/reports.md "The
+page".
+"""
+
+# pandas annotates indexing with unions that no indexing narrows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import pandas as pd
+
+from parity.engine.measurement import Kind, Measurement, Verdict
+from reports.text import (
+    contrast,
+    edge_name,
+    edge_question,
+    edge_rank,
+    label,
+    metric_name,
+    metric_value,
+    number,
+    record_id,
+    share,
+)
+from reports.verdict.changes import Change, What, key_of
+from reports.verdict.history import History, worst_over
+
+ROWS = 120
+"""Rows a table shows at most; the worst come first and the page says how many are left out."""
+
+_METRICS = (
+    "max_abs",
+    "max_rel",
+    "ulp_p50",
+    "ulp_p99",
+    "ulp_max",
+    "cosine",
+    "kl_p50",
+    "kl_p99",
+    "kl_max",
+    "top1_agreement",
+    "top1_flips",
+    "topk_jaccard",
+    "nll_difference",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One gated number: what it is, how much of its tolerance it uses, whether it holds."""
+
+    value: str
+    tolerance: str
+    share: str
+    state: str
+    """"pass", "fail", "blocked" (not comparable) or "info"."""
+    percent: float
+    """Length of the bar, 0 to 100."""
+    quantity: str = ""
+    case: str = ""
+    metric: str = ""
+    id: str = ""
+    """Of its row, for a link."""
+
+
+def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
+    """Return one row per settled measurement, with the share of tolerance used as `used` and a
+    `rank` that orders the worst last: non-finite above every number, then by share.
+    """
+    names = [field.name for field in fields(Measurement)]
+    data = pd.DataFrame([[getattr(m, name) for name in names] for m in rows], columns=names)
+    data["used"] = [m.fraction for m in rows]
+    data["rank"] = [rank_of(m) for m in rows]
+    data["row"] = range(len(rows))
+    data["measurement"] = rows
+    return data
+
+
+def rank_of(m: Measurement) -> float:
+    """Order measurements, the worst highest: what cannot be judged, then failures by share."""
+    if m.verdict is Verdict.INFO:
+        return -1.0
+    fraction = m.fraction
+    if m.verdict is Verdict.NOT_COMPARABLE or not math.isfinite(fraction):
+        return math.inf
+    return fraction + (1e6 if m.verdict is Verdict.FAIL else 0.0)
+
+
+STATES = {
+    Verdict.PASS: "pass",
+    Verdict.FAIL: "fail",
+    Verdict.NOT_COMPARABLE: "blocked",
+    Verdict.INFO: "info",
+}
+
+
+def cell(m: Measurement) -> Cell:
+    """Show one measurement."""
+    fraction = m.fraction
+    percent = 0.0 if math.isnan(m.tolerance) else 100.0
+    if math.isfinite(fraction):
+        percent = min(100.0, max(0.0, 100 * fraction))
+    return Cell(
+        value=number(m.value) if m.verdict is not Verdict.NOT_COMPARABLE else "not comparable",
+        tolerance=number(None if math.isnan(m.tolerance) else m.tolerance),
+        share=share(None if math.isnan(m.tolerance) else fraction),
+        state=STATES[m.verdict],
+        percent=round(percent, 1),
+        quantity=label(m.quantity),
+        case=label(m.case, 48),
+        metric=metric_name(m.metric),
+        id=record_id(*key_of(m)),
+    )
+
+
+def gates_of(data: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows a tolerance applies to."""
+    return data[data["verdict"] != Verdict.INFO]
+
+
+def _worst(data: pd.DataFrame) -> Measurement:
+    """Return the worst gate; among equals the earliest in order of computation."""
+    top = data[data["rank"] == data["rank"].max()]
+    return min(top["measurement"], key=lambda m: (m.stage < 0, m.stage))
+
+
+def edges_of(data: pd.DataFrame) -> list[str]:
+    """Return the edges measured, in the order of `reports.text`."""
+    return sorted(set(data["edge"]), key=edge_rank)
+
+
+def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
+    """Return one row per edge: what was compared, gates that hold, the worst one, its trend."""
+    rows = []
+    gates = gates_of(data)
+    for edge in edges_of(gates):
+        part = gates[gates["edge"] == edge]
+        worst = _worst(part)
+        keys = {key_of(m) for m in part["measurement"]}
+        series, _ = worst_over(history, keys, worst.fraction)
+        rows.append(
+            {
+                "name": edge_name(edge),
+                "question": edge_question(edge),
+                "passed": int((part["verdict"] == Verdict.PASS).sum()),
+                "gates": len(part),
+                "worst": cell(worst),
+                "series": series,
+            }
+        )
+    return rows
+
+
+def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
+    """Return cases down and edges across, the worst gate of `kind` in each cell or None."""
+    metric = "disagreement" if kind is Kind.TOKENS else "rel_l2"
+    part = gates_of(data[(data["kind"] == kind) & (data["metric"] == metric)])
+    edges = edges_of(part)
+    worst = {pair: _worst(group) for pair, group in part.groupby(["case", "edge"], sort=False)}
+    order = part.groupby("case", sort=False)["rank"].max()
+    # The run's own order of cases, unless there are too many to read: then the worst first.
+    cases = list(order.index)
+    if len(cases) > ROWS:
+        cases = list(order.sort_values(ascending=False, kind="stable").index)
+    rows = [
+        {
+            "case": label(case, 48),
+            "cells": [cell(worst[case, e]) if (case, e) in worst else None for e in edges],
+        }
+        for case in cases[:ROWS]
+    ]
+    return {"rows": rows, "omitted": max(0, len(cases) - ROWS), **_summary(part)}
+
+
+def _summary(part: pd.DataFrame) -> dict[str, object]:
+    """Return what one sentence needs: edges, how many gates, how many fail, and the worst one."""
+    worst = _worst(part) if len(part) else None
+    return {
+        "edges": [edge_name(e) for e in edges_of(part)],
+        "gates": len(part),
+        "failing": int((part["verdict"] != Verdict.PASS).sum()),
+        "worst": worst and {**asdict(cell(worst)), "edge": edge_name(worst.edge)},
+    }
+
+
+def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict[str, object]]:
+    """Return per edge every gate of `kind` with its informative metrics beside it, worst first."""
+    part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
+    info = part[part["metric"] != "rel_l2"]
+    part = part[part["metric"] == "rel_l2"]
+    values = {key_of(m): metric_value(m.metric, m.value) for m in info["measurement"]}
+    present = set(info["metric"])
+    metrics = [m for m in _METRICS if m in present] + sorted(present - set(_METRICS))
+    tables = []
+    for edge in edges_of(gates_of(part)):
+        gates = gates_of(part[part["edge"] == edge]).sort_values(
+            ["rank", "row"], ascending=[False, True]
+        )
+        rows = [
+            {
+                "cell": cell(m),
+                "values": [values.get((m.case, edge, m.quantity, k), "–") for k in metrics],
+                "series": worst_over(history, {key_of(m)}, m.fraction)[0],
+            }
+            for m in gates["measurement"][:ROWS]
+        ]
+        tables.append(
+            {
+                "name": edge_name(edge),
+                # To two digits a good cosine is 1: its distance from 1 says more.
+                "metrics": ["1 − cosine" if m == "cosine" else metric_name(m) for m in metrics],
+                "rows": rows,
+                "omitted": max(0, len(gates) - ROWS),
+                "failing": int((gates["verdict"] != Verdict.PASS).sum()),
+            }
+        )
+    return tables
+
+
+def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
+    """Return per edge one row per parameter: its worst case among all, the worst first."""
+    part = gates_of(data[data["kind"] == Kind.GRADIENT])
+    tables = []
+    for edge in edges_of(part):
+        grouped = part[part["edge"] == edge].groupby("quantity", sort=False)
+        found = sorted(
+            ((_worst(g), len(g), int((g["verdict"] != Verdict.PASS).sum())) for _, g in grouped),
+            key=lambda item: -rank_of(item[0]),
+        )
+        rows = [
+            {
+                "parameter": label(m.quantity.removeprefix("grad/")),
+                "cell": cell(m),
+                "cases": cases,
+                "failing": failing,
+            }
+            for m, cases, failing in found[: 2 * ROWS]
+        ]
+        tables.append(
+            {
+                "name": edge_name(edge),
+                "rows": rows,
+                "omitted": max(0, len(found) - 2 * ROWS),
+                "failing": sum(failing for _, _, failing in found),
+            }
+        )
+    return tables
+
+
+def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
+    """Return what a trajectory compares down and edges across, the worst parameter in each cell."""
+    part = gates_of(data[data["kind"] == Kind.TRAJECTORY])
+    edges = edges_of(part)
+    # `step1/mu/<parameter>`: one row for all parameters.
+    what = part["quantity"].str.split("/").str[:2].str.join("/")
+    rows = []
+    for name in dict.fromkeys(what):
+        group = part[what == name]
+        found = [group[group["edge"] == e] for e in edges]
+        cells = [cell(_worst(one)) if len(one) else None for one in found]
+        step, _, moment = name.partition("/")
+        words = {"mu": "first moment", "nu": "second moment", "drift": "drift of the parameters"}
+        known = moment in words
+        told = f"{words[moment]} after step {step.removeprefix('step')}" if known else name
+        rows.append({"case": label(told, 60), "cells": cells})
+    return {"rows": rows, "omitted": 0, **_summary(part)}
+
+
+def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
+    """Return per case and side what bfloat16 does to logits and loss, the least error first."""
+    part = data[(data["dtype"] == "bfloat16") & data["edge"].str.endswith(":oracle")]
+    values = {key_of(m): m.value for m in part["measurement"]}
+    rows = []
+    for case in dict.fromkeys(part["case"]):
+        of_case = part[part["case"] == case]
+        sides = [(values[case, e, "logits", "rel_l2"], e) for e in set(of_case["edge"])]
+        least = min(sides)[0]
+        for error, edge in sorted(sides):
+            metrics = ("kl_p50", "kl_max", "top1_agreement", "nll_difference")
+            found = [values.get((case, edge, "logits", m)) for m in metrics]
+            rows.append(
+                {
+                    "case": label(case, 48),
+                    "side": edge_name(edge).removesuffix(" vs oracle"),
+                    "logits": number(error),
+                    "times": f"{error / least:.2f}" if least else "–",
+                    "loss": number(values.get((case, edge, "loss", "rel_l2"))),
+                    "values": [
+                        "–" if v is None else metric_value(m, v)
+                        for m, v in zip(metrics, found, strict=True)
+                    ],
+                }
+            )
+    return rows
+
+
+_STANDING = {
+    What.NEW: "fail",
+    What.PERSISTING: "fail",
+    What.WORSE: "fail",
+    What.DRIFTED: "fail",
+    What.FIXED: "pass",
+    What.GONE: "warning",
+    What.CHANGED: "warning",
+    What.BETTER: "pass",
+    What.NOT_COMPARABLE: "blocked",
+}
+
+
+def _id(c: Change) -> str:
+    """Return the id of the row a change is about; nothing for a row this run does not have."""
+    if c.what is What.GONE or c.kind:
+        return ""
+    return record_id(
+        c.case.removeprefix("probe ") if not c.edge else c.case, *(c.edge, c.quantity, c.metric)
+    )
+
+
+def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, object]]:
+    """Return changes by kind, gravest kind first, at most `limit` of each kind shown."""
+    groups = []
+    for what in What:
+        part = [c for c in changes if c.what is what]
+        rows = [
+            {
+                "id": _id(c),
+                "state": _STANDING[c.what],
+                "case": label(c.case, 48),
+                "edge": edge_name(c.edge) if c.edge else "",
+                "quantity": label(c.quantity),
+                "metric": metric_name(c.metric),
+                "before": contrast(c.before, c.now)[0],
+                "now": contrast(c.before, c.now)[1],
+                "tolerance": number(None if math.isnan(c.tolerance) else c.tolerance),
+                "note": label(c.note, 320),
+                # Words that the rows of the gates a drift is about have, and few others.
+                "filter": f"{c.case} {edge_name(c.edge)} {metric_name(c.metric)}" if c.kind else "",
+            }
+            for c in part[:limit]
+        ]
+        if part:
+            noted = any(row["note"] for row in rows)
+            groups.append({"what": what.value, "rows": rows, "total": len(part), "noted": noted})
+    return groups

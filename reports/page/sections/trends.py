@@ -1,0 +1,96 @@
+"""What moved over the nights: the worst gate of each edge night by night, and the gates that drift.
+
+Pure functions from a history to plain data. Source: docs/reports.md "The page".
+"""
+
+# pandas annotates indexing with unions that no indexing narrows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from parity.engine.measurement import Measurement
+from reports.page.sections.tables import cell, edges_of, gates_of
+from reports.page.svg import Line
+from reports.text import count, edge_name, share
+from reports.verdict.changes import key_of
+from reports.verdict.history import History, worst_over
+
+DRIFTS = 12
+"""Gates listed as having moved most."""
+STEADY = 1.05
+"""A gate that stayed within this factor of its median did not move."""
+
+
+def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
+    """Return the worst share of tolerance of each edge over the nights, and what moved most.
+
+    None where there is no earlier night to compare with.
+    """
+    nights = len(history.runs)
+    gates = gates_of(data)
+    if not nights or gates.empty:
+        return None
+    lines = []
+    for i, edge in enumerate(edges_of(gates)[:9]):
+        rows = gates[gates["edge"] == edge]["measurement"]
+        now = max((m.fraction for m in rows), key=lambda v: (math.isnan(v), v))
+        series, _ = worst_over(history, {key_of(m) for m in rows}, now)
+        lines.append(Line(edge_name(edge), f"v{i}", _points(series)))
+    moved = sorted(
+        (found for m in gates["measurement"] if (found := _moved(m, history))),
+        key=lambda item: -abs(math.log(item["factor"])),
+    )
+    return {
+        "nights": nights + 1,
+        "first": history.runs[0],
+        "lines": lines,
+        "moved": moved[:DRIFTS],
+        "omitted": max(0, len(moved) - DRIFTS),
+        "sentence": _sentence(nights + 1, len(moved), len(gates)),
+    }
+
+
+def _sentence(nights: int, moved: int, gates: int) -> str:
+    spread = f"{100 * (STEADY - 1):.0f} %"
+    if not moved:
+        return f"Over {nights} nights no gate left {spread} of its median."
+    return (
+        f"Over {nights} nights {count(moved, 'gate')} of {gates:,} "
+        f"{'is' if moved == 1 else 'are'} more than {spread} from the median of the nights before."
+    )
+
+
+def _points(series: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return (nights before this one, log10 of the share); NaN breaks a line."""
+    last = len(series) - 1
+    return [
+        (i - last, math.log10(max(v, 1e-6)) if v is not None and math.isfinite(v) else math.nan)
+        for i, v in enumerate(series)
+    ]
+
+
+def _moved(m: Measurement, history: History) -> dict[str, Any] | None:
+    series = history.series.get(key_of(m), ())
+    past = [v for v in series if v is not None and math.isfinite(v) and v > 0]
+    now = m.fraction
+    if not past or not (math.isfinite(now) and now > 0):
+        return None
+    usual = median(past)
+    factor = now / usual
+    if 1 / STEADY <= factor <= STEADY:
+        return None
+    return {
+        "edge": edge_name(m.edge),
+        "cell": cell(m),
+        "factor": factor,
+        "times": f"{factor:.2f}×" if factor < 100 else f"{factor:.1e}×",
+        "usual": share(usual),
+        "series": (*series, now),
+    }

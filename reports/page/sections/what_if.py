@@ -1,0 +1,159 @@
+"""What low-precision products would cost a checkpoint: in the terminal, as JSON, and on the page.
+
+Source: docs/formats.md "What would it cost?", docs/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.convert import load_from_pretrained
+from megalodon_jax.gemm import DIRECTIONS
+from reports.page.sections.heat import HeatCell, HeatMap
+from reports.store.runs import Run
+from reports.text import label, number, share
+from reports.user_text import BYTES
+from stability.products import what_if
+from stability.products.what_if import FORMATS, LADDER, Cost
+from stability.suite import LENGTH
+
+_WORDS = {
+    "forward": "forward",
+    "input_grad": "gradient of the input",
+    "weight_grad": "gradient of the weight",
+}
+
+
+def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[Cost]:
+    """Return what every format costs every product of the checkpoint at `path`.
+
+    Args:
+        path: a folder, or a weights file with its `config.json` beside it.
+        text: the file whose bytes one step is taken on; None draws token ids.
+        say: progress.
+
+    Raises:
+        FileNotFoundError: the checkpoint or the text is not there.
+        ValueError: it is no Megalodon, or the text is too short or does not fit the vocabulary.
+    """
+    model = load_from_pretrained(path)
+    ids = _ids(text, model.config.vocab_size)
+    say(f"one step on {ids.size} tokens of {text.name if text else 'drawn ids'}")
+    products = what_if.captured(model, ids)
+    say(f"{len(products)} matrices, {len(DIRECTIONS)} products each, {len(FORMATS)} formats")
+    return list(what_if.costs(products))
+
+
+def as_document(found: Sequence[Cost]) -> dict[str, Any]:
+    """Return costs and advice as JSON has them."""
+    rules = [list(rule) for rule in what_if.rules(found)]
+    return {"costs": what_if.rows(found), "gemm_backend": rules}
+
+
+def as_text(found: Sequence[Cost]) -> str:
+    """Return the worst of each kind of matrix and direction, and the rules that follow."""
+    groups: dict[tuple[str, str], list[Cost]] = {}
+    for cost in found:
+        groups.setdefault((_kind(cost.gemm), cost.direction), []).append(cost)
+    narrow, chosen = LADDER[:-1], what_if.advice(found)
+    lines = [f"{'matrix':<14}{'product':<13}" + "".join(f"{f:<26}" for f in narrow) + "bears"]
+    for (kind, direction), part in groups.items():
+        worst = {
+            f: max((c for c in part if c.format == f), key=lambda c: c.fraction) for f in narrow
+        }
+        cells = [f"error {c.error:.3f}, {c.underflow:.1%} to 0" for c in worst.values()]
+        bears = sorted({chosen[c.gemm, c.direction] for c in part}, key=LADDER.index)
+        row = "".join(f"{cell:<26}" for cell in cells)
+        lines.append(f"{kind:<14}{direction:<13}{row}{' or '.join(bears)}")
+    backend = "".join(f"\n    {rule!r}," for rule in what_if.rules(found))
+    return "\n".join([*lines, "", f"gemm_backend=({backend}\n)"])
+
+
+def section(run: Run) -> dict[str, Any] | None:
+    """Return the page's section: heat maps of the narrow formats, and every format in numbers."""
+    found = list((run.manifest.get("stability") or {}).get("what if") or ())
+    if not found:
+        return None
+    narrow = [f for f in LADDER if any(row["format"] == f for row in found)]
+    return {
+        "maps": [_map(found, fmt, d) for fmt in narrow[:2] for d in DIRECTIONS],
+        "rows": [
+            _row(found, fmt, d)
+            for fmt in dict.fromkeys(r["format"] for r in found)
+            for d in DIRECTIONS
+        ],
+        "beyond": sum(row["fraction"] > 1 for row in found if row["format"] == LADDER[0]),
+        "products": sum(row["format"] == LADDER[0] for row in found),
+    }
+
+
+def _map(found: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> HeatMap:
+    part = [r for r in found if (r["format"], r["direction"]) == (fmt, direction)]
+    columns = tuple(dict.fromkeys(_kind(str(row["gemm"])) for row in part))
+    cells: dict[str, list[HeatCell | None]] = {}
+    for row in part:
+        name = str(row["gemm"])
+        layer = re.search(r"layers\.(\d+)\.", name)
+        line = cells.setdefault(f"layer {layer[1]}" if layer else "", [None] * len(columns))
+        line[columns.index(_kind(name))] = _cell(row)
+    worst = max(part, key=lambda row: row["fraction"])
+    return HeatMap(
+        case=label(_WORDS[direction]),
+        edge=label(fmt),
+        columns=tuple(label(c, 16) for c in columns),
+        rows=tuple((name, tuple(line)) for name, line in cells.items()),
+        summary=f"worst {label(str(worst['gemm']))} at {share(worst['fraction'])} of its bound",
+    )
+
+
+def _cell(row: Mapping[str, Any]) -> HeatCell:
+    used = float(row["fraction"])
+    return HeatCell(
+        quantity=label(str(row["gemm"])),
+        title=f"{label(str(row['gemm']))}: output error {number(row['error'])}, "
+        f"{share(row['underflow'])} to 0, {share(row['clipped'])} clipped",
+        log10=math.log10(used) if used > 0 else -math.inf,
+        state="pass" if used <= 1 else "fail",
+        first=False,
+    )
+
+
+def _row(found: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[str, Any]:
+    part = [r for r in found if (r["format"], r["direction"]) == (fmt, direction)]
+    worst = max(part, key=lambda row: row["fraction"])
+    return {
+        "format": label(fmt, 24),
+        "direction": label(_WORDS[direction], 32),
+        "error": number(float(np.median([row["error"] for row in part]))),
+        "worst": number(max(row["error"] for row in part)),
+        "mse": number(max(row["mse"] for row in part)),
+        "underflow": share(max(row["underflow"] for row in part)),
+        "clipped": share(max(row["clipped"] for row in part)),
+        "used": share(worst["fraction"]),
+        "where": label(str(worst["gemm"])),
+        "state": "ok" if worst["fraction"] <= 1 else "note",
+    }
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"^(model\.)?(layers\.\d+\.)?", "", name)
+
+
+def _ids(text: Path | None, vocab_size: int) -> np.ndarray:
+    if text is None:
+        return np.random.default_rng(0).integers(0, vocab_size, (2, LENGTH)).astype(np.int32)
+    if not text.is_file():
+        raise FileNotFoundError(f"no text at {text}.")
+    held = np.frombuffer(text.read_bytes(), np.uint8)
+    if vocab_size < BYTES or len(held) < 2 * LENGTH:
+        raise ValueError(
+            f"{text}: {len(held)} bytes for a vocabulary of {vocab_size}; at least {2 * LENGTH} "
+            f"bytes and {BYTES} tokens are needed. Leave --text out to draw token ids."
+        )
+    return held[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)

@@ -1,0 +1,1 @@
+"""Where a run was made and of what: machine, versions, code, reference, the run document."""

@@ -1,0 +1,74 @@
+"""Where a run was made: time, code, versions, device, and the reference it compared with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.suite import Reference
+from reports.provenance.device import device_kind
+from reports.provenance.host import FIELDS, FLAGS, host, threads
+from reports.store.runs import SCHEMA, RunKind
+
+PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
+
+
+def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
+    """Return what the run document says of the run's kind, of time, code and machine."""
+    commit, dirty = git_state(Path(__file__).parent)
+    on_cpu = device_kind() == "cpu"
+    here = host()
+    name = here.pop("name") if on_cpu else jax.devices()[0].device_kind
+    versions = {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
+    code = commit[:7] if commit else "unversioned"
+    suffix = "" if kind is RunKind.NIGHTLY else f"-{kind}"
+    return {
+        "schema": SCHEMA,
+        "kind": kind.value,
+        "id": f"{started:%Y-%m-%dT%H-%M-%SZ}-{code}{suffix}",
+        "created": started.isoformat(),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": versions,
+        "device": {"kind": device_kind(), "name": name},
+        "host": {field: here[field] for field in FIELDS},
+        "threads": threads(),
+        "flags": {name: os.environ.get(name, "") for name in FLAGS}
+        | {"matmul_precision": "highest"},
+    }
+
+
+def git_state(folder: Path) -> tuple[str | None, bool]:
+    """Return (commit, dirty) of the checkout `folder` is in; (None, False) outside of one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, False
+
+
+def describe(reference: Reference) -> dict[str, Any]:
+    """Return what the run document says of the reference."""
+    provenance = reference.provenance
+    live = not isinstance(reference, RecordedReference)
+    origin = "run in this job" if live else "recordings made with the live reference"
+    return {
+        "kind": reference.kind,
+        "commit": provenance["commit"],
+        "versions": provenance["versions"],
+        # Recorded numbers are what they are, whatever processor reads them.
+        "capability": provenance.get("capability") if live else None,
+        "detail": f"{origin}; not compared: {reference.omits}",
+    }

@@ -1,0 +1,162 @@
+"""What became of a gate over all stored runs, wherever DuckDB can read them.
+
+Source: docs/reports.md "Store": history is a query over the folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from reports.store.query import Table
+from reports.store.runs import Stored, list_runs, parse_manifest, without_copies
+from reports.store.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
+
+LATEST = 14
+"""Newest runs that a gate must be in to be among those that are listed."""
+# Different work is never joined: of each gate only the newest identity is followed. The gates are
+# chosen in the newest runs first, because grouping a year of everything takes seconds.
+_GATES = """
+SELECT "case", edge, quantity, metric, count(*) AS runs, arg_min(value, created) AS first,
+       median(value) AS median, arg_max(value, created) AS last,
+       arg_max(tolerance, created) AS tolerance, arg_max(fraction, created) AS share,
+       list(value ORDER BY created)[-24:] AS recent
+FROM measurements JOIN runs USING (run) JOIN (
+    SELECT "case", edge, quantity, metric, arg_max(identity, created) AS identity
+    FROM measurements JOIN runs USING (run)
+    WHERE created >= $since AND verdict <> 'info' AND ($case IS NULL OR "case" = $case)
+    GROUP BY ALL
+    ORDER BY arg_max(fraction, created) DESC, "case", edge, quantity, metric
+    LIMIT $most
+) AS latest USING ("case", edge, quantity, metric, identity)
+GROUP BY "case", edge, quantity, metric
+ORDER BY share DESC, "case", edge, quantity, metric
+"""
+_ONE = """
+SELECT id, created, edge, metric, value, tolerance, fraction AS share, verdict, deterministic,
+       identity
+FROM measurements JOIN runs USING (run)
+WHERE "case" = $case AND quantity = $quantity AND verdict <> 'info'
+ORDER BY edge, metric, created
+LIMIT $most
+"""
+EVERYTHING = 2**31 - 1
+_TICKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Lookback:
+    """Rows of an answer, as JSON values, and what could not be read."""
+
+    rows: list[dict[str, Any]]
+    runs: int
+    unreadable: list[tuple[str, str]]
+
+
+def look_back(
+    place: str,
+    case: str | None = None,
+    quantity: str | None = None,
+    most: int = EVERYTHING,
+    kind: RunKind = RunKind.NIGHTLY,
+) -> Lookback:
+    """Return the gates of all runs, worst first; or of one quantity every value, oldest first.
+
+    Args:
+        place: A folder of runs, or a pattern of run folders such as `s3://bucket/runs/*`.
+        case: Only gates of this case.
+        quantity: With a case: one row per run, edge and metric.
+        most: Rows at most.
+        kind: Which runs; those with a planted fault are left out.
+
+    Raises:
+        StoreError: nothing can be listed there, or the case or quantity was never measured.
+    """
+    found, unreadable = _runs(place)
+    runs = [(m, f) for m, f in found if m["kind"] == kind and not m.get("fault")]
+    values: dict[str, Any] = {"case": case, "most": most}
+    if quantity is not None:
+        values["quantity"] = quantity
+    else:
+        values["since"] = min((m["created"] for m, _ in runs[-LATEST:]), default="")
+    with Table([file for _, file in runs]) as table:
+        table.database.register("runs", _manifests([manifest for manifest, _ in runs]))
+        answer, broken = table.ask(_ONE if quantity is not None else _GATES, **values)
+    unreadable += [(runs[i][1], why) for i, why in broken.items()]
+    names = list(answer)
+    columns = [column.tolist() for column in answer.values()]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    if not rows and case is not None and runs:
+        what = f"{quantity} in case {case}" if quantity else f"case {case}"
+        raise StoreError(
+            f"no gate of {what} in {len(runs)} runs of {place}; `history` alone lists all gates, "
+            "`history CASE` those of a case"
+        )
+    return Lookback(rows, len(runs) - len(broken), unreadable)
+
+
+def _manifests(manifests: Sequence[dict[str, Any]]) -> pa.Table:
+    return pa.table(
+        {
+            "run": pa.array(range(len(manifests)), pa.int64()),
+            "id": pa.array([m["id"] for m in manifests], pa.string()),
+            "created": pa.array([m["created"] for m in manifests], pa.string()),
+        }
+    )
+
+
+def _runs(place: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str, str]]]:
+    """Return manifests and measurement files, oldest first, and what is unreadable."""
+    if "://" not in place and not any(sign in place for sign in "*?"):
+        stored, lost = list_runs(Path(place))
+        files = [(run.manifest, str(run.folder / MEASUREMENTS)) for run in stored]
+        return files, [(str(folder), why) for folder, why in lost]
+    return _matched(place)
+
+
+def _matched(pattern: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str, str]]]:
+    pattern = pattern.rstrip("/") if any(sign in pattern for sign in "*?") else f"{pattern}/*"
+    query = "SELECT filename, content FROM read_text($pattern) ORDER BY filename"
+    try:
+        with duckdb.connect() as database:
+            texts = database.execute(query, {"pattern": f"{pattern}/{MANIFEST}"}).fetchall()
+    except duckdb.Error as error:
+        raise StoreError(
+            f"expected run folders at {pattern}, but DuckDB says: {error}. Give a folder of runs, "
+            "or a pattern of run folders that DuckDB can read"
+        ) from error
+    if not texts:
+        raise StoreError(f"expected run folders at {pattern}, and nothing matches")
+    readable: list[Stored] = []
+    places: dict[Path, str] = {}
+    unreadable: list[tuple[Path, str]] = []
+    for name, text in texts:
+        # A Path would fold the slashes of a scheme; here it only names the folder.
+        folder = Path(name).parent
+        if folder.name.startswith("."):
+            continue
+        places[folder] = str(name).removesuffix(MANIFEST) + MEASUREMENTS
+        try:
+            readable.append(Stored(folder, parse_manifest(text, Path(name))))
+        except StoreError as error:
+            unreadable.append((folder, str(error)))
+    runs = without_copies(readable, unreadable)
+    files = [(run.manifest, places[run.folder]) for run in runs]
+    return files, [(str(folder), why) for folder, why in unreadable]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return values as a line of block characters from their least to their largest."""
+    finite = [v for v in values if v == v and abs(v) != float("inf")]
+    if not finite:
+        return "?" * len(values)
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    top = len(_TICKS) - 1
+    return "".join(
+        _TICKS[round(top * (v - low) / span)] if low <= v <= low + span else "!" for v in values
+    )

@@ -1,0 +1,238 @@
+"""What stored runs say: a list of them, two of them compared, one of them judged or drawn again.
+
+Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.md "Command line".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parity.engine.measurement import Verdict
+from reports.provenance.host import fingerprint
+from reports.store.query import Table
+from reports.store.runs import Run, Stored, list_runs, read_run
+from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError, kind_of
+from reports.text import contrast, count, edge_name, metric_name
+from reports.verdict import pinned as goldens
+from reports.verdict.anchors import anchored, find_anchors
+from reports.verdict.changes import Change
+from reports.verdict.decide import Decision, ExitCode, decide
+from reports.verdict.history import History, load_history
+
+_COUNTS = "SELECT run, verdict, count(*) AS rows FROM measurements GROUP BY ALL"
+_NO_VERDICT = {
+    RunKind.BENCH: "its numbers are on the next nightly's page",
+    RunKind.SHARD: "`merge` it with the others first",
+}
+SHOWN = 20
+"""Changes that are listed in the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One run in a list."""
+
+    id: str
+    kind: str
+    created: str
+    device: str
+    reference: str
+    gates: int
+    """Measurements held to a tolerance, or that could not be; 0 for a bench."""
+    broken: int
+    fault: str
+    verdict: str
+    """What was said of it when it was stored; `gate` judges it again, by all that is known now."""
+
+
+def find_run(root: Path, name: str) -> Path:
+    """Return the folder of a run: a path, its id, the beginning of its id, `latest` or `blessed`.
+
+    `latest` is the newest run that has a verdict: a bench or a shard has none.
+
+    Raises:
+        StoreError: there is none, or several begin so.
+    """
+    if (Path(name) / MANIFEST).is_file():
+        return Path(name)
+    stored, _ = list_runs(root)
+    if name == "latest":
+        found = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
+    elif name == "blessed":
+        ids = goldens.blessed()
+        found = [run.folder for run in stored if run.manifest["id"] in ids][-1:]
+    else:
+        found = [run.folder for run in stored if run.folder.name.startswith(name)]
+    exact = [folder for folder in found if folder.name == name]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    folders = found or [run.folder for run in stored]
+    names = ", ".join(folder.name for folder in folders[-5:]) or "none"
+    what = "several runs begin with" if found else "no run"
+    raise StoreError(f"{what} {name!r} in {root}; there are {names}. `list` shows all of them.")
+
+
+def listed(root: Path) -> tuple[list[Listed], list[tuple[Path, str]]]:
+    """Return the runs under `root`, oldest first, and those that cannot be read with a reason."""
+    stored, unreadable = list_runs(root)
+    gated = [run for run in stored if MEASUREMENTS in FILES[run.kind]]
+    with Table([str(run.folder / MEASUREMENTS) for run in gated]) as table:
+        answer, broken = table.ask(_COUNTS)
+    unreadable += [(gated[i].folder, why) for i, why in broken.items()]
+    counts: dict[Path, dict[str, int]] = {}
+    for i, verdict, rows in zip(*(answer[c] for c in ("run", "verdict", "rows")), strict=True):
+        counts.setdefault(gated[int(i)].folder, {})[str(verdict)] = int(rows)
+    lost = {gated[i].folder for i in broken}
+    kept = [run for run in stored if run.folder not in lost]
+    return [_entry(run, counts.get(run.folder, {})) for run in kept], unreadable
+
+
+def _entry(run: Stored, counts: Mapping[str, int]) -> Listed:
+    gates = sum(n for verdict, n in counts.items() if verdict != Verdict.INFO)
+    reference = run.manifest.get("reference") or {}
+    return Listed(
+        id=run.folder.name,
+        kind=run.kind.value,
+        created=run.manifest["created"],
+        device=str((run.manifest.get("device") or {}).get("kind", "")),
+        reference=f"{reference.get('kind', '')} {reference.get('commit') or ''}".strip(),
+        gates=gates,
+        broken=gates - counts.get(Verdict.PASS.value, 0),
+        fault=str(run.manifest.get("fault") or ""),
+        verdict=str(run.manifest.get("verdict") or ""),
+    )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A stored run with its verdict and what it was judged by."""
+
+    run: Run
+    decision: Decision
+    history: History
+
+
+def judge(root: Path, run: Run) -> Judged:
+    """Return a run's verdict by its history under `root`, by blessed runs of its class of device,
+    and by the oldest healthy run of its own machine where nobody blessed one there.
+
+    Raises:
+        StoreError: the root cannot be listed.
+    """
+    history = load_history(root, run)
+    pinned = goldens.load(goldens.device_of(run.manifest))
+    own = own_goldens(root, run, pinned)
+    decision = decide(run, history.baseline, history.past, (*own, *pinned.goldens))
+    unusable = [(goldens.FOLDER, why) for why in pinned.unusable]
+    history = replace(history, unreadable=(*history.unreadable, *unusable))
+    return Judged(run, decision, history)
+
+
+def own_goldens(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[goldens.Golden, ...]:
+    """Return the anchor of a run's machine; none where a blessed run of that machine is."""
+    mine = fingerprint(run.manifest)
+    if any(golden.fingerprint == mine for golden in pinned.goldens):
+        return ()
+    return anchored(anchors_of(root, run, pinned))
+
+
+def anchors_of(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[Run, ...]:
+    """Return the oldest healthy runs of a run's machine: those that pass without an anchor."""
+
+    def healthy(old: Run) -> bool:
+        return decide(old, None, {}, pinned.goldens).exit_code is ExitCode.PASS
+
+    return find_anchors(root, run, healthy)
+
+
+def judged(folder: Path, against: Path | None = None) -> Judged:
+    """Return a stored run's verdict, against one other run or against all that `judge` asks.
+
+    Raises:
+        StoreError: one of them cannot be read, or holds no measurements.
+    """
+    run = measured(folder)
+    if against is None:
+        return judge(folder.parent, run)
+    return Judged(run, decide(run, measured(against)), History())
+
+
+def held_against(found: Judged) -> list[str]:
+    """Return one line for each run whose levels a run was held against, and why others were not."""
+    lines = [f"held against {text}" for text in found.decision.against]
+    return lines + [why for folder, why in found.history.unreadable if folder == goldens.FOLDER]
+
+
+def page_of(folder: Path) -> str:
+    """Return the page of a stored run, drawn again by this version from what is stored."""
+    from reports.page.render import render
+
+    found = judged(folder)
+    return render(found.run, found.decision, found.history)
+
+
+def measured(folder: Path) -> Run:
+    """Read a run that is to be judged.
+
+    Raises:
+        StoreError: it cannot be read, is a bench, or only a part of a nightly.
+    """
+    run = read_run(folder)
+    kind = kind_of(run.manifest)
+    if advice := _NO_VERDICT.get(kind):
+        raise StoreError(f"expected a nightly, {folder.name} is a {kind}; {advice}.")
+    return run
+
+
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """Return one line per change, gravest first, and one that says how many are left out."""
+    lines = []
+    for change in changes[:SHOWN]:
+        before, now = contrast(change.before, change.now)
+        place = f"{change.quantity} in {change.case}"
+        edge = f" ({edge_name(change.edge)})" if change.edge else ""
+        note = f"  {change.note}" if change.note else ""
+        size = f"{metric_name(change.metric)} {before} → {now}"
+        lines.append(f"{change.what}: {place}{edge}: {size}{note}")
+    if len(changes) > SHOWN:
+        lines.append(f"and {count(len(changes) - SHOWN, 'more change')}")
+    return lines
+
+
+def as_document(decision: Decision) -> dict[str, Any]:
+    """Return a verdict as JSON values."""
+    return {
+        "verdict": decision.word.value,
+        "exit_code": int(decision.exit_code),
+        "sentence": decision.sentence,
+        "baseline": decision.baseline_id,
+        "against": list(decision.against),
+        "environment": list(decision.environment),
+        "changes": [
+            {
+                "what": change.what.value,
+                "case": change.case,
+                "edge": change.edge,
+                "quantity": change.quantity,
+                "metric": change.metric,
+                "before": finite(change.before),
+                "now": finite(change.now),
+                "tolerance": finite(change.tolerance),
+                "note": change.note,
+            }
+            for change in decision.changes
+        ],
+    }
+
+
+def finite(value: Any) -> Any:
+    """Return a value fit for JSON, which has no NaN: one written anyway is unreadable elsewhere."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [finite(v) for v in value] if isinstance(value, list | np.ndarray) else value

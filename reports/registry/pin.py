@@ -1,0 +1,87 @@
+"""Blessing: a person says that a run is good, and the diff of a text file says what that means.
+
+Source: docs/reports.md "Command line".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from reports.provenance.environment import git_state
+from reports.registry.lookup import measured
+from reports.store.schema import RunKind, StoreError, kind_of
+from reports.text import number
+from reports.verdict import pinned as goldens
+from reports.verdict.decide import ExitCode, decide
+from reports.verdict.history import load_history
+from reports.verdict.levels import Group, Level
+from reports.verdict.pinned import Golden
+
+
+@dataclass(frozen=True)
+class Blessing:
+    """A golden that was written, and how it differs from the one before."""
+
+    golden: Golden
+    path: Path
+    before: Golden | None
+
+    def lines(self) -> list[str]:
+        """Say what the diff shows: levels that moved, came and went, the largest move first."""
+        old: Mapping[Group, Level] = self.before.groups if self.before else {}
+        new = self.golden.groups
+        moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
+        moved = {group: ratio for group, ratio in moved.items() if ratio != 1.0}
+        came, went = new.keys() - old.keys(), old.keys() - new.keys()
+        said = [f"{len(moved)} levels moved, {len(came)} are new, {len(went)} are gone"]
+        for group in sorted(moved, key=lambda g: (-max(moved[g], 1 / moved[g]), g))[:10]:
+            was, now = number(old[group].typical), number(new[group].typical)
+            said.append(f"  {' | '.join(group)}: {was} → {now}, {moved[group]:.2f} times")
+        return said
+
+
+def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Blessing:
+    """Pin a stored nightly as the one that later nights may not drift from.
+
+    Raises:
+        StoreError: no reason; a tree with uncommitted changes, here or when the run was made; a run
+            that is not whole, holds a planted fault or breaks a tolerance; an unwritable golden.
+    """
+    if not reason.strip():
+        raise StoreError("expected a reason that a reviewer can judge, received none; say --reason")
+    commit, dirty = git_state(Path(__file__).parent)
+    if commit is None or dirty:
+        state = "has uncommitted changes" if dirty else "is not a git checkout"
+        raise StoreError(
+            f"expected a clean checkout, so that the diff is the blessing alone, but the tree "
+            f"{state}; commit or stash first"
+        )
+    run = measured(folder)
+    manifest = run.manifest
+    found = decide(run, None)
+    refusals = {
+        f"is a run of kind {manifest['kind']}": kind_of(manifest) is not RunKind.NIGHTLY,
+        "was made from a tree with uncommitted changes": bool(manifest.get("dirty")),
+        f"has the planted fault {manifest.get('fault')}": bool(manifest.get("fault")),
+        "ran only some cases": bool(manifest.get("selected")),
+        f"is {found.word}: {found.sentence}": found.exit_code is not ExitCode.PASS,
+    }
+    why = [what for what, holds in refusals.items() if holds]
+    if why:
+        raise StoreError(f"expected a whole, healthy nightly, but {run.id} {'; '.join(why)}")
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    past = load_history(folder.parent, run).past
+    golden = goldens.golden_of(run, past, reason.strip(), today)
+    path = goldens.file_of(golden, goldens_folder)
+    before = goldens.read(path)
+    try:
+        goldens.write(golden, path)
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be written at {path.parent}, but "
+            f"{error.strerror or error}; nothing was blessed"
+        ) from error
+    return Blessing(golden, path, before)

@@ -1,0 +1,109 @@
+"""Which stored runs may go: old ones that nothing is held against.
+
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.provenance.host import fingerprint
+from reports.registry.lookup import anchors_of
+from reports.store.runs import Stored, list_runs, read_run
+from reports.store.schema import FILES, MEASUREMENTS, StoreError
+from reports.verdict import pinned as goldens
+from reports.verdict.anchors import is_whole
+from reports.verdict.history import load_history
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be deleted, and what is kept although it is old, with a reason."""
+
+    kept: int
+    goes: tuple[Path, ...]
+    spared: tuple[tuple[Path, str], ...]
+    unreadable: tuple[tuple[Path, str], ...]
+
+
+def plan(root: Path, keep: int) -> Plan:
+    """Keep the newest `keep` runs of each kind and device, blessed runs, baselines of these, and
+    the anchor of every machine.
+
+    What cannot be read is never deleted: somebody may still want to restore it.
+    Raises StoreError where the root cannot be listed.
+    """
+    stored, unreadable = list_runs(root)
+    groups: dict[object, list[Stored]] = {}
+    for run in stored:
+        device = (run.manifest.get("device") or {}).get("kind")
+        groups.setdefault((run.kind, device), []).append(run)
+    newest = {run.folder for runs in groups.values() for run in runs[-keep:]}
+    blessed, baselines = goldens.blessed(), _baselines(root, groups.values())
+    anchors = _anchors(root, stored)
+    goes: list[Path] = []
+    spared: list[tuple[Path, str]] = []
+    for run in stored:
+        name = run.manifest["id"]
+        if run.folder in newest:
+            continue
+        if name in blessed:
+            spared.append((run.folder, "blessed"))
+        elif name in anchors:
+            spared.append((run.folder, f"anchor of the machine of {anchors[name]}"))
+        elif name in baselines:
+            spared.append((run.folder, f"baseline of {baselines[name]}"))
+        else:
+            goes.append(run.folder)
+    return Plan(len(newest), tuple(goes), tuple(spared), tuple(unreadable))
+
+
+def _baselines(root: Path, groups: Iterable[list[Stored]]) -> dict[str, str]:
+    """Return by its id what the newest run of each group is compared with."""
+    found: dict[str, str] = {}
+    for runs in groups:
+        if MEASUREMENTS in FILES[runs[-1].kind]:
+            baseline = load_history(root, read_run(runs[-1].folder)).baseline
+            if baseline is not None:
+                found[baseline.id] = runs[-1].manifest["id"]
+    return found
+
+
+def _anchors(root: Path, stored: Iterable[Stored]) -> dict[str, str]:
+    """Return by its id what the newest run of each machine and kind of reference is anchored at."""
+    newest: dict[tuple[object, str], Stored] = {}
+    for run in stored:
+        machine = fingerprint(run.manifest)
+        if machine is not None and MEASUREMENTS in FILES[run.kind] and is_whole(run.manifest):
+            newest[run.kind, machine] = run
+    found: dict[str, str] = {}
+    for (_, machine), run in newest.items():
+        pinned = goldens.load(goldens.device_of(run.manifest))
+        read = read_run(run.folder)
+        if any(golden.fingerprint == machine for golden in pinned.goldens):
+            continue
+        # The first run of a machine is the anchor of its next one.
+        for old in anchors_of(root, read, pinned) or (read,):
+            found.setdefault(old.id, read.id)
+    return found
+
+
+def delete(folder: Path) -> None:
+    """Delete a run: renamed first, so that an interrupted deletion leaves no half run.
+
+    Raises:
+        StoreError: the folder cannot be changed.
+    """
+    aside = folder.with_name(f".pruned-{folder.name}")
+    try:
+        os.rename(folder, aside)
+        shutil.rmtree(aside)
+    except OSError as error:
+        raise StoreError(
+            f"expected to delete {folder}, but {error.strerror or error}; what is left of it is no "
+            "longer a run. Make the folder writable and prune again"
+        ) from error

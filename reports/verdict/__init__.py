@@ -1,0 +1,1 @@
+"""What a run means: changes, histories, levels, drift, pinned baselines, one word."""

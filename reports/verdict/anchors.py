@@ -1,0 +1,112 @@
+"""The anchor of a machine: the oldest healthy night there, which later ones are held against.
+
+A machine that nobody blessed a run on still repeats itself. Comparing with the newest run would
+follow a slow drift; the oldest healthy one does not move. See docs/verdicts.md "Another machine".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from reports.provenance.host import fingerprint
+from reports.store.query import Table
+from reports.store.runs import Run, Stored, list_runs, read_run
+from reports.store.schema import MEASUREMENTS, StoreError, kind_of
+from reports.verdict.changes import ran
+from reports.verdict.levels import Group, grouped
+from reports.verdict.pinned import Golden, golden_of
+
+_QUERY = """
+SELECT run, todays.level AS level, count(*) AS gates
+FROM measurements JOIN todays USING ("case", edge, quantity, metric, identity)
+GROUP BY ALL
+"""
+_KEY = ("case", "edge", "quantity", "metric", "identity")
+Healthy = Callable[[Run], bool]
+
+
+def anchored(chosen: Sequence[Run]) -> tuple[Golden, ...]:
+    """Return what anchors hold a run to: at most one golden, named after the oldest of them."""
+    levels: dict[Group, Any] = {}
+    for old in chosen:
+        levels = {**golden_of(old, {}).groups, **levels}
+    if not chosen:
+        return ()
+    return (replace(golden_of(chosen[0], {}), groups=levels),)
+
+
+def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
+    """Return the runs whose levels `run` is held against on its own machine, oldest first.
+
+    For each level that is the oldest healthy run, made before this one on an equal machine with the
+    same kind of reference, that measured all of its gates in the same way.
+
+    Args:
+        root: Folder of runs.
+        run: The run to be judged.
+        healthy: Whether a stored run deserves to be an anchor: a verdict without an anchor.
+
+    Raises:
+        StoreError: the root cannot be listed.
+    """
+    todays = grouped(run.measurements)
+    earlier = _earlier(root, run) if todays else []
+    if not earlier:
+        return ()
+    with Table([str(old.folder / MEASUREMENTS) for old in earlier]) as table:
+        table.database.register("todays", _todays(list(todays.values())))
+        answer, _ = table.ask(_QUERY)
+    sizes = [len(gates) for gates in todays.values()]
+    holders: dict[int, list[int]] = {}
+    rows = zip(*(answer[c].tolist() for c in ("run", "level", "gates")), strict=True)
+    for turn, level, gates in rows:
+        if gates == sizes[level]:
+            holders.setdefault(int(turn), []).append(int(level))
+    chosen: list[Run] = []
+    missing = set(range(len(sizes)))
+    for turn in sorted(holders):
+        if missing & set(holders[turn]) and (old := _read(earlier[turn])) and healthy(old):
+            chosen.append(old)
+            missing -= set(holders[turn])
+    return tuple(chosen)
+
+
+def _earlier(root: Path, run: Run) -> list[Stored]:
+    """Return whole runs of the same kind, machine and reference before `run`, oldest first."""
+    mine, kind = fingerprint(run.manifest), kind_of(run.manifest)
+    if mine is None:
+        return []
+    return [
+        old
+        for old in list_runs(root)[0]
+        if old.kind is kind
+        and old.manifest["created"] < run.manifest["created"]
+        and fingerprint(old.manifest) == mine
+        and is_whole(old.manifest)
+    ]
+
+
+def is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether a run did all that a night does, and nothing was planted in it."""
+    partial = manifest.get("fault") or manifest.get("selected")
+    suites = manifest.get("suites") or []
+    return not partial and bool(suites) and all(ran(s) for s in suites)
+
+
+def _read(stored: Stored) -> Run | None:
+    try:
+        return read_run(stored.folder)
+    except StoreError:
+        # Whoever lists the runs is told of it (`reports.verdict.history.History.unreadable`).
+        return None
+
+
+def _todays(groups: Sequence[Sequence[Any]]) -> pa.Table:
+    pairs = [(turn, m) for turn, gates in enumerate(groups) for m in gates]
+    columns = {n: pa.array([getattr(m, n) for _, m in pairs], pa.string()) for n in _KEY}
+    return pa.table(columns | {"level": pa.array([turn for turn, _ in pairs], pa.int32())})

@@ -1,0 +1,343 @@
+"""What differs from the baseline: one `Change` per measurement or error that stands otherwise.
+
+Source: docs/verdicts.md "Comparability", docs/parity.md "Fail closed".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from parity.engine.measurement import Measurement, Verdict
+from reports.provenance.host import processor
+from reports.store.runs import Run
+from reports.text import contrast, count, edge_rank, label
+from reports.verdict.drift import Drift, Held, Rescaled
+from reports.verdict.history import Key, Past
+from reports.verdict.noise import step
+from stability.core.findings import Finding, Severity
+
+
+class What(StrEnum):
+    """How one measurement or finding stands against the baseline, gravest first."""
+
+    NEW = "new failure"
+    PERSISTING = "persisting failure"
+    WORSE = "worse than its history"
+    DRIFTED = "drifted from its level"
+    FIXED = "fixed"
+    GONE = "no longer measured"
+    CHANGED = "changed"
+    BETTER = "better than before"
+    NOT_COMPARABLE = "not comparable with baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference from the baseline; `before` is None where there is nothing to compare with."""
+
+    what: What
+    case: str
+    edge: str
+    quantity: str
+    metric: str
+    before: float | None
+    now: float | None
+    tolerance: float
+    stage: int = -1
+    note: str = ""
+    kind: str = ""
+    """Of the gates that a drift is about; empty for a change of one row of the run."""
+    excess: float = 0.0
+    """How grave a drift is: its distance as a share of what passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many of what; failures are broken gates and findings of severity error together."""
+
+    gates: int
+    passed: int
+    new: int
+    persisting: int
+    fixed: int
+    changed: int
+    worse: int
+    """Values beyond their history and groups beyond their blessed level, within tolerance."""
+    not_comparable: int
+    not_run: int
+    skipped: int
+    warnings: int
+
+
+def settle(m: Measurement) -> Measurement:
+    """Return `m` with the verdict its numbers support: fail closed (docs/parity.md "Fail closed").
+
+    A gate passes only on a finite value within its tolerance, and a pass without a tolerance is a
+    gate that nothing checked.
+    """
+    gated = m.verdict is Verdict.PASS or (m.verdict is Verdict.INFO and not math.isnan(m.tolerance))
+    if gated and not (math.isfinite(m.value) and m.value <= m.tolerance):
+        return replace(m, verdict=Verdict.FAIL)
+    return replace(m, verdict=Verdict.PASS) if gated else m
+
+
+def key_of(m: Measurement) -> Key:
+    """Return what names a measurement across runs."""
+    return (m.case, m.edge, m.quantity, m.metric)
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def environment_diff(run: Run, baseline: Run) -> tuple[str, ...]:
+    """Name what differs between the two environments, such as "jax 0.10.1 → 0.10.2"."""
+    now, then = run.manifest, baseline.manifest
+    pairs: list[tuple[str, object, object]] = []
+    for part in ("versions", "device", "host", "flags"):
+        a, b = then.get(part) or {}, now.get(part) or {}
+        pairs += [(name, a.get(name), b.get(name)) for name in sorted({*a, *b})]
+    pairs.append(("threads", then.get("threads"), now.get("threads")))
+    for part in ("kind", "commit", "capability"):
+        a, b = then.get("reference") or {}, now.get("reference") or {}
+        pairs.append((f"reference {part}", a.get(part), b.get(part)))
+    absent = "absent"
+    return tuple(
+        f"{label(name, 60)} {label(str(absent if a is None else a), 60)} → "
+        f"{label(str(absent if b is None else b), 60)}"
+        for name, a, b in pairs
+        if a != b
+    )
+
+
+def _change(what: What, m: Measurement, before: Measurement | None, note: str = "") -> Change:
+    if before is not None and not note and not _same(before.tolerance, m.tolerance):
+        note = retoleranced(before.tolerance, m.tolerance)
+    return Change(
+        what=what,
+        case=m.case,
+        edge=m.edge,
+        quantity=m.quantity,
+        metric=m.metric,
+        before=None if before is None else before.value,
+        now=m.value,
+        tolerance=m.tolerance,
+        stage=m.stage,
+        note=note or m.note,
+    )
+
+
+def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change | None:
+    """Place one measurement against the baseline; None where there is nothing to say."""
+    failed = m.verdict is Verdict.FAIL
+    if old is None:
+        return _change(What.NEW, m, None, "not in the baseline") if failed else None
+    if old.identity != m.identity:
+        if m.verdict is Verdict.INFO:
+            return None
+        return _change(What.NEW if failed else What.NOT_COMPARABLE, m, None, "another identity")
+    if failed:
+        persists = old.verdict is Verdict.FAIL
+        return _change(What.PERSISTING if persists else What.NEW, m, old)
+    if old.verdict is Verdict.FAIL and m.verdict is Verdict.PASS:
+        return _change(What.FIXED, m, old)
+    alike = exact and old.deterministic is not False and m.device == old.device
+    if alike and not _same(m.value, old.value):
+        return _change(What.CHANGED, m, old)
+    return None
+
+
+def _step(m: Measurement, past: Past) -> Change | None:
+    """Place a passing value that does not repeat against its own history."""
+    ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
+    if ratio is None:
+        return None
+    what = What.WORSE if ratio > 1 else What.BETTER
+    note = f"{ratio:.2f} times the median of {count(len(past.values), 'run')}"
+    return replace(_change(what, m, None, note), before=m.value / ratio)
+
+
+def retoleranced(before: float, now: float) -> str:
+    """Say that a tolerance is another one."""
+    then, after = contrast(before, now)
+    return f"tolerance changed from {then} to {after}"
+
+
+def rescaled_change(rescaled: Rescaled, held: Held) -> Change:
+    """Return the change that the level of a group cannot be compared with a golden's, because it
+    rests on tolerances that are others now.
+    """
+    case, edge, kind, metric = rescaled.group
+    note = f"{retoleranced(rescaled.before, rescaled.now)} since {whose(held)}"
+    return Change(
+        What.NOT_COMPARABLE,
+        case,
+        edge,
+        f"all {kind} gates",
+        metric,
+        None,
+        None,
+        math.nan,
+        note=note,
+        kind=kind,
+    )
+
+
+def drift_change(drift: Drift, held: Held, run: Run) -> Change:
+    """Return the change that a group of gates of `run` is which left the level of a golden."""
+    case, edge, kind, metric = drift.group
+    note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {whose(held)}"
+    if not held.same:
+        note += f"; here {where(run.manifest)}; rounding between them explains {drift.limit:.2f}"
+    grew = drift.ratio > 1
+    return Change(
+        What.DRIFTED if grew else What.BETTER,
+        case,
+        edge,
+        f"all {kind} gates",
+        metric,
+        drift.before,
+        drift.now,
+        drift.before * drift.limit if grew else math.nan,
+        note=note,
+        kind=kind,
+        excess=drift.excess,
+    )
+
+
+def whose(held: Held) -> str:
+    """Name the run that levels are held against, with its machine where that is another one."""
+    golden = held.golden
+    run = f"run {label(golden.run, 60)}"
+    if held.same:
+        return f"{run} on this machine"
+    return f"{run} on {where(golden.environment)}"
+
+
+def where(manifest: Mapping[str, Any]) -> str:
+    """Name the processor of a run and what kind of reference it was compared with."""
+    reference = (manifest.get("reference") or {}).get("kind") or "absent"
+    return f"{label(processor(manifest), 140)}, reference {label(str(reference), 20)}"
+
+
+def _measurement_changes(
+    rows: Sequence[Measurement],
+    before: dict[Key, Measurement],
+    past: Mapping[Key, Past],
+    equal: bool,
+) -> list[Change]:
+    def placed(m: Measurement) -> Change | None:
+        key = key_of(m)
+        # What one replay found equal another may not: a value that varied once is noisy.
+        repeats = m.deterministic is True and not (key in past and past[key].varied)
+        change = _compare_one(m, before.get(key), equal and repeats)
+        return change or (None if repeats or key not in past else _step(m, past[key]))
+
+    changes = [placed(m) for m in rows]
+    measured = {key_of(m) for m in rows}
+    changes += [
+        replace(_change(What.GONE, old, None), before=old.value, now=None)
+        for key, old in before.items()
+        if key not in measured and old.verdict is not Verdict.INFO
+    ]
+    return [c for c in changes if c is not None]
+
+
+def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
+    def errors(findings: Iterable[Finding]) -> dict[tuple[str, str, str], Finding]:
+        return {(f.probe, f.subject, f.metric): f for f in findings if f.severity is Severity.ERROR}
+
+    now, then = errors(run.findings), errors(baseline.findings if baseline else ())
+    present = {(f.probe, f.subject, f.metric) for f in run.findings}
+
+    def change(what: What, f: Finding, before: float | None, value: float | None) -> Change:
+        probe = f"probe {f.probe}"
+        return Change(
+            what, probe, "", f.subject, f.metric, before, value, f.threshold, note=f.message
+        )
+
+    out = [
+        change(What.PERSISTING, f, then[key].value, f.value)
+        if key in then
+        else change(What.NEW, f, None, f.value)
+        for key, f in now.items()
+    ]
+    fixed = [key for key in then if key in present and key not in now]
+    return out + [change(What.FIXED, then[key], then[key].value, None) for key in fixed]
+
+
+def find_changes(
+    run: Run,
+    rows: Sequence[Measurement],
+    baseline: Run | None,
+    past: Mapping[Key, Past],
+    equal: bool,
+) -> tuple[Change, ...]:
+    """Compare the settled `rows` and the findings of `run` with what came before, gravest first.
+
+    In an `equal` environment a value that a replay in this run repeated bit by bit is compared
+    exactly; one that does not repeat is held against its `past`.
+    """
+    before = {key_of(m): settle(m) for m in baseline.measurements} if baseline else {}
+    changes = _measurement_changes(rows, before, past, equal) + _finding_changes(run, baseline)
+    return gravest_first(changes)
+
+
+def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Order changes by `What`, in it by how far a level drifted, then gates, mathematics first."""
+    rank = {what: i for i, what in enumerate(What)}
+    return tuple(
+        sorted(
+            changes,
+            key=lambda c: (
+                rank[c.what],
+                -c.excess,
+                math.isnan(c.tolerance),
+                edge_rank(c.edge),
+                c.case,
+                c.stage < 0,
+                c.stage,
+            ),
+        )
+    )
+
+
+def ran(suite: Mapping[str, object]) -> bool:
+    """Whether a suite did all it planned."""
+    executed, planned = suite.get("executed"), suite.get("planned")
+    whole = isinstance(executed, int) and isinstance(planned, int) and executed >= planned
+    return whole and suite.get("status") == "ran"
+
+
+def counted(run: Run, rows: Sequence[Measurement], changes: Sequence[Change]) -> Counts:
+    """Count the settled `rows`, the changes and the suites of a run."""
+
+    def of(what: What) -> int:
+        return sum(c.what is what for c in changes)
+
+    def missing(skipped: bool) -> int:
+        # A suite that did not run is at least one thing not run, even if it planned none.
+        return sum(
+            max(1, int(s.get("planned") or 0) - int(s.get("executed") or 0))
+            for s in run.manifest.get("suites") or []
+            if not ran(s) and (s.get("status") == "skipped") is skipped
+        )
+
+    verdicts = [m.verdict for m in rows]
+    return Counts(
+        gates=sum(v is not Verdict.INFO for v in verdicts),
+        passed=sum(v is Verdict.PASS for v in verdicts),
+        new=of(What.NEW),
+        persisting=of(What.PERSISTING),
+        fixed=of(What.FIXED),
+        changed=of(What.CHANGED),
+        worse=of(What.WORSE) + of(What.DRIFTED),
+        not_comparable=sum(v is Verdict.NOT_COMPARABLE for v in verdicts),
+        not_run=missing(skipped=False),
+        skipped=missing(skipped=True),
+        warnings=sum(f.severity is Severity.WARNING for f in run.findings),
+    )

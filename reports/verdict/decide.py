@@ -1,0 +1,199 @@
+"""What a run means: one word, one exit code, one sentence, and what changed since the baseline.
+
+Source: docs/verdicts.md "Comparability", docs/verdicts.md "Word and exit code", docs/parity.md
+"Fail closed", docs/parity.md "First divergence".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+from parity.engine.localize import first_divergence
+from parity.engine.measurement import Measurement, Verdict
+from reports.store.runs import Run
+from reports.text import count, edge_rank, label
+from reports.verdict import sentences as say
+from reports.verdict.changes import (
+    Change,
+    Counts,
+    What,
+    counted,
+    drift_change,
+    environment_diff,
+    find_changes,
+    gravest_first,
+    ran,
+    rescaled_change,
+    settle,
+)
+from reports.verdict.drift import Held, hold, levels_of
+from reports.verdict.history import Key, Past
+from reports.verdict.pinned import Golden
+
+
+class Word(StrEnum):
+    """The verdict of a run, in the words of the page."""
+
+    PASS = "PASS"
+    REGRESSED = "REGRESSED"
+    CHANGED = "CHANGED"
+    INCOMPLETE = "INCOMPLETE"
+    NOT_COMPARABLE = "NOT COMPARABLE"
+
+
+class ExitCode(IntEnum):
+    """What the command line returns."""
+
+    PASS = 0
+    REGRESSION = 1
+    USAGE = 2
+    INCOMPLETE = 3
+    NOT_COMPARABLE = 4
+    NOTHING_SELECTED = 5
+    INTERNAL_ERROR = 6
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict of a run against its baseline."""
+
+    word: Word
+    exit_code: ExitCode
+    sentence: str
+    counts: Counts
+    changes: tuple[Change, ...]
+    starts: tuple[Measurement, ...]
+    """First divergence of each failing (case, edge); in front the gravest case's earliest stage."""
+    baseline_id: str | None
+    environment: tuple[str, ...]
+    """What differs from the baseline's environment: while anything does, no value is CHANGED."""
+    held: tuple[Held, ...] = ()
+    """What the levels were held against: a run of this machine, one of another, or none."""
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """Say for each of `held` who it is and how many levels could be compared."""
+        return tuple(say.against(held) for held in self.held)
+
+
+def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ...]:
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for m in rows:
+        groups.setdefault((m.case, m.edge), []).append(m)
+    found = [start for group in groups.values() if (start := first_divergence(group))]
+
+    def known(m: Measurement) -> tuple[bool, bool]:
+        is_new = any(case == m.case and edge == m.edge for case, edge, _, _ in new)
+        return m.verdict is not Verdict.FAIL, not is_new
+
+    def importance(m: Measurement) -> tuple[Any, ...]:
+        fraction = m.fraction
+        finite = math.isfinite(fraction)
+        return (*known(m), edge_rank(m.edge), finite, -fraction if finite else 0.0, m.case)
+
+    # The case is chosen by its gravest edge; in it the earliest stage comes first, on whichever
+    # edge: the sharpest one may hold nothing but logits.
+    gravest: dict[str, tuple[Any, ...]] = {}
+    for m in sorted(found, key=importance):
+        gravest.setdefault(m.case, importance(m))
+
+    def order(m: Measurement) -> tuple[Any, ...]:
+        at = (m.stage < 0, m.stage, edge_rank(m.edge))
+        return *known(m), gravest[m.case], *at
+
+    return tuple(sorted(found, key=order))
+
+
+def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
+    """Name suites that the baseline ran and this run does not even mention."""
+    # A few cases are asked for to answer a question about those cases.
+    if baseline is None or run.manifest.get("selected"):
+        return ()
+    known = {s.get("name") for s in run.manifest.get("suites") or []}
+    before = baseline.manifest.get("suites") or []
+    return tuple(str(s.get("name")) for s in before if ran(s) and s.get("name") not in known)
+
+
+def decide(
+    run: Run,
+    baseline: Run | None,
+    past: Mapping[Key, Past] | None = None,
+    goldens: Sequence[Golden] = (),
+) -> Decision:
+    """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
+
+    Args:
+        run: What was measured.
+        baseline: The newest earlier run with comparable measurements, or None. A value that differs
+            from it makes the run CHANGED only where a replay in this run repeated it and both
+            environments are equal; it still exits 0, since every tolerance holds.
+        past: Earlier values of the gates that do not repeat (`reports.verdict.history`): a step
+            beyond them is REGRESSED although the tolerance holds.
+        goldens: Runs whose levels it may be held against (`reports.verdict.drift.hold`), the ones
+            to be preferred first; so is a level that drifted from one of them.
+    """
+    rows, past = [settle(m) for m in run.measurements], past or {}
+    environment = environment_diff(run, baseline) if baseline else ()
+    before = levels_of(baseline, {}) if baseline else {}
+    held = hold(run, levels_of(run, past), goldens, before)
+    drifted = [drift_change(drift, to, run) for to in held for drift in to.drifts]
+    drifted += [rescaled_change(it, to) for to in held for it in to.rescaled]
+    found = find_changes(run, rows, baseline, past, equal=not environment)
+    changes = gravest_first([*found, *drifted])
+    counts = counted(run, rows, changes)
+    new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
+    starts = _starts(rows, new)
+    word, exit_code, sentence = _verdict(
+        run, rows, baseline, changes, counts, starts, environment, held
+    )
+    return Decision(
+        word=word,
+        exit_code=exit_code,
+        sentence=sentence,
+        counts=counts,
+        changes=changes,
+        starts=starts,
+        baseline_id=baseline.id if baseline else None,
+        environment=environment,
+        held=held,
+    )
+
+
+def _verdict(
+    run: Run,
+    rows: Sequence[Measurement],
+    baseline: Run | None,
+    changes: Sequence[Change],
+    counts: Counts,
+    starts: Sequence[Measurement],
+    environment: Sequence[str],
+    held: Sequence[Held],
+) -> tuple[Word, ExitCode, str]:
+    suites, missing = run.manifest.get("suites") or [], _missing(run, baseline)
+    whole = bool(suites) and all(ran(s) for s in suites) and not missing
+    if counts.new + counts.persisting:
+        return Word.REGRESSED, ExitCode.REGRESSION, say.regressed(run, counts, starts)
+    if not whole and (suites or counts.gates):
+        return Word.INCOMPLETE, ExitCode.INCOMPLETE, say.incomplete(run, missing)
+    if counts.not_comparable:
+        first = starts[0]
+        reason = f": {label(first.note)}" if first.note else ""
+        several = count(counts.not_comparable, "measurement")
+        sentence = f"{several} could not be compared. It starts at {say.place(first)}{reason}."
+        return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, sentence
+    if not counts.gates:
+        sentence = "Nothing was measured against a tolerance, and that is never a pass."
+        return Word.INCOMPLETE, ExitCode.NOTHING_SELECTED, sentence
+    if counts.worse:
+        return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
+    if baseline and not environment and (counts.changed or counts.fixed):
+        return Word.CHANGED, ExitCode.PASS, say.changed(changes, baseline, rows)
+    sentence = (
+        f"All {count(counts.gates, 'gate')} hold; {say.tightest(rows)}. "
+        f"{say.since(baseline, environment, changes)}{say.first_night(run, held)}"
+    )
+    return Word.PASS, ExitCode.PASS, sentence

@@ -1,0 +1,184 @@
+"""Drift: how far the levels of a run are from those of the runs it is held against.
+
+On the machine that a golden was made on, levels repeat, and the limits of the tolerance table
+apply. Another machine rounds in another order: there a level may be as far away as two independent
+draws of rounding can be. See docs/verdicts.md "Another machine".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
+from reports.provenance.host import differences, fingerprint
+from reports.store.runs import Run
+from reports.verdict.levels import Group, Level, Spread, levels
+from reports.verdict.pinned import Golden
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The level of one group beside a golden's; `before` and `now` are means or worst values."""
+
+    group: Group
+    what: str
+    """`typical` or `worst`."""
+    before: float
+    now: float
+    limit: float
+    """The largest ratio, and one over the smallest, that passes."""
+
+    @property
+    def ratio(self) -> float:
+        """`now` over `before`."""
+        return self.now / self.before
+
+    @property
+    def excess(self) -> float:
+        """Distance from the golden as a share of what passes, in ln: 1 is at the limit."""
+        return abs(math.log(self.ratio)) / math.log(self.limit)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the level left what passes."""
+        return not 1 / self.limit <= self.ratio <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """A group whose level rests on tolerances that changed: there is no ratio to speak of."""
+
+    group: Group
+    before: float
+    now: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run held against one golden."""
+
+    golden: Golden
+    same: bool
+    """Whether both were made on equal machines, with the same kind of reference."""
+    differs: tuple[str, ...]
+    """How this run's machine and reference differ from the golden's."""
+    levels: int
+    """How many levels the run has."""
+    compared: tuple[Drift, ...]
+    """Two per level of the same work, `typical` and `worst`, the furthest from the golden first."""
+    rescaled: tuple[Rescaled, ...] = ()
+    """Levels of the same work that could not be compared: their tolerances changed."""
+
+    @property
+    def comparable(self) -> int:
+        """How many levels could be compared."""
+        return len(self.compared) // 2
+
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        """One for each group that left its level, the furthest over its limit first."""
+        first: dict[Group, Drift] = {}
+        for drift in self.compared:
+            if drift.broken:
+                first.setdefault(drift.group, drift)
+        return tuple(first.values())
+
+    @property
+    def largest(self) -> Drift | None:
+        """The typical level that grew most, None where nothing was compared."""
+        typical = [d for d in self.compared if d.what == "typical"]
+        return max(typical, key=lambda d: d.ratio, default=None)
+
+
+def limit(base: float, deviation: float, same: bool) -> float:
+    """Return the largest ratio of two levels that passes.
+
+    Args:
+        base: The limit where levels repeat.
+        deviation: Standard deviation of ln of the level over rounding.
+        same: Whether both levels are of one machine. The logarithm of a ratio of two independent
+            draws has sqrt(2) times the deviation of one.
+    """
+    if same:
+        return base
+    return max(base, math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * deviation))
+
+
+def rescaled(
+    now: Mapping[Group, Level], golden: Golden, before: Mapping[Group, Level]
+) -> tuple[Rescaled, ...]:
+    """Return the levels of the same work that rest on tolerances which changed.
+
+    A golden that does not hold its tolerances is taken to have had those of `before`.
+    """
+    found = []
+    for group, level in now.items():
+        pinned = golden.groups.get(group)
+        if pinned is None or pinned.work != level.work:
+            continue
+        then = pinned if pinned.tolerance else before.get(group, level)
+        if then.tolerance != level.tolerance and then.floored + level.floored:
+            found.append(Rescaled(group, then.tolerance, level.tolerance))
+    return tuple(found)
+
+
+def compare(
+    now: Mapping[Group, Level], golden: Golden, same: bool, without: Collection[Group] = ()
+) -> tuple[Drift, ...]:
+    """Return how far each level of the same work is from the golden's, the furthest first."""
+    found: list[Drift] = []
+    for group, level in now.items():
+        pinned = golden.groups.get(group)
+        if pinned is None or pinned.work != level.work or group in without:
+            continue
+        spread = _wider(pinned.spread, level.spread)
+        for what, base, deviation in (
+            ("typical", DRIFT_TYPICAL, spread[0]),
+            ("worst", DRIFT_WORST, spread[1]),
+        ):
+            before, after = getattr(pinned, what), getattr(level, what)
+            found.append(Drift(group, what, before, after, limit(base, deviation, same)))
+    return tuple(sorted(found, key=lambda d: (-d.excess, d.group, d.what)))
+
+
+def _wider(a: Spread, b: Spread) -> Spread:
+    # A golden blessed before a case was calibrated holds no spread, and so may a run.
+    return max(a[0], b[0]), max(a[1], b[1])
+
+
+def hold(
+    run: Run,
+    now: Mapping[Group, Level],
+    goldens: Iterable[Golden],
+    before: Mapping[Group, Level] | None = None,
+) -> tuple[Held, ...]:
+    """Hold a run against the golden of its own machine and the newest of another, where there are.
+
+    Args:
+        run: What was measured.
+        now: Its levels.
+        goldens: Candidates, the ones to be preferred first.
+        before: Levels of the run's baseline, for the tolerances that a golden does not hold.
+    """
+    mine = fingerprint(run.manifest)
+    kind = (run.manifest.get("reference") or {}).get("kind")
+    candidates = list(goldens)
+    own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]
+    # What was compared with the same kind of reference says more; sorting keeps the order else.
+    others = [g for g in candidates if mine is None or g.fingerprint != mine]
+    others.sort(key=lambda g: (g.environment.get("reference") or {}).get("kind") != kind)
+
+    def held(golden: Golden, same: bool) -> Held:
+        lost = rescaled(now, golden, before or {})
+        compared = compare(now, golden, same, {it.group for it in lost})
+        differs = differences(run.manifest, golden.environment)
+        return Held(golden, same, differs, len(now), compared, lost)
+
+    return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
+
+
+def levels_of(run: Run, past: Mapping) -> dict[Group, Level]:
+    """Return the levels of a run with their spreads."""
+    return levels(run.measurements, past, run.manifest.get("spreads"))

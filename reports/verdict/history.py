@@ -1,0 +1,205 @@
+"""Earlier runs: a query over the run folders, never a database that can be lost.
+
+Source: docs/reports.md "Store", docs/verdicts.md "Comparability".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from parity.tolerances import NOISE_WINDOW
+from reports.provenance.host import fingerprint
+from reports.store.query import Answer, Table
+from reports.store.runs import Run, Stored, list_runs, read_run
+from reports.store.schema import MEASUREMENTS, RunKind, StoreError, kind_of
+
+WINDOW = 90
+"""Runs a trend looks back over, today's included."""
+
+Key = tuple[str, str, str, str]
+"""Case, edge, quantity, metric."""
+
+_KEY = ("case", "edge", "quantity", "metric", "identity")
+# `isnan` orders NaN above every number, so the worst of a series that holds a NaN is that NaN.
+_QUERY = """
+SELECT run, today.row AS key, max(fraction) AS share, max(value) AS value,
+       bool_and(deterministic) IS FALSE AS varied, bool_and(isnan(tolerance)) AS info
+FROM measurements JOIN today USING ("case", edge, quantity, metric, identity)
+GROUP BY ALL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What one gate measured in earlier runs on the same machine."""
+
+    values: tuple[float, ...] = ()
+    """The newest `parity.tolerances.NOISE_WINDOW` of them, oldest first."""
+    varied: bool = False
+    """Whether a replay in one of those runs gave other bits."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What earlier runs say about this one.
+
+    `benches` are the newest bench and those before it that timed the same work, oldest first.
+    `series` holds, for each gated key, one worst share of tolerance per entry of `runs`, oldest
+    first, None where that run has no comparable measurement. `past` holds the values of the gates
+    that were not bit-equal in every replay.
+    """
+
+    baseline: Run | None = None
+    runs: tuple[str, ...] = ()
+    series: Mapping[Key, tuple[float | None, ...]] = field(default_factory=dict)
+    unreadable: tuple[tuple[Path, str], ...] = ()
+    benches: tuple[Run, ...] = ()
+    past: Mapping[Key, Past] = field(default_factory=dict)
+
+
+def _keys(run: Run) -> list[Key]:
+    return [(m.case, m.edge, m.quantity, m.metric) for m in run.measurements]
+
+
+def _today(run: Run) -> pa.Table:
+    columns = {n: pa.array([getattr(m, n) for m in run.measurements], pa.string()) for n in _KEY}
+    return pa.table(columns | {"row": pa.array(range(len(run.measurements)), pa.int32())})
+
+
+def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[Stored]], list[tuple[Path, str]]]:
+    stored, unreadable = list_runs(root)
+    kept: dict[RunKind, list[Stored]] = {kind: [] for kind in RunKind}
+    for old in stored:
+        # A run with a planted fault says nothing about the code it ran.
+        if old.manifest["created"] < run.manifest["created"] and not old.manifest.get("fault"):
+            kept[old.kind].append(old)
+    return kept, unreadable
+
+
+def _benches(stored: Sequence[Stored], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
+    """Return the last bench of `stored` and those it shares an identity with, oldest first."""
+    found: list[Run] = []
+    wanted: set[str] = set()
+    for old in reversed(stored):
+        try:
+            run = read_run(old.folder)
+        except StoreError as error:
+            unreadable.append((old.folder, str(error)))
+            continue
+        identities = {t.identity for t in run.timings}
+        wanted = wanted or identities
+        if identities & wanted:
+            found.append(run)
+        if len(found) == WINDOW:
+            break
+    return tuple(reversed(found))
+
+
+def load_history(root: Path, run: Run) -> History:
+    """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
+
+    The baseline is the newest earlier run of its kind that shares at least one measurement with
+    equal identity: of those made on the same machine with the same kind of reference, if there is
+    one among the newest `WINDOW`. Runs with a planted fault are left out. Runs that cannot be read
+    are named in `unreadable` and skipped. Raises StoreError where `root` itself cannot be listed.
+    """
+    earlier, unreadable = _earlier(root, run)
+    baseline: Run | None = None
+    window: list[Stored] = []
+    answer: Answer = {}
+    kind = kind_of(run.manifest)
+    newest_first = earlier[kind][::-1]
+    for start in range(0, len(newest_first), WINDOW - 1):
+        part = newest_first[start : start + WINDOW - 1]
+        with Table([str(old.folder / MEASUREMENTS) for old in part]) as table:
+            table.database.register("today", _today(run))
+            found, broken = table.ask(_QUERY)
+        unreadable += [(part[i].folder, why) for i, why in broken.items()]
+        if start == 0:
+            window, answer = part, found
+        baseline = _newest(run, part, found, unreadable)
+        if baseline is not None:
+            break
+    return History(
+        baseline=baseline,
+        runs=tuple(old.folder.name for old in reversed(window)),
+        series=_series(_keys(run), len(window), answer),
+        unreadable=tuple(unreadable),
+        benches=_benches(earlier[RunKind.BENCH], unreadable),
+        past=_past(run, window, answer),
+    )
+
+
+def _newest(
+    run: Run, stored: Sequence[Stored], answer: Answer, unreadable: list[tuple[Path, str]]
+) -> Run | None:
+    """Return the newest run that shares work with `run`, one of the same machine where there is."""
+    mine = fingerprint(run.manifest)
+
+    def elsewhere(turn: int) -> bool:
+        return mine is None or fingerprint(stored[turn].manifest) != mine
+
+    turns = set(answer.get("run", np.array([], int)).tolist())
+    for turn in sorted(turns, key=lambda turn: (elsewhere(turn), turn)):
+        try:
+            return read_run(stored[turn].folder)
+        except StoreError as error:
+            unreadable.append((stored[turn].folder, str(error)))
+    return None
+
+
+def _series(keys: Sequence[Key], runs: int, answer: Answer) -> dict[Key, tuple[float | None, ...]]:
+    gated = ~answer["info"].astype(bool) if answer else np.array([], bool)
+    if not gated.any():
+        return {}
+    table = np.full((len(keys), runs), None, object)
+    # Newest first in the query, oldest first in the series.
+    table[answer["key"][gated], runs - 1 - answer["run"][gated]] = answer["share"][gated]
+    found = sorted({keys[row]: row for row in set(answer["key"][gated].tolist())}.items())
+    return {key: tuple(table[row]) for key, row in found}
+
+
+def _past(run: Run, window: Sequence[Stored], answer: Answer) -> dict[Key, Past]:
+    machine = _machine(run.manifest)
+    alike = [i for i, old in enumerate(window) if _machine(old.manifest) == machine]
+    if not answer or not alike:
+        return {}
+    recent = np.isin(answer["run"], alike[:NOISE_WINDOW])
+    rows, runs = answer["key"][recent], answer["run"][recent]
+    values, varied = answer["value"][recent], answer["varied"][recent].astype(bool)
+    noisy = {i for i, m in enumerate(run.measurements) if m.deterministic is not True}
+    noisy |= set(rows[varied].tolist())
+    found: dict[int, list[tuple[int, float, bool]]] = {}
+    for row, turn, value, other in zip(rows, runs, values, varied, strict=True):
+        if int(row) in noisy:
+            found.setdefault(int(row), []).append((-int(turn), float(value), bool(other)))
+    keys = _keys(run)
+    return {
+        keys[row]: Past(tuple(v for _, v, _ in sorted(past)), any(o for *_, o in past))
+        for row, past in found.items()
+        if not math.isnan(run.measurements[row].tolerance)
+    }
+
+
+def _machine(manifest: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(manifest.get(part) for part in ("device", "host", "threads"))
+
+
+def worst_over(
+    history: History, keys: set[Key], now: float | None
+) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
+    """Return the worst share per run over `keys`, with today's `now` last, and the run names."""
+    columns = [history.series[key] for key in sorted(keys & history.series.keys())]
+    past: list[float | None] = []
+    for values in zip(*columns, strict=True):
+        present = [v for v in values if v is not None]
+        bad = any(math.isnan(v) for v in present)
+        past.append(math.nan if bad else max(present, default=None))
+    return (*past, now), history.runs

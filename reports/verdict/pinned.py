@@ -1,0 +1,153 @@
+"""Blessed runs, pinned: what a night may have drifted from since somebody last looked.
+
+Comparing with yesterday never sees one percent a night. A golden is a small text file in the
+repository, one line per group of gates, so that blessing is a reviewed diff. There is one for each
+machine and kind of reference somebody blessed a run of (`reports.provenance.host`). See
+docs/verdicts.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reports.provenance.host import fingerprint
+from reports.store.runs import Run
+from reports.verdict.history import Key, Past
+from reports.verdict.levels import Group, Level, levels, name_of
+
+FOLDER = Path(__file__).parents[1] / "goldens"
+"""Where goldens lie, unless another folder is named."""
+SCHEMA = 3
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
+ENVIRONMENT = ("device", "host", "threads", "flags", "versions", "reference")
+"""What a golden keeps of its run's manifest."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One run that later ones are held against: who it is, why, and its levels."""
+
+    run: str
+    commit: str | None
+    blessed: str
+    """Date, UTC; empty for a run that nobody blessed, the oldest healthy one of its machine."""
+    reason: str
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """The parts of its manifest that say where it was made (`ENVIRONMENT`)."""
+    groups: Mapping[Group, Level] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the machine it was made on and of the reference; None where that is unknown."""
+        return fingerprint(self.environment)
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The goldens of one class of device, newest first, and files that are none."""
+
+    goldens: tuple[Golden, ...] = ()
+    unusable: tuple[str, ...] = ()
+    """One sentence for each file that was not used, such as one of another schema."""
+
+
+def golden_of(run: Run, past: Mapping[Key, Past], reason: str = "", blessed: str = "") -> Golden:
+    """Return the golden that pins `run`.
+
+    Of a gate that does not repeat it pins the largest recent value: whoever blesses accepts what
+    was seen, and an error that jumps between two modes has no median to hold it to.
+    """
+    manifest = run.manifest
+    environment = {part: manifest.get(part) for part in ENVIRONMENT}
+    reference = manifest.get("reference") or {}
+    # The sentence for readers of the page is no part of what a reference is.
+    environment["reference"] = {n: v for n, v in reference.items() if n != "detail"}
+    return Golden(
+        run=run.id,
+        commit=manifest.get("commit"),
+        blessed=blessed,
+        reason=reason,
+        environment=environment,
+        groups=levels(run.measurements, past, manifest.get("spreads"), max),
+    )
+
+
+def device_of(manifest: Mapping[str, Any]) -> str:
+    """Return the class of device of a run."""
+    return str((manifest.get("device") or {}).get("kind", "unknown"))
+
+
+def file_of(golden: Golden, folder: Path | None = None) -> Path:
+    """Return where the golden of a machine and kind of reference lies."""
+    kind = (golden.environment.get("reference") or {}).get("kind") or "absent"
+    machine = fingerprint(golden.environment, versions=False) or "unknown"
+    name = f"{device_of(golden.environment)}-{machine}-{kind}.json"
+    return (folder or FOLDER) / name
+
+
+def read(path: Path) -> Golden | None:
+    """Return the golden in a file, None where there is none that can be used."""
+    try:
+        return _read(path)
+    except _UNUSABLE:
+        return None
+
+
+def blessed(folder: Path | None = None) -> set[str]:
+    """Return the ids of all blessed runs."""
+    known = {path.name.partition("-")[0] for path in (folder or FOLDER).glob("*-*.json")}
+    return {g.run for device in known for g in load(device, folder).goldens}
+
+
+def load(device: str, folder: Path | None = None) -> Pinned:
+    """Return the goldens of a class of device.
+
+    A file that cannot be read, or has another schema, is named and not used: the night goes on.
+    """
+    found: list[Golden] = []
+    unusable: list[str] = []
+    root = folder or FOLDER
+    for path in sorted({*root.glob(f"{device}.json"), *root.glob(f"{device}-*.json")}):
+        try:
+            found.append(_read(path))
+        except _UNUSABLE as error:
+            unusable.append(
+                f"{path.name} is not used: expected a golden of schema {SCHEMA} as `bless` writes "
+                f"it, but reading it gave {error!r}; restore it with git, or bless a run again"
+            )
+    newest = sorted(found, key=lambda g: (g.blessed, g.run), reverse=True)
+    return Pinned(tuple(newest), tuple(unusable))
+
+
+def _read(path: Path) -> Golden:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if (schema := document.pop("schema")) != SCHEMA:
+        raise ValueError(f"schema {schema}")
+    groups = {}
+    for name, level in document.pop("groups").items():
+        typical, worst = level.pop("spread")
+        groups[tuple(name.split(" | "))] = Level(**level, spread=(typical, worst))
+    return Golden(**document, groups=groups)
+
+
+def write(golden: Golden, path: Path) -> None:
+    """Write a golden aside and rename it: one line per group, in order. Raises OSError."""
+    head = {"schema": SCHEMA} | {k: v for k, v in vars(golden).items() if k != "groups"}
+    lines = [
+        f"  {json.dumps(name_of(group))}: {json.dumps(asdict(level))}"
+        for group, level in sorted(golden.groups.items())
+    ]
+    text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
+    body = ",\n".join(lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        aside.write_text(f'{text},\n "groups": {{\n{body}\n }}\n}}\n', encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""The one sentence under the verdict: what happened, how far, and where it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from parity.engine.measurement import Measurement, Verdict
+from reports.provenance.host import fingerprint
+from reports.store.runs import Run
+from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
+from reports.verdict.changes import Change, Counts, What, ran, whose
+from reports.verdict.drift import Held
+from stability.core.findings import Severity
+
+
+def place(m: Measurement | Change) -> str:
+    """Name a measurement: quantity, case and edge."""
+    return f"{label(m.quantity, 60)} in case {label(m.case, 40)} ({edge_name(m.edge)})"
+
+
+def _size(m: Measurement) -> str:
+    text = f"{metric_name(m.metric)} {number(m.value)}"
+    if math.isnan(m.tolerance):
+        return f"{text} with no tolerance to hold it against"
+    over = m.fraction
+    times = ""
+    if math.isfinite(over) and over > 1:
+        times = f", {over:,.1f} times over" if over < 1e4 else f", {number(over)} times over"
+    return f"{text} against a tolerance of {number(m.tolerance)}{times}"
+
+
+def regressed(run: Run, counts: Counts, starts: Sequence[Measurement]) -> str:
+    """Say how many gates or probes failed, and where it starts."""
+    total = counts.new + counts.persisting
+    new = "all new" if not counts.persisting else f"{counts.new:,} new"
+    head = (
+        f"{count(total, 'failure')}, {new}."
+        if total > 1
+        else f"1 {'new' if counts.new else 'persisting'} failure."
+    )
+    failing = [m for m in starts if m.verdict is Verdict.FAIL]
+    if failing:
+        more = len(failing) - 1
+        others = f"; {count(more, 'other comparison', 'other comparisons')} fail" + (
+            "s" if more == 1 else ""
+        )
+        size = _size(failing[0])
+        end = f"{others}." if more else "."
+        return f"{head} It starts at {place(failing[0])}: {size}{end}{_shared(run, failing)}"
+    errors = [f for f in run.findings if f.severity is Severity.ERROR]
+    if errors:
+        f = errors[0]
+        return f"{head} Probe {label(f.probe, 40)} on {label(f.subject, 60)}: {label(f.message)}."
+    blocked = starts[0] if starts else None
+    return head + (f" It starts at {place(blocked)}: not comparable." if blocked else "")
+
+
+def _shared(run: Run, failing: Sequence[Measurement]) -> str:
+    """Say whom to suspect where JAX and the oracle agree with each other and with no reference."""
+    case = failing[0].case
+    broken = {m.edge for m in failing if m.case == case}
+    ours = {"jax64:oracle", "jax32:oracle"}
+    measured = {m.edge for m in run.measurements if m.case == case}
+    if not ours <= measured - broken or not {"reference32:oracle", "jax32:reference32"} <= broken:
+        return ""
+    return (
+        " JAX and the oracle agree with each other and not with the reference: suspect first what "
+        "the two share, the configuration (eps, RoPE base, sizes, masks), weights and ids; then "
+        "the reference."
+    )
+
+
+def worse(changes: Sequence[Change], counts: Counts) -> str:
+    """Say which value left its own past although its tolerance holds."""
+    first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
+    then, now = contrast(first.before, first.now)
+    return (
+        f"All {count(counts.gates, 'gate')} hold, but {count(counts.worse, 'value')} left what was "
+        f"measured before. The gravest is {place(first)}: {metric_name(first.metric)} {then} → "
+        f"{now}, {first.note}."
+    )
+
+
+def incomplete(run: Run, missing: Sequence[str]) -> str:
+    """Say which suite is not whole, or missing, and why."""
+    suites = run.manifest.get("suites") or []
+    if not suites:
+        return "The run does not say which suites it planned, so nothing shows that it is whole."
+    if all(ran(s) for s in suites):
+        names = ", ".join(label(name, 40) for name in missing)
+        return f"Nothing failed, but the baseline ran what this run does not know: suite {names}."
+    partial = [s for s in suites if not ran(s)]
+    first = partial[0]
+    reason = f": {label(str(first['reason']), 120)}" if first.get("reason") else ""
+    more = f" {count(len(partial) - 1, 'more suite')} did not finish." if len(partial) > 1 else ""
+    name, status = label(str(first.get("name")), 40), label(str(first.get("status")), 40)
+    executed, planned = first.get("executed"), first.get("planned")
+    return (
+        f"Nothing failed, but suite {name} is not whole ({status}): {executed} of {planned} checks "
+        f"executed{reason}.{more}"
+    )
+
+
+def tightest(rows: Sequence[Measurement]) -> str:
+    """Name the gate that is closest to its tolerance."""
+    gates = [m for m in rows if m.verdict is Verdict.PASS]
+    worst = max(gates, key=lambda m: m.fraction)
+    return f"the closest is {place(worst)} at {share(worst.fraction)} of its tolerance"
+
+
+def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]) -> str:
+    """Say what is different from the baseline of a run that passes."""
+    if baseline is None:
+        return "There is no earlier comparable run."
+    name = f"run {label(baseline.id, 60)}"
+    if environment:
+        more = f" and {len(environment) - 1} more" if len(environment) > 1 else ""
+        return f"The environment differs from {name}: {environment[0]}{more}."
+    if changes:
+        kinds = [(what, sum(c.what is what for c in changes)) for what in What]
+        listed = ", ".join(f"{number_of:,} {what}" for what, number_of in kinds if number_of)
+        return f"Since {name}: {listed}."
+    return f"Nothing changed since {name}."
+
+
+def changed(changes: Sequence[Change], baseline: Run, rows: Sequence[Measurement]) -> str:
+    """Say which value should have repeated and did not."""
+    moved = [c for c in changes if c.what in (What.CHANGED, What.FIXED)]
+    first = min(
+        moved,
+        key=lambda c: (math.isnan(c.tolerance), edge_rank(c.edge), c.stage < 0, c.stage, c.case),
+    )
+    fixed = sum(c.what is What.FIXED for c in moved)
+    then, now = contrast(first.before, first.now)
+    repaired = f"; {count(fixed, 'failure')} fixed" if fixed else ""
+    return (
+        f"All gates hold, but {count(len(moved), 'value')} that should repeat exactly "
+        f"differ{'s' if len(moved) == 1 else ''} from run {label(baseline.id, 60)}{repaired}. "
+        f"It starts at {place(first)}: {metric_name(first.metric)} {then} → {now}; "
+        f"{tightest(rows)}."
+    )
+
+
+def against(held: Held) -> str:
+    """Say what the levels were held against, why, and how many of them could be compared."""
+    golden = held.golden
+    why = f", blessed {label(golden.blessed, 20)} ({label(golden.reason, 80)})"
+    if not golden.blessed:
+        why = ", the oldest healthy run on this machine"
+    count_of = f"{held.comparable:,} of {count(held.levels, 'level')} comparable"
+    differs = f"; {'; '.join(label(d, 200) for d in held.differs)}" if not held.same else ""
+    return f"run {label(golden.run, 60)}{why}: {count_of}{differs}"
+
+
+def first_night(run: Run, held: Sequence[Held]) -> str:
+    """Say that a healthy night has no level of its own machine to be held against, and what that
+    means; empty where it has.
+    """
+    if any(h.same and h.comparable for h in held):
+        return ""
+    if fingerprint(run.manifest) is None:
+        who = " This machine's processor cannot be read, so it is never held to repeat"
+    elif run.manifest.get("selected"):
+        who = " No whole night of this machine is there to hold levels against"
+    else:
+        who = " It is the first night on this machine, and the anchor of later ones"
+    other = next((h for h in held if not h.same), None)
+    if other is None:
+        return f"{who}; nothing could be compared: no blessed run is there."
+    largest = other.largest
+    if largest is None:
+        differs = other.differs[0] if other.differs else "other work"
+        return (
+            f"{who}; nothing could be compared: {whose(other)} has no level of the same work "
+            f"({label(differs, 160)})."
+        )
+    case, edge, kind, metric = largest.group
+    return (
+        f"{who}. Of {count(other.comparable, 'level')} compared with {whose(other)}, the largest "
+        f"ratio is {largest.ratio:.2f} ({label(case, 40)}, {kind}, {edge_name(edge)}, "
+        f"{metric_name(metric)}); rounding explains up to {largest.limit:.2f}."
+    )

@@ -1,0 +1,188 @@
+"""Attention under scrutiny: how large the logits get, and how much they still distribute.
+
+Logits that grow until a softmax sees one key alone end a training run. In bfloat16 a logit of
+magnitude x is off by up to x * 2^-9, and a softmax weight by the exponential of that. Source:
+docs/audits.md "Activations and attention".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jaxtyping import Array, Float
+
+from megalodon_jax.layers.attention import MegalodonAttention
+from parity.megalodon.taps import capture
+from stability.core.findings import Finding, Severity
+
+WEIGHT_ERROR = 0.1
+"""Relative error of a softmax weight from rounding its logit at which a warning is given."""
+FLAT, PEAKED = 0.98, 0.05
+"""Entropy over its largest value: above, a head attends to everything alike; below, to one key."""
+SOURCE = "half a unit in the last place of the format at the largest logit, exponentiated"
+ENTROPY_SOURCE = "entropy over that of equal weights on the visible keys; 0 is one key"
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """One layer: arrays (H,) over its heads, float32, over all valid queries."""
+
+    largest: np.ndarray
+    """Largest |logit| a query sees."""
+    entropy: np.ndarray
+    """Mean entropy of the weights, in nats."""
+    relative: np.ndarray
+    """Mean of the entropy over the logarithm of the number of visible keys, for queries with two
+    or more; NaN without any."""
+
+
+def measure_heads(model: Any, ids: Any, mask: Any = None) -> tuple[Heads, ...]:
+    """Return logits and entropies of every layer for one uncached batch.
+
+    Logits are taken in float32 from the queries and keys the model computes.
+
+    Args:
+        model: a `MegalodonForCausalLM`.
+        ids: token ids (B, L) int32, L at least 1.
+        mask: (B, L) bool, True where a token is valid; None means everywhere.
+
+    Raises:
+        ValueError: `ids` are not integers (B, L), or empty.
+    """
+    ids = jnp.asarray(ids)
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer) or not ids.size:
+        raise ValueError(
+            f"measure_heads: ids are {ids.dtype} {ids.shape}, expected integers (B, L), not empty."
+        )
+    valid = jnp.ones(ids.shape, bool) if mask is None else jnp.asarray(mask, bool)
+    layers = jax.device_get(_measure(model, ids.astype(jnp.int32), valid))
+    return tuple(Heads(*layer) for layer in layers)
+
+
+def attention_findings(heads: tuple[Heads, ...]) -> list[Finding]:
+    """Return findings per layer and head: logits in bfloat16 and float16, and entropy."""
+    findings = []
+    for layer, found in enumerate(heads):
+        for head in range(found.largest.size):
+            subject = f"layers.{layer}.attn head {head}"
+            findings += [
+                *(_logit(subject, float(found.largest[head]), f) for f in ("bfloat16", "float16")),
+                _entropy(subject, float(found.entropy[head]), float(found.relative[head])),
+            ]
+    return findings
+
+
+def weight_error(logit: float, fmt: str) -> float:
+    """Return the largest relative error of exp(logit) when the logit is rounded to a format."""
+    if not np.isfinite(logit) or logit > float(ml_dtypes.finfo(fmt).max):
+        return float("inf")
+    _, exponent = np.frexp(max(abs(logit), float(ml_dtypes.finfo(fmt).tiny)))
+    half = np.ldexp(0.5, int(exponent) - 1 - ml_dtypes.finfo(fmt).nmant)
+    return float(np.expm1(half))
+
+
+def _logit(subject: str, logit: float, fmt: str) -> Finding:
+    error = weight_error(logit, fmt)
+    severity = Severity.OK
+    if error > WEIGHT_ERROR:
+        severity = Severity.ERROR if np.isinf(error) else Severity.WARNING
+        severity = Severity.NOTE if fmt == "float16" else severity
+    return Finding(
+        "attention_logit",
+        severity,
+        subject,
+        f"weight_error_{fmt}",
+        error,
+        WEIGHT_ERROR,
+        SOURCE,
+        f"largest |logit| {logit:.4g}; rounded to {fmt}, a weight is off by up to {error:.2%}",
+        ""
+        if severity is Severity.OK
+        else "take softmax in float32; a smaller learning rate for "
+        "the q/k gains and weight decay on them keep logits down",
+    )
+
+
+def _entropy(subject: str, entropy: float, relative: float) -> Finding:
+    severity, said, remedy = Severity.OK, "", ""
+    if np.isnan(relative):
+        severity = Severity.NOTE if np.isfinite(entropy) else Severity.ERROR
+        said = ": no query sees two keys" if np.isfinite(entropy) else ": it is not a number"
+    elif relative < PEAKED:
+        severity, said = Severity.WARNING, ": it attends to a single key"
+        remedy = "lower the learning rate of the q/k gains, or clip logits"
+    elif relative > FLAT:
+        severity, said = Severity.NOTE, ": it attends to all keys alike"
+    return Finding(
+        "attention_entropy",
+        severity,
+        subject,
+        "relative_entropy",
+        relative,
+        PEAKED,
+        ENTROPY_SOURCE,
+        f"entropy {entropy:.3g} nats, {relative:.0%} of the largest possible{said}",
+        remedy,
+    )
+
+
+@eqx.filter_jit
+def _measure(model: Any, ids: Array, valid: Array):
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def logits(params: Any, ids: Array, mask: Array) -> Array:
+        return eqx.combine(params, static)(ids, mask)[0]
+
+    _, taps = capture(logits)(params, ids, valid)
+    return tuple(
+        _heads(layer.attn, taps[f"layers.{i}.q"], taps[f"layers.{i}.k"], valid)
+        for i, layer in enumerate(model.model.layers)
+    )
+
+
+def _heads(attn: MegalodonAttention, q: Array, k: Array, valid: Array) -> tuple[Array, ...]:
+    C = attn.config.chunk_size
+    q, k = attn.inner.rope(q.astype(jnp.float32), k.astype(jnp.float32))
+    end = -(-q.shape[1] // C) * C
+    room = ((0, 0), (0, end - q.shape[1]))
+    q, k = (jnp.pad(x, (*room, (0, 0), (0, 0))) for x in (q, k))
+    chunks = [x.reshape(-1, C, *x.shape[2:]) for x in (q, k, jnp.pad(valid, room))]
+    # One chunk at a time: the scores of all of them need not exist at once.
+    parts = jax.lax.map(_chunk, tuple(chunks))
+    largest, entropies, queries, shares, several = (
+        jnp.max(parts[0], 0),
+        *(jnp.sum(part, 0) for part in parts[1:]),
+    )
+    return largest, entropies / queries, shares / several
+
+
+def _chunk(parts: tuple[Array, Array, Array]) -> tuple[Float[Array, " H"], ...]:
+    """Largest |logit|, summed entropy, queries, summed relative entropy, queries with two keys."""
+    q, k, valid = parts
+    C = q.shape[0]
+    seen = jnp.tril(jnp.ones((C, C), bool)) & valid[None, :] & valid[:, None]
+    scores = jnp.einsum("qhd,khd->hqk", q, k, precision=jax.lax.Precision.HIGHEST)
+    visible = jnp.broadcast_to(seen, scores.shape)
+    largest = jnp.max(jnp.where(visible, jnp.abs(scores), 0.0), axis=(1, 2))
+    # A query without a key gets zeros to work on: its entropy is not counted.
+    safe = jnp.where(visible.any(-1, keepdims=True), jnp.where(visible, scores, -jnp.inf), 0.0)
+    log_weights = jax.nn.log_softmax(safe, axis=-1)
+    terms = jnp.where(visible, jnp.exp(log_weights) * log_weights, 0.0)
+    entropy = -jnp.sum(terms, axis=-1)
+    keys = jnp.sum(seen, axis=-1, dtype=jnp.float32)
+    several = keys >= 2
+    share = jnp.where(several, entropy / jnp.log(jnp.maximum(keys, 2.0)), 0.0)
+    ones = jnp.ones(q.shape[1], jnp.float32)
+    return (
+        largest,
+        jnp.sum(jnp.where(valid, entropy, 0.0), axis=-1),
+        ones * jnp.sum(valid, dtype=jnp.float32),
+        jnp.sum(share, axis=-1),
+        ones * jnp.sum(several, dtype=jnp.float32),
+    )

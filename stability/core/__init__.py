@@ -1,0 +1,1 @@
+"""What all probes share: findings, number formats, named leaves, rounding in jit, dtype rules."""

@@ -1,0 +1,131 @@
+"""Small floating-point formats as value objects: what follows from their bits.
+
+Source: docs/stability.md "Update survival", docs/formats.md "The formats".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point storage format, described by its NumPy dtype."""
+
+    name: str
+    dtype: np.dtype
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Stored bits of the significand, without the implicit one."""
+        return int(ml_dtypes.finfo(self.dtype).nmant)
+
+    @property
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal number."""
+        return int(ml_dtypes.finfo(self.dtype).minexp)
+
+    @property
+    def max_exponent(self) -> int:
+        """Exponent of the largest finite number."""
+        return int(np.frexp(self.max)[1]) - 1
+
+    @property
+    def max(self) -> float:
+        """The largest finite number."""
+        return float(ml_dtypes.finfo(self.dtype).max)
+
+    @property
+    def min_normal(self) -> float:
+        """The smallest positive number of full precision."""
+        return 2.0**self.min_exponent
+
+    @property
+    def min_subnormal(self) -> float:
+        """The smallest positive number; without mantissa bits the smallest normal one."""
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one number."""
+        return int(ml_dtypes.finfo(self.dtype).bits)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one stored number, outside of packed arrays."""
+        return self.dtype.itemsize
+
+    def clamp(self, x: np.ndarray) -> np.ndarray:
+        """Return float32 values with finite ones beyond the range moved to its end.
+
+        A cast to e4m3 turns them into NaN, so every cast here clamps first.
+        """
+        x = np.asarray(x, np.float32)
+        return np.where(np.isfinite(x), np.clip(x, -self.max, self.max), x)
+
+    def encode(self, x: np.ndarray) -> np.ndarray:
+        """Round float32 values to this format's dtype, ties to even, saturating."""
+        return self.clamp(x).astype(self.dtype)
+
+    def round(self, x: np.ndarray) -> np.ndarray:
+        """Round float32 values to the nearest number of this format, ties to even; float32 out."""
+        return self.encode(x).astype(np.float32)
+
+    def spacing(self, x: np.ndarray) -> np.ndarray:
+        """Distance from each |x| to the next larger number of the format; float64."""
+        _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
+        normal = np.maximum(exponent - 1, self.min_exponent)
+        floor = np.where(np.asarray(x) == 0, self.min_exponent, normal)
+        return np.ldexp(1.0, floor - self.mantissa_bits)
+
+    def distinct(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distinct values x has once stored, float64, and how often each occurs.
+
+        A format of 16 bits has at most 65,536 values, so a statement about all of them is exact
+        and costs the same for a leaf of any size.
+        """
+        kind = np.uint8 if self.bytes == 1 else np.uint16
+        counts = np.zeros(1 << (8 * self.bytes), np.int64)
+        flat = np.asarray(x).reshape(-1)
+        for start in range(0, flat.size, _BLOCK):
+            stored = self.encode(flat[start : start + _BLOCK])
+            counts += np.bincount(stored.view(kind), minlength=counts.size)
+        patterns = np.flatnonzero(counts)
+        return patterns.astype(kind).view(self.dtype).astype(np.float64), counts[patterns]
+
+
+_BLOCK = 1 << 22
+"""Elements rounded at a time: a leaf of any size costs the memory of a few of these."""
+
+BF16 = Format("bfloat16", np.dtype(ml_dtypes.bfloat16))
+FP16 = Format("float16", np.dtype(np.float16))
+E4M3 = Format("float8_e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn))
+E5M2 = Format("float8_e5m2", np.dtype(ml_dtypes.float8_e5m2))
+FORMATS = (BF16, FP16, E4M3, E5M2)
+"""Formats a parameter can be stored in."""
+E2M1 = Format("float4_e2m1fn", np.dtype(ml_dtypes.float4_e2m1fn))
+E8M0 = Format("float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu))
+"""Powers of two without a sign or a zero: a scale of blocks (`block_formats`)."""
+
+
+def format_of(dtype: Any) -> Format | None:
+    """Return the format a dtype stores, None for float32 and wider."""
+    return {fmt.dtype: fmt for fmt in FORMATS}.get(np.dtype(dtype))
+
+
+def by_name(name: str) -> Format:
+    """Return a format by its dtype's name, such as "bfloat16" or "float8_e4m3fn".
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    for fmt in FORMATS:
+        if fmt.name == name:
+            return fmt
+    raise ValueError(
+        f"unknown storage format {name!r}: expected one of {', '.join(f.name for f in FORMATS)}."
+    )

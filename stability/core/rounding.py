@@ -1,0 +1,69 @@
+"""Rounding inside jit that the compiler may not remove, to nearest and stochastically.
+
+XLA may elide a float32 -> bfloat16 -> float32 round trip as excess precision, and with it every
+lost update and every Kahan error term. `lax.reduce_precision` and integer arithmetic on the bits
+are not such a round trip, and `check_rounding` compares what was compiled with NumPy's cast.
+Source: docs/stability.md "Rounding".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import jax
+import numpy as np
+
+from megalodon_jax import quantize
+from stability.core.number_formats import Format
+
+
+def nearest(x: jax.Array, fmt: Format) -> jax.Array:
+    """Round float32 values to the nearest number of `fmt` (`megalodon_jax.quantize.nearest`)."""
+    return quantize.nearest(x, fmt.dtype)
+
+
+def stochastic(x: jax.Array, fmt: Format, key: jax.Array) -> jax.Array:
+    """Round float32 values to a neighbour in `fmt` (`megalodon_jax.quantize.stochastic`)."""
+    return quantize.stochastic(x, fmt.dtype, key)
+
+
+@lru_cache(maxsize=16)
+def check_conversion(fmt: Format) -> None:
+    """Assert that compiled code can convert float32 to a format's dtype and back.
+
+    XLA's CPU compiler turns a conversion of float16 into an instruction of F16C, and without it
+    into a call of a library function that it does not link: the program cannot be loaded.
+
+    Raises:
+        ValueError: the conversion does not compile here.
+    """
+    try:
+        both = jax.jit(lambda wide, narrow: (wide.astype(fmt.dtype), narrow.astype(np.float32)))
+        both.lower(np.float32(1), fmt.dtype.type(1)).compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"{fmt.name} cannot be computed on this processor: XLA compiles no conversion between "
+            "float32 and it. For float16 that takes the F16C instructions, which x86 processors "
+            "have had since 2012: run this on one that has them, without a limit such as "
+            f"--xla_cpu_max_isa in XLA_FLAGS, or ask about another format. XLA said: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def check_rounding(fmt: Format) -> None:
+    """Assert that rounding happens in compiled code; every probe that rounds calls this first.
+
+    Raises:
+        RuntimeError: the compiled program returned values that NumPy's cast would have rounded.
+    """
+    rng = np.random.default_rng(0)
+    scale = np.float32(2.0) ** rng.integers(-6, 6, 256).astype(np.float32)
+    x = (rng.standard_normal(256).astype(np.float32) * scale).astype(np.float32)
+    got = np.asarray(jax.jit(lambda v: nearest(v, fmt))(x))
+    wrong = int(np.sum(got != fmt.round(x)))
+    if wrong:
+        raise RuntimeError(
+            f"rounding to {fmt.name} did not happen: {wrong} of {x.size} values that the compiled "
+            "program returned differ from the cast. A compiler flag such as "
+            "xla_allow_excess_precision may have removed it; no result of this probe would hold."
+        )

@@ -1,0 +1,343 @@
+"""Training drill: the byte-level model trained for real in each way of storing and computing.
+
+Every variant starts from the same weights and sees the same batches of the text that
+`stability.experiments.train` reads, so a difference in loss is the storage's doing. Source:
+docs/stability.md "Training drill".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from threading import Lock
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from megalodon_jax.checks import traced_checks
+from megalodon_jax.config import GemmBackend, MegalodonConfig
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.policy import Policy
+from megalodon_jax.weights import SENSITIVE, Role, named_leaves, replace_leaves, role_of
+from stability.core.number_formats import BF16
+from stability.core.rounding import check_rounding
+from stability.experiments.train import BYTE_LM_CONFIG, read_text, windows
+from stability.storage.ema_pole_findings import QUANTILES
+from stability.storage.ema_poles import Poles, find_poles
+from stability.storage.narrow_optimisers import apply_updates
+from stability.storage.simulate import WRAPPERS, Survival, TallyState, summary, tally
+
+NARROW = jnp.bfloat16
+_COMPILING: dict[MegalodonConfig, Lock] = {}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long the variants train, and from what; equal plans give equal runs."""
+
+    steps: int = 120
+    batch_size: int = 8
+    length: int = 128
+    lr: float = 3e-4
+    every: int = 4
+    """Steps between two points of the curves."""
+    seed: int = 0
+    """Of the weights and the batches."""
+    held_out: int = 32
+    """Windows of the held-out text the final loss is the mean of."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "every", "held_out"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"drill: {name}={getattr(self, name)} must be at least 1.")
+        if self.length < 2 or not self.lr > 0:
+            raise ValueError(
+                f"drill: length={self.length} must be at least 2 and lr={self.lr} positive."
+            )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to store the parameters, to move them, and to compute."""
+
+    name: str
+    what: str
+    """In words, for someone who does not know the name."""
+    kind: str = "remedy"
+    """"control", "amp", "blanket" or "remedy" (blanket with one thing changed)."""
+    compute: str = "bfloat16"
+    narrow: bool = True
+    """Whether parameters are stored in bfloat16 and activations kept in it."""
+    wide: frozenset[Role] = frozenset()
+    """Roles stored in float32 all the same."""
+    wrapper: str = "plain"
+    """A key of `simulate.WRAPPERS`."""
+    norm_lr: float = 1.0
+    """Factor on the learning rate of norm weights."""
+    centred: bool = False
+    """Whether weights that start at 1 are stored less 1."""
+    gemm: GemmBackend | Policy = "default"
+    """The GEMM backend of the blocks, or of matrices by rule (`gemm_drill`)."""
+
+
+VARIANTS = (
+    Variant("float32", "parameters and products in float32", "control", "float32", narrow=False),
+    Variant(
+        "bfloat16 compute", "float32 parameters, products in bfloat16 (AMP)", "amp", narrow=False
+    ),
+    Variant("blanket bfloat16", "parameters, moments and activations in bfloat16", "blanket"),
+    Variant("stochastic rounding", "blanket, updates rounded at random", wrapper="stochastic"),
+    Variant("Kahan", "blanket, what rounding lost is carried on in bfloat16", wrapper="kahan"),
+    Variant("float32 master", "blanket, the optimiser keeps float32 parameters", wrapper="master"),
+    Variant("norm lr x 10", "blanket, norm weights step ten times as far", norm_lr=10.0),
+    Variant("zero-centred", "blanket, weights that start at 1 are stored less 1", centred=True),
+    Variant("sensitive in float32", "blanket, norms, EMA and gains in float32", wide=SENSITIVE),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one variant."""
+
+    variant: Variant
+    loss: list[tuple[int, float]]
+    """(step, training loss in nats per byte); every variant saw the same batch at a step."""
+    held_out: float
+    """Loss on held-out text at the end, in nats per byte."""
+    norms: Survival
+    """Of the weights that start at 1. Here and below an element is frozen that never changed
+    although its start and the sum of its updates round to different stored numbers."""
+    norm_drift: list[tuple[int, float]]
+    """(step, mean distance of a weight that starts at 1 from its start)."""
+    poles: Survival
+    """Of the EMA's alpha, delta and theta."""
+    pole_drift: list[tuple[int, float]]
+    """(step, mean |ln| of a pole's memory over what it was at the start)."""
+    whole: Survival
+    """Of all parameters."""
+    memory: tuple[list[float], list[float]]
+    """Quantiles of the poles' memory in steps, at the start and at the end."""
+    bytes: float
+    """Bytes per parameter: weights and optimiser state, as allocated."""
+
+
+def run(
+    plan: Plan = Plan(),
+    variants: Sequence[Variant] = VARIANTS,
+    config: MegalodonConfig = BYTE_LM_CONFIG,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Outcome]:
+    """Train every variant; `report` gets a line as each finishes.
+
+    Args:
+        plan: steps, batches and learning rate.
+        variants: what to train; several train at a time, which changes no number.
+        config: the model; its compute and accumulation dtypes are the variants'.
+        report: progress.
+
+    Raises:
+        ValueError: no variant has been asked for.
+        RuntimeError: the compiler removed the rounding.
+    """
+    if not variants:
+        raise ValueError(f"drill: no variants; there are {', '.join(v.name for v in VARIANTS)}.")
+    check_rounding(BF16)
+
+    def one(variant: Variant) -> Outcome:
+        with traced_checks(False):  # of this thread; the bytes of a text are all in the vocabulary
+            outcome = train(variant, plan, config)
+        report(f"  {variant.name}: held-out loss {outcome.held_out:.3f} nats per byte")
+        return outcome
+
+    # One small step at a time leaves cores idle; compiling does so even more.
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, variants))
+
+
+def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG) -> Outcome:
+    """Train one variant from its plan's weights; parameters as `run`."""
+    text, held_out = read_text()
+    model, ones = _start(variant, plan, config)
+    transform, update = _updated(variant.wrapper, plan.lr, variant.norm_lr, ones)
+    centre = jnp.asarray(variant.centred, jnp.float32)
+    # Where another thread is about to compile the same program, wait for it.
+    compiling = _COMPILING.setdefault(model.config, Lock())
+    first, poles = _values(model), _all_poles(model)
+    state: Any = transform.init(eqx.filter(model, eqx.is_array))
+    changed = {n: jnp.zeros(x.shape, bool) for n, x in named_leaves(model).items()}
+    losses, norm_drift, pole_drift = [], [(0, 0.0)], [(0, 0.0)]
+    for index, ids in _batches(text, plan):
+        with compiling if index == 1 else nullcontext():
+            loss, grads = _graded(model, ids, ones, centre)
+        model, state, changed = update(grads, model, state, changed)
+        if index % plan.every == 0 or index in (1, plan.steps):
+            losses.append((index, float(loss)))
+            norm_drift.append((index, _distance(first, _values(model, ones), ones)))
+            pole_drift.append((index, _memory_change(poles, _all_poles(model))))
+    tallied = state if isinstance(state, TallyState) else state.inner
+    last, intended = _values(model), _values(tallied.total)
+    count = sum(x.size for x in first.values())
+    used = _nbytes(model) + _nbytes(state) - _nbytes(tallied.total)
+    final = _all_poles(model)
+    with compiling:
+        held_out_loss = _held_out(model, held_out, plan, ones, centre)
+    narrow = {n for n, x in named_leaves(model).items() if x.dtype == NARROW}
+    of = partial(_survival, first, last, intended, changed, narrow)
+    return Outcome(
+        variant=variant,
+        loss=losses,
+        held_out=held_out_loss,
+        norms=of(ones),
+        norm_drift=norm_drift,
+        poles=of([n for n in first if n.endswith((".alpha", ".delta", ".theta"))]),
+        pole_drift=pole_drift,
+        whole=of(first),
+        memory=(_quantiles(poles), _quantiles(final)),
+        bytes=used / count,
+    )
+
+
+def _start(
+    variant: Variant, plan: Plan, config: MegalodonConfig
+) -> tuple[MegalodonForCausalLM, frozenset[str]]:
+    """Return the model as stored, and the names of the norm weights that start at 1."""
+    accum = "bfloat16" if variant.narrow else "float32"
+    config = replace(
+        config, compute_dtype=variant.compute, accum_dtype=accum, gemm_backend=variant.gemm
+    )
+    model = MegalodonForCausalLM(config, key=jax.random.key(plan.seed))
+    leaves = named_leaves(model)
+    norms = [n for n in leaves if role_of(n) is Role.NORM]
+    ones = frozenset(n for n in norms if bool(jnp.all(leaves[n] == 1.0)))
+    if variant.centred:
+        leaves |= {n: leaves[n] - 1.0 for n in ones}
+    narrow = {n for n in leaves if variant.narrow and role_of(n) not in variant.wide}
+    stored = {n: x.astype(NARROW) if n in narrow else x for n, x in leaves.items()}
+    return replace_leaves(model, stored), ones
+
+
+def _adamw(lr: float, norm_lr: float, ones: frozenset[str]) -> optax.GradientTransformation:
+    rates = {"norm": lr * norm_lr, "other": lr}
+
+    def labels(params: Any) -> Any:
+        return replace_leaves(
+            params, {n: "norm" if n in ones else "other" for n in named_leaves(params)}
+        )
+
+    each: Any = {n: optax.adamw(lr, weight_decay=0.0) for n, lr in rates.items()}
+    return each["other"] if norm_lr == 1.0 else optax.partition(each, labels)
+
+
+@cache
+def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> Any:
+    """Return the optimiser, and its compiled update of model, state and which elements changed."""
+    transform = WRAPPERS[wrapper](tally(_adamw(lr, norm_lr, ones)))
+
+    # Gradients are not given away: no output has room for them, and Equinox hides JAX's warning of
+    # that by filters of the whole process, which other threads put back.
+    @eqx.filter_jit(donate="all-except-first")
+    def update(grads: Any, model: Any, state: Any, changed: Any) -> Any:
+        params = eqx.filter(model, eqx.is_array)
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transform.update(grads, state, params)
+        before = named_leaves(params)
+        after = named_leaves(apply_updates(params, updates))
+        changed = {n: changed[n] | (after[n] != before[n]) for n in before}
+        return replace_leaves(model, after), state, changed
+
+    return transform, update
+
+
+def _loss(
+    model: MegalodonForCausalLM, ids: jax.Array, ones: frozenset[str], centre: jax.Array
+) -> jax.Array:
+    """Return the loss of a model whose norm weights are stored less `centre`, 0 or 1."""
+    leaves = named_leaves(model)
+    moved = {n: leaves[n] + centre.astype(leaves[n].dtype) for n in ones}
+    return replace_leaves(model, moved).compute_loss(ids, ids)
+
+
+# Apart from the update, and with the centre as a number: variants that differ only in how they
+# move their parameters share the program that takes longest to compile.
+_graded = eqx.filter_jit(eqx.filter_value_and_grad(_loss))
+
+
+def _batches(text: np.ndarray, plan: Plan) -> Iterator[tuple[int, jax.Array]]:
+    rng = np.random.default_rng(plan.seed)
+    for index in range(1, plan.steps + 1):
+        starts = rng.integers(0, len(text) - plan.length, plan.batch_size)
+        yield index, windows(text, starts, plan.length)
+
+
+def _held_out(
+    model: MegalodonForCausalLM,
+    text: np.ndarray,
+    plan: Plan,
+    ones: frozenset[str],
+    centre: jax.Array,
+) -> float:
+    starts = np.linspace(0, len(text) - plan.length, plan.held_out).astype(int)
+    ids = windows(text, starts, plan.length)
+    return float(_held_out_loss(model, ids, ones, centre))
+
+
+_held_out_loss = eqx.filter_jit(_loss)
+
+
+def _values(tree: Any, names: Any = None) -> dict[str, np.ndarray]:
+    """Return copies of the named leaves in float64: donated buffers do not outlive a step."""
+    leaves = named_leaves(tree)
+    return {n: np.array(leaves[n], np.float64) for n in names or leaves}
+
+
+def _survival(
+    first: Mapping[str, Any],
+    last: Mapping[str, Any],
+    intended: Mapping[str, Any],
+    changed: Mapping[str, Any],
+    narrow: set[str],
+    names: Any,
+) -> Survival:
+    def flat(values: Mapping[str, Any]) -> np.ndarray:
+        return np.concatenate([np.asarray(values[n]).reshape(-1) for n in sorted(names)])
+
+    def target(name: str) -> np.ndarray:
+        exact = first[name] + intended[name]
+        return BF16.round(exact.astype(np.float32)) if name in narrow else exact
+
+    # In a short run a compensated element may rightly not have reached its next number yet.
+    due = flat({n: target(n) != first[n] for n in names})
+    frozen = float(np.mean(~flat(changed)[due])) if due.any() else 0.0
+    found = summary(*(flat(values) for values in (first, last, intended, changed)))
+    return replace(found, frozen=frozen)
+
+
+def _distance(first: Mapping[str, Any], now: Mapping[str, Any], names: Any) -> float:
+    return float(np.mean([np.mean(np.abs(now[n] - first[n])) for n in sorted(names)]))
+
+
+def _all_poles(model: Any) -> dict[str, Poles]:
+    return find_poles(eqx.filter(model, eqx.is_array))
+
+
+def _memory_change(before: Mapping[str, Poles], now: Mapping[str, Poles]) -> float:
+    changes = [np.abs(np.log(now[n].decay / before[n].decay)) for n in before]
+    return float(np.mean(changes))
+
+
+def _quantiles(poles: Mapping[str, Poles]) -> list[float]:
+    memory = np.concatenate([p.memory().reshape(-1) for p in poles.values()])
+    return [float(v) for v in np.quantile(memory, QUANTILES, method="lower")]
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree) if eqx.is_array(x))

@@ -1,0 +1,117 @@
+"""Training drill of the GEMM backends: the byte-level model, from the same weights and batches.
+
+`python -m stability.experiments.gemm_drill docs/formats.md` trains it once per backend and rewrites
+the table between the markers of the document and the two charts beside it. Source: docs/formats.md
+"Training drill".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import click
+import numpy as np
+
+from megalodon_jax.config import GemmBackend
+from megalodon_jax.convert import load_from_pretrained, read_config
+from megalodon_jax.gemm import BACKENDS
+from parity.megalodon.cases import BYTE_LM
+from parity.tolerances import TRAINED_LOSS
+from stability.experiments.chart import line_chart
+from stability.experiments.document import renew
+from stability.experiments.drill import Outcome, Plan, Variant, run
+from stability.experiments.train import mean_loss, read_text, windows
+
+BEGIN, END = "<!-- gemm drill: begin -->", "<!-- gemm drill: end -->"
+VARIANTS = (
+    Variant("float32", "products in float32", "control", "float32", narrow=False),
+    Variant("bfloat16", "products in bfloat16", "amp", narrow=False),
+    *(
+        Variant(name, f"products of the blocks on {name}", "gemm", "float32", False, gemm=name)
+        for name in get_args(GemmBackend)[1:]
+    ),
+)
+
+
+def excess(outcome: Outcome, control: Outcome) -> float:
+    """Return by how much a held-out loss is above the control's, relative to it."""
+    return outcome.held_out / control.held_out - 1.0
+
+
+def taken_over(variants: Sequence[Variant] = VARIANTS) -> list[float]:
+    """Return the loss of the committed model, trained in float32, with each variant's products."""
+    config, (_, text) = read_config(BYTE_LM / "config.json"), read_text()
+    starts = np.linspace(0, len(text) - Plan.length, Plan.held_out).astype(int)
+    ids = windows(text, starts, Plan.length)
+    losses = []
+    for variant in variants:
+        narrow = {"compute_dtype": variant.compute, "gemm_backend": variant.gemm}
+        model = load_from_pretrained(BYTE_LM, config=replace(config, **narrow))
+        losses.append(float(mean_loss(model, ids)))
+    return losses
+
+
+def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
+    """Return the outcomes as a Markdown table; the first one is the control.
+
+    Args:
+        outcomes: of the drill.
+        others: what `taken_over` returns for the same variants.
+    """
+    control = outcomes[0]
+    rows = [
+        "| products | trained: held-out loss | above float32 | allowed "
+        "| float32's weights taken over: above float32 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for each, other in zip(outcomes, others, strict=True):
+        backend = BACKENDS.get(str(each.variant.gemm))
+        allowed = "" if backend is None else f"{TRAINED_LOSS[backend.gradients]:.0%}"
+        rows.append(
+            f"| {each.variant.name} | {each.held_out:.4f} | {excess(each, control):+.2%} "
+            f"| {allowed} | {other / others[0] - 1:+.2%} |"
+        )
+    return "\n".join(rows)
+
+
+def charts(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """Return SVGs by file name: the losses, and how far each is from float32's on its batch."""
+    control = dict(outcomes[0].loss)
+    curves = {o.variant.name: [(float(x), y) for x, y in o.loss] for o in outcomes}
+    apart = {
+        o.variant.name: [(float(x), 100 * abs(y / control[x] - 1)) for x, y in o.loss]
+        for o in outcomes[1:]
+    }
+    return {
+        "formats-loss.svg": line_chart("Training loss, nats per byte", "steps", curves),
+        "formats-distance.svg": line_chart(
+            "Distance of the training loss from float32's, %", "steps", apart
+        ),
+    }
+
+
+def write(doc: Path, outcomes: Sequence[Outcome], others: Sequence[float]) -> None:
+    """Rewrite the table between the markers of a document, and the charts beside it.
+
+    Raises:
+        ValueError: the document lacks the markers.
+    """
+    renew(doc, BEGIN, END, table(outcomes, others), charts(outcomes))
+
+
+@click.command()
+@click.argument("doc", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--steps", default=Plan.steps, show_default=True, help="Optimiser steps.")
+def main(doc: Path, steps: int) -> None:
+    """Train on every backend; rewrite the table and the charts of DOC."""
+    outcomes = run(replace(Plan(), steps=steps), VARIANTS, report=click.echo)
+    others = taken_over()
+    write(doc, outcomes, others)
+    click.echo(table(outcomes, others))
+
+
+if __name__ == "__main__":
+    main()

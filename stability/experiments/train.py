@@ -1,0 +1,230 @@
+"""Train the byte-level model the nightly loads: real weights, from text every CPython carries.
+
+`python -m stability.experiments.train OUT` writes `model.safetensors`, `config.json`,
+`training.json` (seed, versions, hash of the text, loss curves) and `heldout.txt`. The text is
+`pydoc_data.topics`; one topic in ten, chosen by the hash of its name, is held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.convert import save_safetensors
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
+
+BYTE_LM_CONFIG = MegalodonConfig(
+    vocab_size=256,
+    model_dim=128,
+    num_layers=4,
+    num_heads=2,
+    z_dim=64,
+    value_dim=256,
+    ffn_hidden_dim=256,
+    cema_ndim=16,
+    chunk_size=128,
+    norm_num_groups=16,
+    swiglu=True,
+    init_mode="xavier",
+)
+HELDOUT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the result besides the text and the versions."""
+
+    steps: int = 600
+    batch_size: int = 16
+    length: int = 384
+    lr: float = 2e-3
+    warmup: int = 40
+    weight_decay: float = 0.1
+    beta2: float = 0.98
+    clip: float = 1.0
+    seed: int = 0
+
+
+def read_text() -> tuple[np.ndarray, np.ndarray]:
+    """Return training and held-out bytes, uint8.
+
+    Topics quote each other at length, so a paragraph that occurs in the held-out topics is taken
+    out of the training ones: the validation loss is about text the model has not seen.
+    """
+    from pydoc_data.topics import topics
+
+    train: list[str] = []
+    held_out: list[str] = []
+    for name in sorted(topics):
+        first = hashlib.sha256(name.encode()).digest()[0]
+        (held_out if first % 10 == 0 else train).extend(topics[name].split("\n\n"))
+    seen = {paragraph.strip() for paragraph in held_out}
+    train = [paragraph for paragraph in train if paragraph.strip() not in seen]
+    return (
+        np.frombuffer("\n\n".join(train).encode(), np.uint8),
+        np.frombuffer("\n\n".join(held_out).encode(), np.uint8),
+    )
+
+
+def optimiser(recipe: Recipe) -> optax.GradientTransformation:
+    """Return clipped AdamW with warm-up and cosine decay; only matrices decay."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, recipe.lr, recipe.warmup, recipe.steps, end_value=recipe.lr / 20
+    )
+
+    def decays(params: Any) -> Any:
+        flags = {n: role_of(n) is Role.LINEAR for n in named_leaves(params)}
+        return replace_leaves(params, flags)
+
+    adamw = optax.adamw(schedule, b2=recipe.beta2, weight_decay=recipe.weight_decay, mask=decays)
+    return optax.chain(optax.clip_by_global_norm(recipe.clip), adamw)
+
+
+def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
+    """Return (B, length) int32 windows of the text at the given starts."""
+    return jnp.asarray(text[starts[:, None] + np.arange(length)].astype(np.int32))
+
+
+@eqx.filter_jit
+def mean_loss(model: MegalodonForCausalLM, ids: jax.Array) -> jax.Array:
+    """Mean loss of (B, L) ids, in nats per byte."""
+    return model.compute_loss(ids, ids)
+
+
+def make_step(recipe: Recipe):
+    """Return the jitted training step: (model, state, ids) -> (model, state, loss)."""
+    transform = optimiser(recipe)
+
+    @eqx.filter_jit(donate="all")
+    def step(model, state, ids):
+        loss, grads = eqx.filter_value_and_grad(lambda m: m.compute_loss(ids, ids))(model)
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        return eqx.apply_updates(model, updates), state, loss
+
+    return step, transform
+
+
+def train(config: MegalodonConfig, recipe: Recipe, console: Console):
+    """Train and return (model, curves); curves are lists by name, losses in nats per byte."""
+    text, held_out = read_text()
+    key, rng = jax.random.key(recipe.seed), np.random.default_rng(recipe.seed)
+    model = MegalodonForCausalLM(config, key=key)
+    step, transform = make_step(recipe)
+    state = transform.init(eqx.filter(model, eqx.is_array))
+    validation = np.arange(0, len(held_out) - recipe.length, recipe.length)
+    batches = [
+        windows(held_out, validation[i : i + recipe.batch_size], recipe.length)
+        for i in range(0, len(validation) - recipe.batch_size + 1, recipe.batch_size)
+    ]
+    curves: dict[str, list[float]] = {"step": [], "train_loss": [], "val_step": [], "val_loss": []}
+    with _progress(console) as progress:
+        bar = progress.add_task("training", total=recipe.steps, loss="")
+        for index in range(1, recipe.steps + 1):
+            starts = rng.integers(0, len(text) - recipe.length, recipe.batch_size)
+            model, state, loss = step(model, state, windows(text, starts, recipe.length))
+            if index % 10 == 0 or index == 1:
+                curves["step"].append(index)
+                curves["train_loss"].append(round(float(loss), 4))
+            if index % 100 == 0 or index == recipe.steps:
+                value = float(np.mean([float(mean_loss(model, ids)) for ids in batches]))
+                curves["val_step"].append(index)
+                curves["val_loss"].append(round(value, 4))
+                if not console.is_terminal:
+                    console.print(f"step {index}: train {float(loss):.3f}, val {value:.3f}")
+            progress.update(bar, advance=1, loss=f"{float(loss):.3f} nats/byte")
+    return model, curves
+
+
+def record(config: MegalodonConfig, recipe: Recipe, curves: dict[str, list[float]]) -> dict:
+    """Return what `training.json` says: recipe, curves, text and versions."""
+    text, held_out = read_text()
+    packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
+    return {
+        **asdict(recipe),
+        **curves,
+        "final_val_loss": curves["val_loss"][-1],
+        "unit": "nats per byte",
+        "text": "pydoc_data.topics",
+        "text_sha256": hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest(),
+        "versions": {"python": platform.python_version()}
+        | {name: metadata.version(name) for name in packages},
+    }
+
+
+def write(out: Path, model: MegalodonForCausalLM, training: dict) -> None:
+    """Write the checkpoint folder aside, then put it in place whole."""
+    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        save_safetensors(model, aside / "model.safetensors")
+        dump = partial(json.dumps, indent=1)
+        (aside / "config.json").write_text(dump(model.config.to_dict()) + "\n", encoding="utf-8")
+        (aside / "training.json").write_text(dump(training) + "\n", encoding="utf-8")
+        (aside / "heldout.txt").write_bytes(read_text()[1][:HELDOUT_BYTES].tobytes())
+        aside.chmod(0o755)
+        _replace(out, aside)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace(out: Path, aside: Path) -> None:
+    """Put `aside` in the place of `out`; whatever interrupts, one of the two stands there."""
+    before = aside.with_name(f"{aside.name}.before")
+    if out.exists():
+        out.rename(before)
+    try:
+        aside.rename(out)
+    except BaseException:
+        if before.exists():
+            before.rename(out)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    return Progress(*columns, console=console)
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--steps", default=Recipe.steps, show_default=True, help="Optimiser steps.")
+@click.option("--seed", default=Recipe.seed, show_default=True, help="Seed of weights and data.")
+def main(out: Path, steps: int, seed: int) -> None:
+    """Train the byte-level model and write it to OUT."""
+    # A folder that cannot be written should be known before the training, not after it.
+    out.parent.mkdir(parents=True, exist_ok=True)
+    recipe = Recipe(steps=steps, seed=seed)
+    model, curves = train(BYTE_LM_CONFIG, recipe, Console(stderr=True))
+    write(out, model, record(BYTE_LM_CONFIG, recipe, curves))
+    click.echo(f"{out}: validation loss {curves['val_loss'][-1]} nats per byte")
+
+
+if __name__ == "__main__":
+    main()

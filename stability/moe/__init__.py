@@ -1,0 +1,1 @@
+"""The second architecture under the probes: router, latent attention, defects, a training drill."""

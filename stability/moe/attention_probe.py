@@ -1,0 +1,183 @@
+"""Is latent attention healthy: logits, QK-clip, low-rank products, absorbed against expanded.
+
+Source: QK-clip, Kimi K2 report (arXiv 2507.20534), section 2.1; the stability guide for MLA models,
+"Reduced dimensionality in MLA".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from parity.deepseek_v3.attention import Attention
+from parity.engine.metrics import relative_l2
+from parity.tolerances import ABSORBED
+from stability.core.findings import Finding, Severity
+from stability.moe.observe import Observed, largest_scores, positions_of, said
+
+PROBE = "latent attention"
+TAU = 100.0
+"""Largest attention logit before queries and keys are scaled down; Kimi K2's threshold."""
+LEAST_RANK = 0.25
+"""Effective rank of a low-rank product over its rank: below, it has collapsed."""
+MOST_GAIN = 1.5
+"""Largest gain of the expanding matrix over its root mean square gain, relative to what random
+entries give, `1 + sqrt(rank / outputs)` (Marchenko-Pastur): above, one direction drowns others."""
+OWN = "this project's threshold, stability/moe/attention_probe.py"
+Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
+
+
+def attention_findings(found: Observed, tau: float = TAU) -> list[Finding]:
+    """Return findings per layer: logits by head, low-rank products, absorbed MLA."""
+    findings = []
+    for i, block in enumerate(found.model.model.layers):
+        largest = np.asarray(largest_scores(block.self_attn, found.taps[f"layers.{i}.attn_norm"]))
+        name = f"layers.{i}.self_attn"
+        findings += [
+            score_finding(name, largest, tau),
+            *rank_findings(name, block.self_attn),
+            absorbed_finding(name, block.self_attn, found.taps[f"layers.{i}.attn_norm"]),
+        ]
+    return findings
+
+
+def score_finding(name: str, largest: Float[np.ndarray, " H"], tau: float = TAU) -> Finding:
+    """Return the largest logit of a layer, and how many heads QK-clip would scale, by what."""
+    factors = clip_factors(largest, tau)
+    heads = int(np.sum(factors < 1))
+    worst = float(factors.min(initial=1.0))
+    return said(
+        *(PROBE, name, "largest_logit", float(np.max(largest)), tau),
+        "QK-clip's tau (Kimi K2)",
+        f"largest attention logit {np.max(largest):.3g} (head {int(np.argmax(largest))}); QK-clip "
+        f"scales {heads} of {largest.size} heads, by {worst:.3g} at least",
+        "apply qk_clip after the optimiser step",
+    )
+
+
+def clip_factors(largest: Float[np.ndarray, " H"], tau: float = TAU) -> Float[np.ndarray, " H"]:
+    """Return what the logits of each head must be multiplied by: `tau / max(S, tau)`."""
+    return tau / np.maximum(np.asarray(largest, np.float64), tau)
+
+
+def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention:
+    """Return attention whose logits are multiplied by a factor for each head.
+
+    The square root goes to the plain part of the queries and of the keys each. The rotary key is
+    one for all heads, so its whole factor goes to the rotary queries, and the key is not touched.
+    """
+    c = attention.config
+    factor = jnp.asarray(factors, jnp.float32)[:, None]
+    plain, whole = (
+        jnp.repeat(f, n, 1)
+        for f, n in ((jnp.sqrt(factor), c.qk_nope_head_dim), (factor, c.qk_rope_head_dim))
+    )
+    queries = jnp.concatenate([plain, whole], 1)
+    values = jnp.ones((c.num_attention_heads, c.v_head_dim), jnp.float32)
+    keys = jnp.concatenate([plain, values], 1)
+
+    def scaled(weight: Array, rows: Array) -> Array:
+        return (weight.astype(jnp.float32) * rows.reshape(-1, 1)).astype(weight.dtype)
+
+    def weights(a: Attention) -> tuple[Array, Array]:
+        last = a.q_b_proj if a.q_proj is None else a.q_proj
+        assert last is not None
+        return last.weight, a.kv_b_proj.weight
+
+    queried, keyed = weights(attention)
+    return eqx.tree_at(weights, attention, (scaled(queried, queries), scaled(keyed, keys)))
+
+
+def clip_findings(
+    name: str, attention: Attention, x: Float[Array, "B L D"], tau: float, clip: Clip = qk_clip
+) -> list[Finding]:
+    """Return whether clipping brings every head to tau, and leaves the others alone.
+
+    Args:
+        name: of the layer.
+        attention: of the layer.
+        x: its normalised input.
+        tau: the largest logit that is wanted.
+        clip: what is examined.
+    """
+    before = np.asarray(largest_scores(attention, x), np.float64)
+    after = np.asarray(largest_scores(clip(attention, clip_factors(before, tau)), x), np.float64)
+    wanted = np.minimum(before, tau)
+    off = float(np.max(np.abs(after - wanted) / np.abs(wanted)))
+    return [
+        said(
+            *(PROBE, name, "clip_error", off, ABSORBED["float32"]),
+            "a head's largest logit after QK-clip is min(S, tau)",
+            f"after QK-clip at tau {tau:.3g} a head's largest logit is off by {off:.2g}",
+            "scale the rotary queries by the whole factor; the rotary key belongs to all heads",
+            grave=Severity.ERROR,
+        )
+    ]
+
+
+def rank_findings(name: str, attention: Attention) -> list[Finding]:
+    """Return largest singular value, effective rank and amplification of the low-rank products."""
+    latent = attention.config.kv_lora_rank
+    down = attention.kv_a_proj_with_mqa.weight[:latent]
+    pairs = [("kv", down, attention.kv_a_layernorm.weight, attention.kv_b_proj.weight)]
+    if attention.q_a_proj and attention.q_a_layernorm and attention.q_b_proj:
+        q = (attention.q_a_proj.weight, attention.q_a_layernorm.weight, attention.q_b_proj.weight)
+        pairs.append(("q", *q))
+    return [f for which, *parts in pairs for f in _product(f"{name}.{which}", *parts)]
+
+
+def _product(name: str, down: Array, gain: Array, up: Array) -> list[Finding]:
+    a, g, b = (np.asarray(x, np.float64) for x in (down, gain, up))
+    scaled = b * g
+    # Two small factorisations: the product itself may be thousands wide.
+    values = np.linalg.svd(np.linalg.qr(scaled).R @ np.linalg.qr(a.T).R.T, compute_uv=False)
+    values = values[: len(a)]
+    share = values / values.sum()
+    rank = float(np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)))) / len(a))
+    expand = np.linalg.svd(scaled, compute_uv=False)
+    peak = float(expand[0] / math.sqrt(np.mean(expand**2)))
+    drawn = 1.0 + math.sqrt(len(a) / len(b))
+    return [
+        said(
+            *(PROBE, name, "effective_rank", rank, LEAST_RANK, OWN),
+            f"effective rank {rank * len(a):.1f} of {len(a)}; largest singular value "
+            f"{values[0]:.3g}",
+            "lower the learning rate of the low-rank matrices, or raise the rank",
+            least=True,
+        ),
+        said(
+            *(PROBE, name, "amplification", peak / drawn, MOST_GAIN, OWN),
+            f"one direction of the latent is amplified {peak:.2f} times the root mean square; "
+            f"random entries give {drawn:.2f}",
+            "keep the low-rank matrices wide: their dtype is not the place to save bytes",
+        ),
+    ]
+
+
+def absorbed_finding(name: str, attention: Attention, x: Float[Array, "B L D"]) -> Finding:
+    """Return how far absorbed MLA, which decoding uses, is from expanded.
+
+    Args:
+        name: of the layer.
+        attention: of the layer.
+        x: its normalised input.
+    """
+    expanded, absorbed = (np.asarray(_attended(attention, x, a), np.float64) for a in (False, True))
+    off = relative_l2(absorbed, expanded)
+    return said(
+        *(PROBE, name, "absorbed_error", off, ABSORBED.get(x.dtype.name, 0.0)),
+        "parity/tolerances.py",
+        f"absorbed and expanded attention differ by {off:.2g} in {x.dtype.name}",
+        "queries go through the keys' rows of kv_b_proj, results through the values'",
+        grave=Severity.ERROR,
+    )
+
+
+@eqx.filter_jit
+def _attended(attention: Attention, x: Array, absorbed: bool) -> Array:
+    return attention(x, positions_of(x), absorbed=absorbed)[0]

@@ -1,0 +1,394 @@
+"""Defects that the probes must catch, each planted in a healthy model, and the table of them.
+
+A probe that stays silent about its defect, or speaks without one, is worth nothing: the healthy
+side is the control. Source: CONTRIBUTING.md, "Negative controls".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from parity.deepseek_v3.attention import Attention
+from parity.deepseek_v3.comparison import by_name
+from parity.deepseek_v3.model import Block, Experts, MLAMoEForCausalLM, MoE
+from parity.deepseek_v3.router import Router, Routing, counts
+from stability.core.findings import Finding, Severity
+from stability.moe import attention_probe, fixed_bugs, router_probe
+from stability.moe.observe import Observed, observe
+from stability.moe.policy import FP8, policy_findings
+
+SPARSE = 1
+"""The sparse layer of the model defects are planted in."""
+CLIP_TAU = 0.5
+"""Below every head's largest logit here, so that QK-clip has something to do."""
+Look = Callable[[], list[Finding]]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One thing that breaks, and the metric that must say so."""
+
+    metric: str
+    what: str
+    healthy: Look
+    planted: Look
+
+    def row(self) -> Row:
+        """Run both sides."""
+
+        def gravest(run: Look) -> Finding:
+            return max((f for f in run() if f.metric == self.metric), key=_gravity)
+
+        return Row(self, gravest(self.healthy), gravest(self.planted))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A defect, and the gravest finding of its metric without and with it."""
+
+    defect: Defect
+    healthy: Finding
+    planted: Finding
+
+    @property
+    def caught(self) -> bool:
+        """Whether the probe speaks about the defect, and only then."""
+        alarm = (Severity.WARNING, Severity.ERROR)
+        return self.planted.severity in alarm and self.healthy.severity not in alarm
+
+
+def rows(defects: Iterable[Defect] | None = None) -> list[Row]:
+    """Plant every defect, in order."""
+    return [defect.row() for defect in (DEFECTS if defects is None else defects)]
+
+
+def _gravity(f: Finding) -> int:
+    return list(Severity).index(f.severity)
+
+
+@cache
+def healthy_model() -> MLAMoEForCausalLM:
+    """Return the model defects are planted in: that of the parity case with everything in it."""
+    return by_name("grouped").model()
+
+
+@cache
+def _text() -> Array:
+    size = healthy_model().config.vocab_size
+    return jnp.asarray(np.random.default_rng(0).integers(0, size, (2, 32)), jnp.int32)
+
+
+@cache
+def healthy() -> Observed:
+    """Return the healthy model observed on 64 tokens."""
+    return observe(healthy_model(), _text())
+
+
+def _sparse(model: MLAMoEForCausalLM) -> MoE:
+    mlp = model.model.layers[SPARSE].mlp
+    assert isinstance(mlp, MoE)
+    return mlp
+
+
+def _first() -> Attention:
+    return healthy_model().model.layers[0].self_attn
+
+
+def _with_mlp(change: Callable[[MoE], Any]) -> MLAMoEForCausalLM:
+    model = healthy_model()
+    at: Any = lambda m: m.model.layers[SPARSE].mlp  # noqa: E731
+    return eqx.tree_at(at, model, change(_sparse(model)))
+
+
+def _router(change: Callable[[Array], Array]) -> Look:
+    """Look at a router whose logits were changed; nothing else is computed again."""
+
+    def look() -> list[Finding]:
+        name, taps = f"layers.{SPARSE}.router_logits", healthy().taps
+        changed = replace(healthy(), taps={**taps, name: change(taps[name])})
+        return router_probe.router_findings(changed)
+
+    return look
+
+
+def _router_weight(change: Callable[[Array], Array]) -> Look:
+    """Look at a router whose weight was changed, and so its logits."""
+
+    def look() -> list[Finding]:
+        x, old = healthy().taps[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
+        gate = Router(change(old.weight), jnp.zeros_like(old.e_score_correction_bias), old.config)
+        logits = gate.logits(x.reshape(-1, x.shape[-1]))
+        return router_probe.choice_findings("gate", logits, gate, x)
+
+    return look
+
+
+def _bfloat16_router() -> list[Finding]:
+    x, gate = healthy().taps[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
+    flat = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
+    return router_probe.choice_findings("gate", flat @ gate.weight.astype(jnp.bfloat16).T, gate, x)
+
+
+@cache
+def _routers() -> list[Finding]:
+    return router_probe.router_findings(healthy())
+
+
+def _starved() -> list[Finding]:
+    config = replace(
+        healthy_model().config,
+        n_routed_experts=256,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=1,
+        scoring_func="softmax",
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+    )
+    logits = jax.random.normal(jax.random.key(0), (64, 256), jnp.float32)
+    return router_probe.signal_findings("gate", router_probe.routing_of(logits, config))
+
+
+def _narrow_counts(routing: Routing) -> Float[Array, " E"]:
+    once = jax.nn.one_hot(routing.chosen.reshape(-1), routing.logits.shape[-1], dtype=jnp.bfloat16)
+    return jax.lax.scan(lambda n, one: (n + one, None), jnp.zeros_like(once[0]), once)[0]
+
+
+def _attention(change: Callable[[Attention], Attention]) -> Look:
+    """Look at layer 0 with changed attention, on the input it has."""
+
+    def look() -> list[Finding]:
+        attention = change(_first())
+        x = healthy().taps["layers.0.attn_norm"]
+        largest = np.asarray(attention_probe.largest_scores(attention, x))
+        return [
+            attention_probe.score_finding("layers.0.self_attn", largest),
+            *attention_probe.rank_findings("layers.0.self_attn", attention),
+        ]
+
+    return look
+
+
+def _queries(factor: float) -> Callable[[Attention], Attention]:
+    def change(a: Attention) -> Attention:
+        assert a.q_b_proj is not None
+        return eqx.tree_at(lambda a: a.q_b_proj.weight, a, a.q_b_proj.weight * factor)
+
+    return change
+
+
+def _latent(change: Callable[[Array], Array]) -> Callable[[Attention], Attention]:
+    return lambda a: eqx.tree_at(lambda a: a.kv_b_proj.weight, a, change(a.kv_b_proj.weight))
+
+
+def _collapsed(a: Attention) -> Attention:
+    down = a.kv_a_proj_with_mqa.weight
+    flat = jnp.broadcast_to(down[:1], down.shape)
+    return eqx.tree_at(lambda a: a.kv_a_proj_with_mqa.weight, a, flat)
+
+
+def _clip(clip: attention_probe.Clip) -> Look:
+    def look() -> list[Finding]:
+        x, attention = healthy().taps["layers.0.attn_norm"], _first()
+        return attention_probe.clip_findings("layers.0", attention, x, CLIP_TAU, clip)
+
+    return look
+
+
+def _clips_the_shared_key(a: Attention, factors: Float[np.ndarray, " H"]) -> Attention:
+    clipped = attention_probe.qk_clip(a, factors)
+    shared = a.kv_a_proj_with_mqa.weight.at[a.config.kv_lora_rank :].multiply(float(factors[0]))
+    return eqx.tree_at(lambda a: a.kv_a_proj_with_mqa.weight, clipped, shared)
+
+
+class _Reversed(Attention):
+    def _absorbed(self, *args: Any) -> Array:
+        """Return what heads said in reverse."""
+        return Attention._absorbed(self, *args)[..., ::-1]
+
+
+def _as(kind: type, module: Any) -> Any:
+    """Return a module as one of another class with the same fields."""
+    other = object.__new__(kind)
+    for name in module.__dataclass_fields__:
+        object.__setattr__(other, name, getattr(module, name))
+    return other
+
+
+def _absorbed(kind: type[Attention]) -> Look:
+    def look() -> list[Finding]:
+        x = healthy().taps["layers.0.attn_norm"]
+        return [attention_probe.absorbed_finding("layers.0", _as(kind, _first()), x)]
+
+    return look
+
+
+class _Bare(Block):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Return hidden states without their type."""
+        return Block.__call__(self, *args, **options).hidden
+
+
+class _NarrowSum(Experts):
+    def __call__(self, x: Array, routing: Routing) -> Array:
+        """Add outputs up in the dtype of the stream."""
+        T, k = routing.chosen.shape
+        order = jnp.argsort(routing.chosen.reshape(-1))
+        said = self.each(x[order // k], counts(routing))
+        return jnp.zeros((T, x.shape[1]), x.dtype).at[order // k].add(said)
+
+
+class _NoCast(eqx.Module):
+    weight: Array
+
+    def __call__(self, x: Array) -> Array:
+        """Leave promotion to the library."""
+        return x @ self.weight.T
+
+
+@cache
+def _bugs(change: Callable[[], MLAMoEForCausalLM]) -> Look:
+    return cache(lambda: fixed_bugs.bug_findings(change()))
+
+
+def _doubled_adapter() -> MLAMoEForCausalLM:
+    def change(mlp: MoE) -> MoE:
+        wide = jnp.concatenate([mlp.shared_experts.up_proj.weight] * 2)
+        return eqx.tree_at(lambda m: m.shared_experts.up_proj.weight, mlp, wide)
+
+    return _with_mlp(change)
+
+
+def _wide_experts() -> MLAMoEForCausalLM:
+    def change(mlp: MoE) -> MoE:
+        wide = jnp.concatenate([mlp.experts.down_proj.weight] * 4, axis=1)
+        return eqx.tree_at(lambda m: m.experts.down_proj.weight, mlp, wide)
+
+    return _with_mlp(change)
+
+
+def _bare_block() -> MLAMoEForCausalLM:
+    model = healthy_model()
+    at: Any = lambda m: m.model.layers[SPARSE]  # noqa: E731
+    return eqx.tree_at(at, model, _as(_Bare, at(model)))
+
+
+def _narrow_sum() -> MLAMoEForCausalLM:
+    return _with_mlp(
+        lambda mlp: eqx.tree_at(lambda m: m.experts, mlp, _as(_NarrowSum, mlp.experts))
+    )
+
+
+def _without_cast() -> MLAMoEForCausalLM:
+    at: Any = lambda m: m.model.layers[0].mlp.up_proj  # noqa: E731
+    model = healthy_model()
+    return eqx.tree_at(at, model, _NoCast(at(model).weight))
+
+
+def _fp8(scale: float) -> Look:
+    def look() -> list[Finding]:
+        at: Any = lambda m: m.model.layers[0].mlp.up_proj.weight  # noqa: E731
+        model = healthy_model()
+        return policy_findings(eqx.tree_at(at, model, at(model) * scale), FP8)
+
+    return look
+
+
+_same = lambda a: a  # noqa: E731
+DEFECTS = (
+    Defect("logit_weight_error", "router logits x 40", _routers, _router(lambda x: x * 40)),
+    Defect("z_loss", "router logits x 40", _routers, _router(lambda x: x * 40)),
+    Defect(
+        "logits_in_float32",
+        "router in bfloat16",
+        _routers,
+        _router(lambda x: x.astype(jnp.bfloat16)),
+    ),
+    Defect("flips", "router's product in bfloat16", _routers, _bfloat16_router),
+    Defect(
+        "boundary_ties",
+        "experts that differ by 1e-4",
+        _routers,
+        _router_weight(lambda w: w[:1] + 1e-4 * w),
+    ),
+    Defect(
+        "exact_ties", "every expert the same", _routers, _router_weight(lambda w: 0 * w + w[:1])
+    ),
+    Defect(
+        "load_max_over_mean",
+        "one expert favoured",
+        _routers,
+        _router(lambda x: jnp.concatenate([x[:, :3] + 9, x[:, 3:] * 0.0 - 9], 1)),
+    ),
+    Defect(
+        "dead_experts",
+        "an expert nobody chooses",
+        _routers,
+        _router(lambda x: x.at[:, 0].set(-20.0)),
+    ),
+    Defect(
+        "load_entropy",
+        "three experts get everything",
+        _routers,
+        _router(lambda x: jnp.concatenate([x[:, :3] + 9, x[:, 3:] * 0.0 - 9], 1)),
+    ),
+    Defect("routed_weight", "1 of 256 experts, softmax, not normalised", _routers, _starved),
+    Defect("tokens_per_expert", "1 of 256 experts for 64 tokens", _routers, _starved),
+    Defect(
+        "bias_reached",
+        "selection bias in bfloat16",
+        _routers,
+        lambda: [router_probe.bias_finding("gate", jnp.bfloat16)],
+    ),
+    Defect(
+        "counts_are_integers",
+        "counts in bfloat16",
+        _routers,
+        lambda: [router_probe.count_finding(_narrow_counts)],
+    ),
+    Defect("largest_logit", "queries x 100", _attention(_same), _attention(_queries(100.0))),
+    Defect(
+        "clip_error",
+        "the shared rotary key is clipped",
+        _clip(attention_probe.qk_clip),
+        _clip(_clips_the_shared_key),
+    ),
+    Defect(
+        "effective_rank",
+        "keys and values compressed to one direction",
+        _attention(_same),
+        _attention(_collapsed),
+    ),
+    Defect(
+        "amplification",
+        "one direction of the latent x 100",
+        _attention(_same),
+        _attention(_latent(lambda w: w.at[:, 0].multiply(100.0))),
+    ),
+    Defect(
+        "absorbed_error",
+        "values in reverse where absorbed",
+        _absorbed(Attention),
+        _absorbed(_Reversed),
+    ),
+    *(
+        Defect(metric, what, _bugs(healthy_model), _bugs(change))
+        for metric, what, change in (
+            ("1_adapter_dimensions", "shared expert's up_proj twice as wide", _doubled_adapter),
+            ("2_block_returns", "a block returns a bare array", _bare_block),
+            ("3_expert_shape", "experts end four times as wide", _wide_experts),
+            ("4_scatter_dtype", "outputs added up in bfloat16", _narrow_sum),
+            ("5_fp8_promotion", "a float8 weight meets bfloat16 uncast", _without_cast),
+        )
+    ),
+    Defect("relative_rms", "weights x 0.01, without a scale", _fp8(1.0), _fp8(0.01)),
+)

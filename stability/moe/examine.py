@@ -1,0 +1,170 @@
+"""The test script of the stability guide: a forward pass, generation, and every probe.
+
+Source: the stability guide for MLA models, "Testing Fixed Implementation".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parity.deepseek_v3.checkpoint import abstract, load
+from parity.deepseek_v3.config import MLAMoEConfig, by_size
+from parity.deepseek_v3.model import MLAMoEForCausalLM, generate
+from stability.core.findings import Finding, Severity
+from stability.experiments.train import read_text, windows
+from stability.moe.attention_probe import TAU, attention_findings, clip_findings
+from stability.moe.fixed_bugs import bug_findings
+from stability.moe.observe import Observed, observe, said
+from stability.moe.policy import FP8, policy_findings
+from stability.moe.router_probe import router_findings
+
+NEW_TOKENS, PROMPT = 8, 16
+COPIES = 2.5
+"""Memory over that of the parameters: drawn in float32, once more where they are cast."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found."""
+
+    what: str
+    findings: list[Finding]
+    seconds: float
+
+    @property
+    def broken(self) -> bool:
+        """Whether something is wrong already."""
+        return any(f.severity is Severity.ERROR for f in self.findings)
+
+    def text(self) -> str:
+        """Return what matters for a terminal: errors, then warnings, then how much is fine."""
+        order = (Severity.ERROR, Severity.WARNING)
+        bad = [f for s in order for f in self.findings if f.severity is s]
+        lines = [f"{f.severity.upper()} {f.subject}: {f.message}\n    fix: {f.remedy}" for f in bad]
+        probes = ", ".join(dict.fromkeys(f.probe for f in self.findings))
+        fine = len(self.findings) - len(bad)
+        lines.append(f"{self.what}: {fine} of {len(self.findings)} checks are fine ({probes})")
+        return "\n".join([*lines, f"{self.seconds:.1f} s"])
+
+
+def examine(
+    size: str,
+    batch: int,
+    length: int,
+    fp8: bool,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Examination:
+    """Run everything on one batch of the byte text.
+
+    Args:
+        size: "small", "medium", "large" or "xl", freshly drawn.
+        batch: rows.
+        length: tokens of each, `PROMPT` at least.
+        fp8: store in float8 what the policy allows; MLA stays in bfloat16.
+        folder: a DeepSeek-V3 directory in place of a fresh model of a size.
+        say: progress.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint in the folder.
+        ValueError: an unknown size, a text that is too short, a checkpoint of another architecture,
+            or a size that does not fit in memory.
+    """
+    clock = time.perf_counter()
+    if batch < 1 or length < PROMPT:
+        raise ValueError(
+            f"batch size {batch} and block size {length}: at least 1 and {PROMPT} are needed."
+        )
+    model = _fresh(by_size(size)) if folder is None else load(folder)
+    named = f"mla-moe {size}" if folder is None else f"mla-moe {folder}"
+    count = sum(x.size for x in jax.tree.leaves(model))
+    say(f"{named}: {count:,} parameters")
+    findings = policy_findings(model, FP8) if fp8 else []
+    model = FP8.apply(model) if fp8 else model
+    ids = _text(batch, length, model.config.vocab_size)
+    say(f"forward on {batch} x {length} tokens")
+    found = observe(model, ids)
+    findings = [*forward_findings(found), *findings, *router_findings(found)]
+    say("attention, generation, fixed bugs")
+    findings += [*attention_findings(found), *generation_findings(model, ids), *bug_findings(model)]
+    if not fp8:
+        first = model.model.layers[0].self_attn
+        findings += clip_findings(
+            "layers.0.self_attn", first, found.taps["layers.0.attn_norm"], TAU
+        )
+    storage = FP8.name if fp8 else "float32"
+    what = f"{named}, {count:,} parameters, {storage}, {batch} x {length} tokens"
+    return Examination(what, findings, time.perf_counter() - clock)
+
+
+def forward_findings(found: Observed) -> list[Finding]:
+    """Return whether every intermediate and the logits are finite, and of the text's shape."""
+    bad = [n for n, x in found.taps.items() if not bool(jnp.all(jnp.isfinite(x)))]
+    first = bad[0] if bad else "all intermediates"
+    shape = (*found.ids.shape, found.model.config.vocab_size)
+    same = found.taps["logits"].shape == shape
+    return [
+        said(
+            *("forward", first, "non_finite", float(len(bad)), 0.0),
+            "the guide's NaN and Inf check of every forward pass",
+            f"{len(bad)} of {len(found.taps)} intermediates hold NaN or infinity",
+            "replay the step with a lower learning rate, or clip activations (activation_limit)",
+            grave=Severity.ERROR,
+        ),
+        said(
+            *("forward", "logits", "shape_is_right", float(same), 1.0),
+            "(batch, block, vocabulary)",
+            f"logits are {found.taps['logits'].shape}",
+            f"expected {shape}",
+            least=True,
+            grave=Severity.ERROR,
+        ),
+    ]
+
+
+def generation_findings(model: MLAMoEForCausalLM, ids: jax.Array) -> list[Finding]:
+    """Return whether text is continued with ids of the vocabulary, cached in latents."""
+    text = generate(model, ids[:, :PROMPT], NEW_TOKENS)
+    inside = bool(jnp.all((text >= 0) & (text < model.config.vocab_size)))
+    whole = inside and text.shape == (len(ids), PROMPT + NEW_TOKENS)
+    config = model.config
+    kept = config.kv_lora_rank + config.qk_rope_head_dim
+    plain = 2 * config.num_attention_heads * config.v_head_dim
+    return [
+        said(
+            *("generation", "generate", "continued", float(whole), 1.0, "the guide's test script"),
+            f"{NEW_TOKENS} tokens from a cache of {kept} numbers a token and layer; heads would "
+            f"need {plain}",
+            "compare the cached logits with those of the whole text",
+            least=True,
+            grave=Severity.ERROR,
+        )
+    ]
+
+
+def _fresh(config: MLAMoEConfig) -> MLAMoEForCausalLM:
+    needed = COPIES * 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(abstract(config)))
+    held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > held:
+        raise ValueError(
+            f"a fresh model of this size needs about {needed / 2**30:.0f} GiB, this machine has "
+            f"{held / 2**30:.0f} GiB; choose a smaller --size."
+        )
+    return eqx.filter_jit(MLAMoEForCausalLM)(config, key=jax.random.key(0))
+
+
+def _text(batch: int, length: int, vocabulary: int) -> jax.Array:
+    text = read_text()[1]
+    if length > len(text):
+        raise ValueError(f"block size {length}: the held-out text has {len(text)} bytes.")
+    return windows(text, length * (np.arange(batch) % (len(text) // length)), length) % vocabulary

@@ -1,0 +1,176 @@
+"""The five bugs the stability guide says were fixed, each as a probe that would find it again.
+
+Source: the stability guide for MLA models, "Critical Fixes for MLA-Model Implementation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from parity.deepseek_v3.model import MLP, BlockOutput, Experts, MLAMoEForCausalLM, MoE
+from parity.deepseek_v3.router import Routing
+from stability.core.dtype_rules import Policy
+from stability.core.findings import Finding, Severity
+from stability.moe.observe import said
+from stability.moe.policy import FP8
+
+PROBE = "fixed bugs"
+GUIDE = "stability guide for MLA models, critical fix {}"
+TOKENS = 8
+LIVE_BUG = "4_index_add"
+"""The metric of what Transformers itself says."""
+
+
+def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding]:
+    """Return one finding per bug; nothing is computed, shapes and dtypes are traced."""
+    sparse = [(i, b.mlp) for i, b in enumerate(model.model.layers) if isinstance(b.mlp, MoE)]
+    findings = [block_returns(model), fp8_promotion(model, policy)]
+    for i, mlp in sparse:
+        name = f"layers.{i}.mlp"
+        findings += [adapter_dimensions(name, mlp), expert_shape(name, mlp.experts, model)]
+        findings.append(scatter_dtype(name, mlp.experts, model))
+    return sorted(findings, key=lambda f: f.metric)
+
+
+def adapter_dimensions(name: str, mlp: MoE) -> Finding:
+    """Bug 1: whether shared and routed experts agree on every width two products share."""
+    D = mlp.gate.weight.shape[-1]
+    experts: tuple[tuple[str, MLP | Experts], ...] = (
+        ("experts", mlp.experts),
+        ("shared_experts", mlp.shared_experts),
+    )
+    wrong = []
+    for which, part in experts:
+        gate, up, down = (
+            p.weight.shape[-2:] for p in (part.gate_proj, part.up_proj, part.down_proj)
+        )
+        pairs = {
+            "gate_proj in": (gate[1], D),
+            "up_proj in": (up[1], D),
+            "up_proj out": (up[0], gate[0]),
+            "down_proj in": (down[1], gate[0]),
+            "down_proj out": (down[0], D),
+        }
+        wrong += [f"{which}.{n} is {a}, needs {b}" for n, (a, b) in pairs.items() if a != b]
+    message = "; ".join(wrong) or "every product's widths are its neighbours'"
+    return _verdict(1, name, "1_adapter_dimensions", len(wrong), message, "derive both from one")
+
+
+def block_returns(model: MLAMoEForCausalLM) -> Finding:
+    """Bug 2: whether every block returns the same type, its hidden states as it got them."""
+    x = _hidden(model)
+    positions = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
+    wrong = []
+    for i, block in enumerate(model.model.layers):
+        out, error = _traced(block, x, positions)
+        if error or not isinstance(out, BlockOutput):
+            wrong.append(f"layers.{i} returns {error or type(out).__name__}")
+        elif (out.hidden.shape, out.hidden.dtype) != (x.shape, x.dtype):
+            wrong.append(f"layers.{i} returns {out.hidden.shape} {out.hidden.dtype} for {x.shape}")
+    message = "; ".join(wrong) or f"all {len(model.model.layers)} return a BlockOutput"
+    return _verdict(2, "model.layers", "2_block_returns", len(wrong), message, "one type for all")
+
+
+def expert_shape(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
+    """Bug 3: whether the experts return what they were given, (T, D) for (T, D)."""
+    x, routing = _tokens(model)
+    out, error = _traced(experts, x, routing)
+    shape = getattr(out, "shape", None)
+    fine, message = shape == x.shape, error or f"experts return {shape} for {x.shape}"
+    remedy = "down_proj must end in the width of the stream; never pad or cut"
+    return _verdict(3, name, "3_expert_shape", 0 if fine else 1, message, remedy)
+
+
+def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
+    """Bug 4: whether expert outputs are added up in one dtype, of at least float32.
+
+    torch refuses `index_add_` of two dtypes; JAX would take them, and round in the narrower.
+    """
+    x, routing = _tokens(model, jnp.bfloat16)
+    error = _traced(experts, x, routing)[1]
+    sums = [] if error else _scatters(experts, x, routing)
+    wrong = [f"{a} += {b}" for a, b in sums if a != b or a.itemsize < 4]
+    wrong += [] if sums else [error or "no sum over experts was found"]
+    message = "; ".join(wrong) or f"bfloat16 outputs are added up in {sums[0][0]}"
+    remedy = "widen outputs before they are scattered, narrow the sum after"
+    return _verdict(4, name, "4_scatter_dtype", len(wrong), message, remedy)
+
+
+def reference_scatter(refusal: str, version: str) -> Finding:
+    """Bug 4, live: what Transformers' own MoE says when it is asked for float64.
+
+    Args:
+        refusal: its error, or "".
+        version: of transformers.
+    """
+    alive = "index_add_" in refusal
+    return Finding(
+        *(PROBE, Severity.NOTE, f"transformers {version} DeepseekV3MoE", LIVE_BUG),
+        *(float(alive), 0.0, GUIDE.format(4)),
+        f"Transformers' MoE refuses float64, the fourth bug alive: {refusal}"
+        if alive
+        else "it runs",
+        "compare in float64 with its casts to float32 lifted" if alive else "",
+    )
+
+
+def fp8_promotion(model: MLAMoEForCausalLM, policy: Policy = FP8) -> Finding:
+    """Bug 5: whether a forward pass with float8 parameters widens each of them by name."""
+    ids = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32)
+    stored = eqx.filter_eval_shape(policy.apply, model)
+    with jax.numpy_dtype_promotion("strict"):
+        out, error = _traced(stored, ids)
+    message = error or f"float8 parameters are widened to {out.logits.dtype} where they are used"
+    remedy = "cast a parameter to the dtype of what it meets, in norms too"
+    return _verdict(5, f"policy {policy.name}", "5_fp8_promotion", bool(error), message, remedy)
+
+
+def _verdict(n: int, name: str, metric: str, count: float, message: str, remedy: str) -> Finding:
+    args = (PROBE, name, metric, float(count), 0.0, GUIDE.format(n), message, remedy)
+    return said(*args, grave=Severity.ERROR)
+
+
+def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+    """Return the shapes of what a call gives, and the first line of the error it ends in."""
+    try:
+        return eqx.filter_eval_shape(function, *args), ""
+    except (AttributeError, TypeError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+
+
+def _scatters(function: Callable[..., Any], *args: Any) -> list[tuple[Any, Any]]:
+    """Return the dtypes of sum and summand of every float scatter-add in a call."""
+    closed = eqx.filter_make_jaxpr(function)(*args)[0]
+    found: list[tuple[Any, Any]] = []
+
+    def walk(jaxpr: Any) -> None:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "scatter-add":
+                into, _, values = (v.aval.dtype for v in eqn.invars)
+                found.extend([(into, values)] if jnp.issubdtype(into, jnp.floating) else [])
+            for inner in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr")):
+                walk(inner.jaxpr) if hasattr(inner, "jaxpr") else None
+
+    walk(closed.jaxpr)
+    return found
+
+
+def _hidden(model: MLAMoEForCausalLM) -> jax.ShapeDtypeStruct:
+    table = model.model.embed_tokens.weight
+    return jax.ShapeDtypeStruct((1, TOKENS, table.shape[1]), table.dtype)
+
+
+def _tokens(model: MLAMoEForCausalLM, dtype: Any = None) -> tuple[Any, Routing]:
+    c, x = model.config, _hidden(model)
+    tokens = jax.ShapeDtypeStruct((TOKENS, x.shape[-1]), dtype or x.dtype)
+    E, k = c.n_routed_experts, c.num_experts_per_tok
+    parts: Any = (
+        jax.ShapeDtypeStruct((TOKENS, n), t)
+        for n, t in ((E, jnp.float32), (k, jnp.int32), (k, jnp.float32))
+    )
+    return tokens, Routing(*parts)

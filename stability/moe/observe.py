@@ -1,0 +1,86 @@
+"""One forward pass with its intermediates: what the probes read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from parity.deepseek_v3.attention import Attention
+from parity.deepseek_v3.model import MLAMoEForCausalLM
+from parity.engine.instrument import capture
+from stability.core.findings import Finding, Severity
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A model, a text, and what the one computed of the other."""
+
+    model: MLAMoEForCausalLM
+    ids: Int[Array, "B L"]
+    taps: dict[str, Array]
+    """By name of `checkpoint_name`: `layers.{i}.attn_norm`, `layers.{i}.router_logits`, ..."""
+
+
+def observe(model: MLAMoEForCausalLM, ids: Int[Array, "B L"]) -> Observed:
+    """Run the model once on token ids and keep every named intermediate."""
+    return Observed(model, ids, _observed(model, ids))
+
+
+@eqx.filter_jit
+def _observed(model: MLAMoEForCausalLM, ids: Array) -> dict[str, Array]:
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def logits(params: Any, ids: Array) -> Array:
+        return eqx.combine(params, static)(ids).logits
+
+    return capture(logits)(params, ids)[1]
+
+
+def positions_of(x: Float[Array, "B L D"]) -> Int[Array, "B L"]:
+    """Return the positions of tokens that start a text."""
+    return jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
+
+
+@eqx.filter_jit
+def largest_scores(attention: Attention, x: Float[Array, "B L D"]) -> Float[Array, " H"]:
+    """Return the largest attention logit a query sees, by head, in at least float32.
+
+    Args:
+        attention: of a layer.
+        x: its normalised input.
+    """
+    L, positions = x.shape[1], positions_of(x)
+    q_nope, q_rot = attention.queries(x, positions)
+    scores = attention.scores(q_nope, q_rot, attention.compress(x, positions))
+    return jnp.max(jnp.where(jnp.tril(jnp.ones((L, L), bool)), scores, -jnp.inf), axis=(0, 2, 3))
+
+
+def said(
+    probe: str,
+    subject: str,
+    metric: str,
+    value: float,
+    threshold: float,
+    source: str,
+    message: str,
+    remedy: str,
+    *,
+    least: bool = False,
+    grave: Severity = Severity.WARNING,
+) -> Finding:
+    """Return a finding that is `grave` beyond its threshold, and OK up to it; NaN is beyond it.
+
+    Args:
+        probe, subject, metric, value, threshold, source, message, remedy: as `Finding` has them;
+            the remedy is left out where nothing is wrong.
+        least: whether the threshold is the least that is right, not the most.
+        grave: severity beyond the threshold.
+    """
+    fine = value >= threshold if least else value <= threshold
+    severity = Severity.OK if fine else grave
+    args = (value, threshold, source, message, "" if fine else remedy)
+    return Finding(probe, severity, subject, metric, *args)

@@ -1,0 +1,61 @@
+"""Which parameters of MLA + MoE may be float8, and which must not.
+
+Source: the stability guide for MLA models, "Precision Configuration"; DeepSeek-V3 report, section
+3.3.1 (embedding, head, gating, norms and attention stay wide).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megalodon_jax.weights import named_leaves
+from parity.deepseek_v3.model import MLAMoEForCausalLM
+from stability.core.dtype_rules import Policy
+from stability.core.findings import Finding
+from stability.core.number_formats import E4M3
+from stability.moe.observe import said
+
+_ALWAYS_WIDE = (
+    ("*norm.weight", "float32"),
+    ("*.gate.weight", "float32"),
+    ("*.e_score_correction_bias", "float32"),
+    ("*embed_tokens.weight", "bfloat16"),
+    ("lm_head.weight", "bfloat16"),
+)
+BFLOAT16 = Policy("bfloat16", (*_ALWAYS_WIDE, ("*", "bfloat16")))
+FP8 = Policy(
+    "float8, MLA kept wide", (*_ALWAYS_WIDE, ("*.self_attn.*", "bfloat16"), ("*", "float8_e4m3fn"))
+)
+"""The guide's recommendation."""
+FP8_MLA = Policy("float8, MLA too", (*_ALWAYS_WIDE, ("*", "float8_e4m3fn")))
+"""The guide's `--fp8_mla_params`: only where one is sure."""
+MOST_LOST = 0.05
+"""Relative root mean square error of a stored leaf. e4m3 has 3 bits of mantissa: 2.6 % at best, on
+values inside its normal range, which ends at 2^-6."""
+
+
+def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
+    """Return, for every leaf a policy stores in float8, how far it is off, and with a scale."""
+    findings = []
+    for name, leaf in named_leaves(model).items():
+        if policy.dtype(name) != E4M3.dtype:
+            continue
+        values = np.asarray(leaf, np.float32)
+        scale = 2.0 ** np.floor(np.log2(E4M3.max / max(float(np.abs(values).max()), 1e-30)))
+        off, scaled = (_error(values, s) for s in (1.0, scale))
+        findings.append(
+            said(
+                *("fp8 storage", name, "relative_rms", off, MOST_LOST),
+                "3 bits of mantissa; below 2^-6 fewer (e4m3)",
+                f"stored in {E4M3.name} it is off by {off:.1%}; times 2^{np.log2(scale):.0f} "
+                f"before, by {scaled:.1%}",
+                "store it with a power of two as its scale",
+            )
+        )
+    return findings
+
+
+def _error(values: np.ndarray, scale: float) -> float:
+    stored = E4M3.round(values * scale) / scale
+    size = float(np.sqrt(np.mean(np.square(values))))
+    return float(np.sqrt(np.mean(np.square(stored - values)))) / size if size else 0.0

@@ -1,0 +1,240 @@
+"""Is the router healthy: logits, z-loss, load, choices bfloat16 would change, bias, counts.
+
+Thresholds are named once, with their source. Source: the stability guide for MLA models, "Routing
+in MoE layers" and "Extreme sparsity"; ST-MoE (arXiv 2202.08906), section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from parity.deepseek_v3.config import MLAMoEConfig
+from parity.deepseek_v3.model import MoE
+from parity.deepseek_v3.router import (
+    Router,
+    Routing,
+    balanced,
+    choose,
+    counts,
+    scores_of,
+    z_loss,
+)
+from stability.activations.attention import WEIGHT_ERROR, weight_error
+from stability.core.findings import Finding, Severity
+from stability.core.number_formats import BF16
+from stability.moe.observe import Observed, said
+
+PROBE = "router"
+MOST_LOAD = 2.5
+"""Tokens of the busiest expert over the mean at which balancing has failed: capacity factors in use
+are 1.25 to 2 (Switch, ST-MoE), so more would drop tokens."""
+LEAST_ENTROPY = 0.7
+"""Entropy of the load over its largest: below, a third of the experts' bits are not used."""
+MOST_Z = 32.0**2
+"""z-loss of router logits around 32, where half a unit of bfloat16 moves a score by 13 %."""
+MOST_FLIPS = 0.01
+"""Share of tokens that the model sends to other experts than its router in float32 would."""
+MOST_TIES = 0.5
+"""Share of tokens whose choice is closer than a unit of bfloat16 at its score. At initialisation
+all scores are close to one another: 0.2 measured on the small size."""
+EXACT_TIES = 0.01
+"""Share of tokens whose choice is decided by the order of experts alone."""
+LEAST_SIGNAL = 0.1
+"""Sum of a token's weights: below, routed experts say a tenth of what one dense MLP would."""
+LEAST_TOKENS = 4.0
+"""Tokens of a batch per expert, on average: below, e^-4 of the experts see none by chance."""
+BIAS_RATE = 1e-3
+"""DeepSeek-V3's step of the selection bias; 0.001 in its report."""
+BIAS_STEPS = 2000
+OWN = "this project's threshold, stability/moe/router_probe.py"
+
+
+def router_findings(found: Observed) -> list[Finding]:
+    """Return what there is to say of every sparse layer of a model on its text."""
+    findings = []
+    for i, block in enumerate(found.model.model.layers):
+        if isinstance(block.mlp, MoE):
+            name, router = f"layers.{i}.mlp.gate", block.mlp.gate
+            logits = found.taps[f"layers.{i}.router_logits"]
+            routing = router.route(logits)
+            findings += [
+                *logit_findings(name, logits),
+                *load_findings(name, routing),
+                *choice_findings(name, logits, router, found.taps[f"layers.{i}.mlp_norm"]),
+                *signal_findings(name, routing),
+                bias_finding(name, router.e_score_correction_bias.dtype),
+            ]
+    return [*findings, *([count_finding(counts)] if findings else [])]
+
+
+def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
+    """Return how large router logits are, their dtype, and the z-loss in float32 and bfloat16."""
+    largest = float(jnp.max(jnp.abs(logits)))
+    error, z = weight_error(largest, BF16.name), float(z_loss(logits))
+    experts = logits.shape[-1]
+    # In a dtype the scores really have: the square and the mean are where the digits go.
+    half = logits.astype(jnp.bfloat16)
+    narrow = float(jnp.mean(jnp.square(jax.nn.logsumexp(half, axis=-1))))
+    off = abs(narrow - z) / z if z else 0.0
+    wide = logits.dtype.itemsize >= 4
+    return [
+        said(
+            *(PROBE, name, "logit_weight_error", error, WEIGHT_ERROR),
+            "half a unit of bfloat16 at the largest logit, exponentiated",
+            f"largest |router logit| {largest:.3g}: in bfloat16 a score is off by {error:.1%}",
+            "raise router_z_loss_coef, or lower the learning rate of the router",
+        ),
+        said(
+            *(PROBE, name, "logits_in_float32", float(wide), 1.0),
+            "the guide's z-loss and DeepSeek-V3's router are float32",
+            f"router logits are computed in {logits.dtype.name}",
+            "widen hidden states and weight before the router's product",
+            least=True,
+            grave=Severity.ERROR,
+        ),
+        said(
+            *(PROBE, name, "z_loss", z, MOST_Z, OWN),
+            f"z-loss {z:.4g} in float32, {math.log(experts) ** 2:.3g} of an untrained router; "
+            f"computed in bfloat16 it is off by {off:.1%}",
+            "raise router_z_loss_coef; where it brings NaN the guide lowers it to 0.0001",
+        ),
+    ]
+
+
+def load_findings(name: str, routing: Routing) -> list[Finding]:
+    """Return how evenly tokens are spread over experts."""
+    load = np.asarray(counts(routing), np.float64)
+    mean, dead = load.mean(), int(np.sum(load == 0))
+    share = load[load > 0] / load.sum()
+    entropy = float(-np.sum(share * np.log(share)) / math.log(load.size))
+    most = float(load.max() / mean)
+    remedy = "raise the balancing loss or the step of the selection bias; warm up more slowly"
+    return [
+        said(
+            *(PROBE, name, "load_max_over_mean", most, MOST_LOAD, OWN),
+            f"the busiest expert gets {most:.2f} times the mean of {mean:.0f} tokens",
+            remedy,
+        ),
+        said(
+            *(PROBE, name, "dead_experts", float(dead), 0.0, OWN),
+            f"{dead} of {load.size} experts get no token of {load.sum():.0f} choices",
+            remedy,
+        ),
+        said(
+            *(PROBE, name, "load_entropy", entropy, LEAST_ENTROPY, OWN),
+            f"entropy of the load is {entropy:.0%} of the largest possible",
+            remedy,
+            least=True,
+        ),
+    ]
+
+
+def choice_findings(
+    name: str, logits: Float[Array, "T E"], router: Router, x: Float[Array, "B L D"]
+) -> list[Finding]:
+    """Return how many choices differ from float32's, would in bfloat16, or are ties.
+
+    Args:
+        name: of the router.
+        logits: what the model computed.
+        router: of the layer.
+        x: what the router was given.
+    """
+    wide = x.reshape(-1, x.shape[-1]).astype(jnp.float32) @ router.weight.astype(jnp.float32).T
+    scores = scores_of(wide, router.config) + router.bias(jnp.float32)
+    chosen, margin = choose(scores, router.config)
+
+    def flips(other: Array) -> float:
+        moved = scores_of(other, router.config).astype(jnp.float32) + router.bias(jnp.float32)
+        kept = moved.astype(other.dtype).astype(jnp.float32)
+        theirs, _ = choose(kept, router.config)
+        return float(jnp.mean(jnp.any(jnp.sort(chosen) != jnp.sort(theirs), axis=-1)))
+
+    own, narrow = flips(logits), flips(wide.astype(jnp.bfloat16))
+    unit = BF16.spacing(np.asarray(jnp.max(scores, axis=-1)))
+    ties = float(np.mean(np.asarray(margin) < unit))
+    exact = float(np.mean(np.asarray(margin) == 0))
+    alike = "experts score alike: draw the router's rows again, or train it longer before it counts"
+    return [
+        said(
+            *(PROBE, name, "flips", own, MOST_FLIPS, OWN),
+            f"{own:.1%} of the tokens go to other experts than in float32; all in bfloat16, "
+            f"{narrow:.1%} would",
+            "compute router logits and scores in float32",
+        ),
+        said(
+            *(PROBE, name, "boundary_ties", ties, MOST_TIES, OWN),
+            f"{ties:.1%} of the choices are closer than a unit of bfloat16",
+            alike,
+        ),
+        said(
+            *(PROBE, name, "exact_ties", exact, EXACT_TIES, OWN),
+            f"{exact:.1%} of the choices are decided by the order of the experts alone",
+            alike,
+        ),
+    ]
+
+
+def signal_findings(name: str, routing: Routing) -> list[Finding]:
+    """Return what is left of the signal where few of many experts are asked."""
+    E, (T, k) = routing.logits.shape[-1], routing.chosen.shape
+    weight = float(jnp.mean(jnp.sum(routing.weights, axis=-1)))
+    each = T * k / E
+    return [
+        said(
+            *(PROBE, name, "routed_weight", weight, LEAST_SIGNAL, OWN),
+            f"the weights of a token's {k} of {E} experts add up to {weight:.3g}",
+            "normalise the chosen weights (norm_topk_prob), or activate more experts per token",
+            least=True,
+        ),
+        said(
+            *(PROBE, name, "tokens_per_expert", each, LEAST_TOKENS, OWN),
+            f"a batch of {T} tokens gives {each:.3g} to an expert on average",
+            "activate more experts per token, or enlarge the batch: the others get no gradient",
+            least=True,
+        ),
+    ]
+
+
+def bias_finding(name: str, dtype: Any, rate: float = BIAS_RATE) -> Finding:
+    """Return how far a selection bias that is pushed up at every step gets in its dtype."""
+    start = jnp.zeros(2, dtype)
+    load = jnp.asarray([0, 2], jnp.int32)
+    pushed = jax.lax.fori_loop(0, BIAS_STEPS, lambda _, b: balanced(b, load, rate), start)
+    reached, meant = float(pushed[0]), rate * BIAS_STEPS
+    return said(
+        *(PROBE, f"{name}.e_score_correction_bias", "bias_reached", reached / meant, 0.95),
+        f"{BIAS_STEPS:,} steps of {rate:g}, DeepSeek-V3's, in one direction",
+        f"stored in {jnp.dtype(dtype).name} it reaches {reached:.4g} of {meant:.4g}",
+        "store the selection bias in float32",
+        least=True,
+    )
+
+
+def count_finding(count: Callable[[Routing], Array]) -> Finding:
+    """Return whether tokens are counted in integers, tried on 1,000 tokens for one expert."""
+    tokens = 1000
+    one = jnp.zeros((tokens, 1), jnp.float32)
+    got = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))
+    whole = jnp.issubdtype(got.dtype, jnp.integer) and int(got[0]) == tokens
+    return said(
+        *(PROBE, "expert counts", "counts_are_integers", float(whole), 1.0),
+        "bfloat16 counts to 256, float16 to 2,048, float32 to 2^24",
+        f"{tokens:,} tokens are counted as {float(got[0]):,.0f}, in {got.dtype.name}",
+        "count in int32",
+        least=True,
+        grave=Severity.ERROR,
+    )
+
+
+def routing_of(logits: Float[Array, "T E"], config: MLAMoEConfig) -> Routing:
+    """Return where logits send their tokens without a selection bias."""
+    E = logits.shape[-1]
+    return Router(jnp.zeros((E, 1), jnp.float32), jnp.zeros(E, jnp.float32), config).route(logits)

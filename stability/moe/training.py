@@ -1,0 +1,240 @@
+"""A short training run that is broken on purpose, and what the guard makes of it.
+
+After some healthy steps the learning rate is multiplied and the router's z-loss dropped. The same
+run without a guard, and one that nothing happens to, are the controls. Source: the stability guide
+for MLA models, "Detection and Recovery Techniques"; docs/mla-moe.md "Recovery".
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from parity.deepseek_v3.config import MLAMoEConfig
+from parity.deepseek_v3.model import MLAMoEForCausalLM
+from stability.experiments.train import read_text, windows
+from stability.recovery.guard import GuardConfig, GuardState, guard
+from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, Run, guarded_run
+
+ROUTER = ("router_z",)
+TINY_LM = MLAMoEConfig(
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_nope_head_dim=12,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    n_routed_experts=8,
+    n_group=1,
+    topk_group=1,
+    num_experts_per_tok=2,
+    min_moe_layer=1,
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How carefully a run trains."""
+
+    lr: float = 6e-2
+    warmup: int = 20
+    max_norm: float = 1.0
+    router_z_loss_coef: float = 1e-3
+    activation_limit: float | None = None
+    """Hidden states are clipped to this magnitude."""
+
+
+NORMAL = Preset()
+EMERGENCY = Preset(2e-2, 60, 0.5, 1e-4, activation_limit=100.0)
+"""Tighter clipping, a lower rate, a longer warm-up, clipped activations: the guide's emergency."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One experiment; equal plans give equal runs on one machine."""
+
+    steps: int = 280
+    injected_at: int = 120
+    lr_factor: float = 10.0
+    """What the learning rate is multiplied by from then on; the z-loss coefficient becomes 0."""
+    batch_size: int = 16
+    length: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.injected_at < self.steps:
+            raise ValueError(
+                f"Plan: injected_at={self.injected_at} must lie between 0 and steps={self.steps}."
+            )
+
+
+@dataclass
+class Outcome:
+    """What became of one run."""
+
+    name: str
+    what: str
+    loss: list[tuple[int, float]] = field(default_factory=list)
+    """(batch, training loss in nats per byte), rejected steps among them."""
+    router_z: list[tuple[int, float]] = field(default_factory=list)
+    """(batch, z-loss), logged apart from the loss."""
+    held_out: float = math.nan
+    """Loss on held-out text at the end, in nats per byte."""
+    events: list[Event] = field(default_factory=list)
+    rate: float = 1.0
+    """What is left of the learning rate at the end."""
+
+
+def run(plan: Plan = Plan(), say: Callable[[str], None] = lambda line: None) -> list[Outcome]:
+    """Train healthy, broken without a guard, broken with it, and broken under the emergency preset.
+
+    Raises:
+        RecoveryFailedError: the guard does not bring a run to its end.
+    """
+    quiet = replace(plan, lr_factor=1.0)
+    variants: tuple[tuple[str, str, Plan, Preset, bool], ...] = (
+        ("healthy", "nothing is injected", quiet, NORMAL, True),
+        ("broken", "no z-loss and lr x 10, no guard", plan, NORMAL, False),
+        ("guarded", "the same, under the guard", plan, NORMAL, True),
+        ("emergency", "the same, emergency preset and guard", plan, EMERGENCY, True),
+    )
+    outcomes = []
+    for name, what, its_plan, preset, guarded in variants:
+        outcome = train(name, what, its_plan, preset, guarded=guarded)
+        say(f"  {name}: held-out loss {outcome.held_out:.3f}, lr x {outcome.rate:g}")
+        outcomes.append(outcome)
+    return outcomes
+
+
+def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = True) -> Outcome:
+    """Train one variant; arguments as `run` passes them."""
+    outcome = Outcome(name, what)
+    text, held_out = read_text()
+    careless = GuardConfig(deviations=1e9, patience=10**6, max_norm=preset.max_norm)
+    watch = GuardConfig(window=32, max_norm=preset.max_norm) if guarded else careless
+    warm = optax.linear_schedule(0.0, preset.lr, preset.warmup)
+    transform = guard(optax.adam(warm), watch, auxiliary=ROUTER)
+    config = replace(TINY_LM, activation_limit=preset.activation_limit)
+    model = eqx.filter_jit(MLAMoEForCausalLM)(config, key=jax.random.key(plan.seed))
+
+    def data(number: int) -> tuple[jax.Array, ...]:
+        rng = np.random.default_rng((plan.seed, number))
+        ids = windows(text, rng.integers(0, len(text) - plan.length, plan.batch_size), plan.length)
+        broken = number >= plan.injected_at and plan.lr_factor != 1.0
+        coefficient = 0.0 if broken else preset.router_z_loss_coef
+        factor = plan.lr_factor if broken else 1.0
+        return ids, jnp.float32(factor), jnp.float32(coefficient), jnp.int32(number)
+
+    compiled = _step(transform)
+
+    def step(model: Any, state: GuardState, batch: Any) -> tuple[Any, GuardState]:
+        model, state = compiled(model, state, batch)
+        number, report = int(batch[3]), jax.device_get(state.report)
+        outcome.loss.append((number, float(report.loss)))
+        outcome.router_z.append((number, float(report.auxiliary[ROUTER[0]])))
+        return model, state
+
+    start: Any = transform.init(eqx.filter(model, eqx.is_array))
+    with tempfile.TemporaryDirectory() as folder:
+        done = guarded_run(
+            *(step, model, start, data),
+            steps=plan.steps,
+            folder=Path(folder),
+            guard_config=watch,
+            config=RecoveryConfig(save_every=20, horizon=60, max_cuts=8),
+            store=folder_of(Path(folder), model),
+        )
+    outcome.events, outcome.rate = done.events, done.rate
+    outcome.held_out = _held_out(done, held_out, plan)
+    return outcome
+
+
+def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
+    """Return a folder of checkpoints of this architecture: leaves in the order of the pytree."""
+
+    def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        aside = path / ".leaves.eqx"
+        eqx.tree_serialise_leaves(aside, (model, opt_state))
+        aside.replace(path / "leaves.eqx")
+
+    def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
+        like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
+        try:
+            held, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
+        except RuntimeError as error:  # what Equinox makes of a leaf it cannot read
+            raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
+        return SimpleNamespace(model=held, opt_state=state)
+
+    return CheckpointFolder(folder, save, load)
+
+
+def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return an experiment as JSON has it: numbers that are not finite are None."""
+    return {
+        "plan": asdict(plan),
+        "presets": {"normal": asdict(NORMAL), "emergency": asdict(EMERGENCY)},
+        "variants": [
+            {
+                "name": o.name,
+                "what": o.what,
+                "held_out": _plain(o.held_out),
+                "rate": o.rate,
+                "events": _counted(o.events),
+                "loss": [[n, _plain(x)] for n, x in o.loss],
+                "router_z": [[n, _plain(x)] for n, x in o.router_z],
+            }
+            for o in outcomes
+        ],
+    }
+
+
+def _step(transform: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
+    @eqx.filter_jit
+    def step(model: MLAMoEForCausalLM, state: Any, batch: Any) -> Any:
+        ids, factor, coefficient, _ = batch
+
+        def total(model: MLAMoEForCausalLM) -> tuple[jax.Array, Any]:
+            loss, router = model.losses(ids)
+            return loss + coefficient * router[ROUTER[0]], (loss, router)
+
+        gradients, (loss, router) = eqx.filter_grad(total, has_aux=True)(model)
+        params = eqx.filter(model, eqx.is_array)
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            moves, state = transform.update(gradients, state, params, value=loss, auxiliary=router)
+        moves = jax.tree.map(lambda u: u * factor, moves)
+        return eqx.apply_updates(model, moves), state
+
+    return step
+
+
+def _held_out(done: Run, text: np.ndarray, plan: Plan) -> float:
+    starts = np.linspace(0, len(text) - plan.length, 32).astype(int)
+    return float(
+        eqx.filter_jit(lambda m, i: m.losses(i)[0])(done.model, windows(text, starts, plan.length))
+    )
+
+
+def _counted(events: list[Event]) -> Mapping[str, int]:
+    kinds = ("skip", "clip", "rollback", "cut", "stop")
+    return {kind: sum(e.kind == kind for e in events) for kind in kinds}
+
+
+def _plain(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

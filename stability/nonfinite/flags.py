@@ -1,0 +1,141 @@
+"""Is everything finite? Flags by name inside jit, cheap enough to leave on.
+
+`finite_flags` answers for the leaves of a pytree, `watched_loss` for every tap, cotangent, gradient
+and the loss of a training step. What they find, `stability.nonfinite.replay` takes apart operation
+by operation. Source: docs/training.md "Is everything finite?".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from megalodon_jax.weights import named_leaves
+from parity.engine.compare import COTANGENT
+from parity.megalodon.taps import capture
+from stability.core.findings import Finding, Severity
+
+LOSS, GRADIENT = "loss", "grad/"
+SOURCE = 'docs/training.md "Is everything finite?"'
+Flags = dict[str, jax.Array]
+"""By name, a bool scalar: True where every element is finite."""
+
+
+def finite(x: jax.Array) -> jax.Array:
+    """Return a bool scalar: whether every element of `x`, of any shape and dtype, is finite."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.asarray(True)
+    return jnp.all(jnp.isfinite(x))
+
+
+def finite_flags(tree: Any, prefix: str = "") -> Flags:
+    """Return a flag per array leaf of a pytree, by `prefix` and dotted path; use it inside jit."""
+    leaves = named_leaves(tree)
+    plain = {n: x for n, x in leaves.items() if not _is_key(x.dtype)}
+    return {prefix + name: finite(leaf) for name, leaf in plain.items()}
+
+
+def with_tap_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
+    """Return `function` with a flag per named intermediate as a second result.
+
+    Arguments must be pytrees of arrays, as for `parity.megalodon.taps.capture`. The intermediates
+    themselves do not leave the program.
+    """
+
+    def flagged(*args: Any) -> tuple[Any, Flags]:
+        out, taps = capture(function)(*args)
+        return out, {name: finite(tap) for name, tap in taps.items()}
+
+    return flagged
+
+
+def watched_loss(
+    loss: Callable[..., jax.Array], *, taps: bool = True, cotangents: bool = False
+) -> Callable[..., tuple[tuple[jax.Array, Any], Flags]]:
+    """Return `value_and_grad` of a loss, with flags: ((loss, gradients), flags).
+
+    Flags are named as taps, `bar/<tap>` for cotangents, `grad/<parameter>` and `loss`, in the order
+    of computation. Call the result inside `eqx.filter_jit`.
+
+    Args:
+        loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
+        taps: whether to watch the forward pass by tap; without, only loss and gradients.
+        cotangents: whether to watch the backward pass by tap too; it keeps every tap's
+            derivative alive and costs more.
+    """
+
+    def watched(model: Any, *args: Any) -> tuple[tuple[jax.Array, Any], Flags]:
+        params, static = eqx.partition(model, eqx.is_inexact_array)
+
+        def plain(params: Any, *args: Any) -> jax.Array:
+            return loss(eqx.combine(params, static), *args)
+
+        def objective(params: Any, offsets: Mapping[str, jax.Array]) -> tuple[jax.Array, Flags]:
+            if not taps:
+                return plain(params, *args), {}
+            value, found = capture(plain, offsets=offsets)(params, *args)
+            return value, {name: finite(tap) for name, tap in found.items()}
+
+        zeros = _zeros(plain, params, *args) if taps and cotangents else {}
+        (value, flags), (gradients, bars) = jax.value_and_grad(
+            objective, argnums=(0, 1), has_aux=True
+        )(params, zeros)
+        flags |= {LOSS: finite(value)}
+        flags |= {COTANGENT + name: finite(bars[name]) for name in reversed(bars)}
+        flags |= finite_flags(gradients, GRADIENT)
+        return (value, gradients), flags
+
+    return watched
+
+
+def broken(flags: Mapping[str, Any]) -> list[str]:
+    """Return the names whose flag is down, in the order of the flags; outside of jit."""
+    host = jax.device_get(dict(flags))
+    # A dictionary comes back from the device sorted by name.
+    return [name for name in flags if not bool(np.asarray(host[name]))]
+
+
+def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
+    """Return one finding: what was not finite, the first in order of computation as its subject.
+
+    Dictionaries that leave a jitted function are sorted by name; pass flags through `in_order`
+    first where the order matters.
+    """
+    down = broken(flags)
+    if not down:
+        message = f"{len(flags)} named values, all finite"
+        return [Finding("finite_flags", Severity.OK, "step", "broken", 0.0, 0.0, SOURCE, message)]
+    return [
+        Finding(
+            "finite_flags",
+            Severity.ERROR,
+            down[0],
+            "broken",
+            float(len(down)),
+            0.0,
+            SOURCE,
+            f"{down[0]} is the first of {len(down)} named values that are not finite",
+            "replay the step with stability.nonfinite.locate: it names operation and inputs",
+        )
+    ]
+
+
+def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
+    """Return flags in the order of `order` (as `computed` gives), others at the end."""
+    known = {name: flags[name] for name in order if name in flags}
+    return known | {name: flag for name, flag in flags.items() if name not in known}
+
+
+def _zeros(function: Callable[..., Any], *args: Any) -> dict[str, jax.Array]:
+    _, taps = jax.eval_shape(capture(function), *args)
+    return {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in taps.items()}
+
+
+def _is_key(dtype: DTypeLike) -> bool:
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

@@ -1,0 +1,306 @@
+"""Replay of a step that was not finite: the first bad operation, its line, module and inputs.
+
+The program is evaluated equation by equation, calls, branches and iterations of loops included, and
+every value remembers where its NaN or infinity came from. The answer is the cause of what came out
+bad: an infinity that a mask put there on purpose and a softmax took away again is no cause.
+Source: docs/training.md "What made it so".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal as JaxprLiteral
+
+from megalodon_jax.weights import dotted
+from stability.core.findings import Finding, Severity
+from stability.dtype_audit.jaxpr import is_library, source_of
+from stability.dtype_audit.scopes import announced, module_of, phase_of
+from stability.nonfinite.operands import Operand, all_finite, has_nan, operand
+
+SOURCE = 'docs/training.md "What made it so"'
+Kind = Literal["operation", "input", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a NaN or an infinity came from."""
+
+    kind: Kind
+    name: str
+    """The primitive, the argument's path, or `constant`."""
+    source: str = ""
+    module: str = ""
+    phase: str = "forward"
+    where: str = ""
+    """Calls, branches and iterations around it: `scan[3]/cond[1]`."""
+    inputs: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    cause: Origin | None = None
+    """What its bad input came from, if it had one."""
+
+    @property
+    def root(self) -> Origin:
+        """The first in the chain of causes that is no constant put there on purpose."""
+        at = self
+        while at.cause is not None and at.cause.kind != "constant":
+            at = at.cause
+        return at
+
+    def describe(self) -> str:
+        """Return one sentence: what, where, from which inputs."""
+        if self.kind == "input":
+            return f"argument {self.name} was not finite: {self.outputs[0].describe()}"
+        place = ", ".join(filter(None, (self.module, self.source, self.where)))
+        reads = "; ".join(operand.describe() for operand in self.inputs)
+        writes = "; ".join(operand.describe() for operand in self.outputs)
+        phase = "backward" if self.phase == "backward" else "forward"
+        return f"{phase} {self.name} ({place}) made {writes} of {reads}"
+
+
+def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
+    """Return the origin of the first output that is not finite, or None if all are finite.
+
+    Args:
+        function: what was not finite, for instance `eqx.filter_grad(loss)`; it is traced here, and
+            Equinox models in `args` announce their paths.
+        args: its arguments; what is no array is kept as it is.
+
+    Returns:
+        The root of the chain of causes. None can also mean that the compiled program is bad where
+        single operations are not: compare with `jax.disable_jit`.
+    """
+    named = tuple(announced(arg) for arg in args)
+    dynamic, static = eqx.partition(named, eqx.is_array)
+
+    def run(dynamic: Any) -> Any:
+        return eqx.filter(function(*eqx.combine(dynamic, static)), eqx.is_array)
+
+    closed = jax.make_jaxpr(run)(dynamic)
+    leaves = jax.tree_util.tree_flatten_with_path(dynamic)[0]
+    arguments = [_Value(leaf, _of_input(dotted(path), leaf)) for path, leaf in leaves]
+    constants = [_constant(value) for value in closed.consts]
+    values = _Replay().evaluate(closed.jaxpr, constants, arguments, "", "", "")
+    origins = [value.origin for value in values if value.origin is not None]
+    return min(origins, key=lambda origin: origin.kind == "constant").root if origins else None
+
+
+def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
+    """Return `locate`'s answer as one finding; metric `non_finite` counts the bad elements."""
+    origin = locate(function, *args)
+    if origin is None:
+        message = "evaluated operation by operation, every output is finite"
+        return [Finding("replay", Severity.OK, "step", "non_finite", 0.0, 0.0, SOURCE, message)]
+    bad = sum(operand.nan + operand.inf for operand in origin.outputs)
+    subject = f"{origin.module} {origin.name}".strip()
+    remedy = _remedy(origin)
+    return [
+        Finding(
+            *("replay", Severity.ERROR, subject, "non_finite"),
+            *(float(bad), 0.0, SOURCE, origin.describe(), remedy),
+        )
+    ]
+
+
+def _remedy(origin: Origin) -> str:
+    if origin.kind == "input":
+        return "restore the last checkpoint without non-finite values, or mend the batch"
+    if any(operand.inf for operand in origin.outputs):
+        return "an overflow: widen the operands, clip them, or lower the learning rate"
+    return "keep the operation's inputs inside its domain (floor, clip, or select before it)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """An array and, if it is not finite, where that came from."""
+
+    array: Any
+    origin: Origin | None = None
+
+
+class _Replay:
+    """Evaluates jaxprs on values with origins."""
+
+    def evaluate(
+        self,
+        jaxpr: Any,
+        constants: Sequence[_Value],
+        arguments: Sequence[_Value],
+        stack: str,
+        source: str,
+        where: str,
+    ) -> list[_Value]:
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+        last = _last_uses(jaxpr)
+
+        def read(atom: Any) -> _Value:
+            return _constant(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
+
+        for index, eqn in enumerate(jaxpr.eqns):
+            inputs = [read(atom) for atom in eqn.invars]
+            here = "/".join(filter(None, (stack, str(eqn.source_info.name_stack))))
+            outputs = self._equation(eqn, inputs, here, source or source_of(eqn), source, where)
+            values.update(zip(eqn.outvars, outputs, strict=True))
+            for atom in last.get(index, ()):
+                values.pop(atom, None)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn, inputs, stack, line, source, where) -> list[_Value]:
+        name, params = eqn.primitive.name, eqn.params
+
+        def call(closed: Any, args: Sequence[_Value], label: str) -> list[_Value]:
+            inner = getattr(closed, "jaxpr", closed)
+            constants = [_constant(value) for value in getattr(closed, "consts", ())]
+            below = f"{where}/{label}" if where and label else where or label
+            keep = line if is_library(inner) else source
+            return self.evaluate(inner, constants, args, stack, keep, below)
+
+        match name:
+            case "scan":
+                return _scan(call, params, inputs)
+            case "while":
+                return _while(call, params, inputs)
+            case "cond":
+                branch = int(np.asarray(inputs[0].array))
+                return call(params["branches"][branch], inputs[1:], f"cond[{branch}]")
+        inner = next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
+        if inner is not None and not name.startswith(("reduce", "scatter", "custom_lin")):
+            return call(inner, inputs, "")
+        return _bound(eqn, inputs, stack, line, where)
+
+
+def _bound(eqn, inputs, stack, line, where) -> list[_Value]:
+    """Evaluate one operation, and note it if it made what it was not given."""
+    if (moved := _moved(eqn, inputs)) is not None:
+        return [moved]
+    # An equation traced with 64-bit types must be bound with them.
+    with eqn.ctx.manager:
+        arrays = [value.array for value in inputs]
+        out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    outputs = list(out) if eqn.primitive.multiple_results else [out]
+    bad = [not all_finite(array) for array in outputs]
+    if not any(bad):
+        return [_Value(array) for array in outputs]
+    origin = _origin(eqn.primitive.name, inputs, outputs, stack, line, where)
+    return [_Value(array, origin if b else None) for array, b in zip(outputs, bad, strict=True)]
+
+
+def _moved(eqn, inputs) -> _Value | None:
+    """Return an array whose elements only change places; on the host, where nothing compiles.
+
+    None means that this is another operation.
+    """
+    name, params, to = eqn.primitive.name, eqn.params, eqn.outvars[0].aval
+    if name not in _MOVES or jax.dtypes.issubdtype(to.dtype, jax.dtypes.extended):
+        return None
+    value, *dynamic = inputs
+    if dynamic or (name == "reshape" and params["dimensions"] is not None):
+        return None
+    # A literal is a number of Python's.
+    array = np.asarray(value.array, to.dtype)
+    if name == "transpose":
+        array = array.transpose(params["permutation"])
+    elif name == "broadcast_in_dim":
+        at = dict(zip(params["broadcast_dimensions"], array.shape, strict=True))
+        array = np.broadcast_to(array.reshape([at.get(i, 1) for i in range(to.ndim)]), to.shape)
+    with jax.enable_x64(to.dtype.itemsize == 8):
+        return _Value(jax.device_put(array.reshape(to.shape)), value.origin if to.size else None)
+
+
+_MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
+
+
+def _origin(name, inputs, outputs, stack, line, where) -> Origin:
+    """Return the inputs' origin where one is passed on, a new one where something went wrong."""
+    known = [value for value in inputs if value.origin is not None]
+    cause = min(known, key=_blame).origin if known else None
+    made_nan = any(map(has_nan, outputs)) and not any(has_nan(v.array) for v in known)
+    if cause is not None and not made_nan:
+        return cause
+    return Origin(
+        "operation",
+        name,
+        line,
+        module_of(stack),
+        phase_of(stack),
+        where,
+        tuple(operand(value.array) for value in inputs),
+        tuple(operand(array) for array in outputs),
+        cause,
+    )
+
+
+def _blame(value: _Value) -> tuple[bool, bool]:
+    """Order bad inputs: NaN before infinity, and what went wrong before what was put there."""
+    origin = value.origin
+    return not has_nan(value.array), origin is not None and origin.kind == "constant"
+
+
+def _scan(call, params, inputs) -> list[_Value]:
+    consts, carry_count = params["num_consts"], params["num_carry"]
+    fixed, carry = inputs[:consts], inputs[consts : consts + carry_count]
+    sequences = inputs[consts + carry_count :]
+    length = params["length"]
+    order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+    rows: dict[int, list[_Value]] = {}
+    for i in order:
+        slices = [_slice(value, i) for value in sequences]
+        out = call(params["jaxpr"], [*fixed, *carry, *slices], f"scan[{i}]")
+        carry, rows[i] = out[:carry_count], out[carry_count:]
+    if not length:
+        shapes = params["jaxpr"].out_avals[carry_count:]
+        return [*carry, *(_Value(jnp.zeros((0, *a.shape), a.dtype)) for a in shapes)]
+    return [*carry, *(_stack([rows[i][k] for i in range(length)]) for k in range(len(rows[0])))]
+
+
+def _while(call, params, inputs) -> list[_Value]:
+    tested, done = params["cond_nconsts"], params["body_nconsts"]
+    fixed, held = inputs[:tested], inputs[tested : tested + done]
+    carry, count = inputs[tested + done :], 0
+    while bool(np.asarray(call(params["cond_jaxpr"], [*fixed, *carry], "while")[0].array)):
+        carry = call(params["body_jaxpr"], [*held, *carry], f"while[{count}]")
+        count += 1
+    return carry
+
+
+def _slice(value: _Value, index: int) -> _Value:
+    with jax.enable_x64(value.array.dtype.itemsize == 8):
+        array = value.array[index]
+    return _Value(array, value.origin if value.origin and not all_finite(array) else None)
+
+
+def _stack(values: Sequence[_Value]) -> _Value:
+    bad = [value for value in values if value.origin is not None]
+    with jax.enable_x64(values[0].array.dtype.itemsize == 8):
+        array = jnp.stack([value.array for value in values])
+    return _Value(array, min(bad, key=_blame).origin if bad else None)
+
+
+def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    """Return, by equation, the variables nobody reads after it: a replay must not keep them all."""
+    last = dict.fromkeys((*jaxpr.constvars, *jaxpr.invars), -1)
+    for index, eqn in enumerate(jaxpr.eqns):
+        last |= dict.fromkeys(eqn.outvars, index)
+        last |= {a: index for a in eqn.invars if not isinstance(a, JaxprLiteral)}
+    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, JaxprLiteral)}
+    uses: dict[int, list[Any]] = {}
+    for atom, index in last.items():
+        if atom not in kept:
+            uses.setdefault(index, []).append(atom)
+    return uses
+
+
+def _constant(value: Any) -> _Value:
+    origin = None if all_finite(value) else Origin("constant", "constant")
+    return _Value(value, origin)
+
+
+def _of_input(name: str, leaf: Any) -> Origin | None:
+    # The first part of the path is the argument's position.
+    return None if all_finite(leaf) else Origin("input", name, outputs=(operand(leaf),))

@@ -1,0 +1,134 @@
+"""Low-precision products against float64 on what they should multiply, forward and backward.
+
+The truth shares nothing with the backend: operands are quantised by
+`stability.products.block_formats`, and multiplied in float64. Two things are the backend's to
+choose and are checked instead: the signs of the rotation, which must be a Hadamard transform, and
+the draws of stochastic rounding, each of which must be a neighbour of what it rounds and their sum
+unbiased. Where a check fails there is no truth, and so no pass. Source: docs/formats.md "What
+runs".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.gemm import BACKENDS, DIRECTIONS, ROTATION, Backend, gemm, operands, rotated
+from parity.engine.compare import Comparison, Work
+from parity.engine.measurement import Measurement
+from parity.tolerances import PRODUCTS, UNBIASED, NoiseFloors
+from stability.core.number_formats import E2M1
+from stability.products import block_formats
+
+SHAPES = {"tokens": 75, "in": 100, "out": 52}
+"""None a multiple of a block."""
+QUANTITIES: tuple[str, ...] = ("product", "grad/input", "grad/weight")
+FORMATS = {"mxfp8": block_formats.mx, "nvfp4": block_formats.nvfp4}
+
+
+def measure(device: str = "cpu") -> Iterator[Measurement]:
+    """Yield the error of every backend's three products, and a failure where one is too large."""
+    tokens, width, out = SHAPES.values()
+    rng = np.random.default_rng(0)
+    sizes = (tokens, width), (out, width), (tokens, out)
+    x, weight, dy = (rng.standard_normal(size).astype(np.float32) for size in sizes)
+    for name, backend in BACKENDS.items():
+        taken, turned, drawn = _step(name, backend, *map(jnp.asarray, (x, weight, dy)))
+        actual = dict(zip(QUANTITIES, map(np.asarray, taken), strict=True))
+        pairs = _truth(backend, x, weight, dy, turned, drawn)
+        exact = dict(zip(QUANTITIES, (a @ b.T for a, b in pairs), strict=True))
+        identity = hashlib.sha256(repr((name, SHAPES, backend)).encode()).hexdigest()[:16]
+        work = Work(name, identity, QUANTITIES)
+        yield from Comparison(work, PRODUCTS, NoiseFloors({}), "float32", device).run(actual, exact)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
+    """Return the three products, what is rotated, and the operands that may be drawn: those of dy.
+
+    One compilation.
+    """
+    y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
+    turned = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
+    drawn = [operands(d, backend, x, weight, dy)[0] for d in DIRECTIONS[1:]]
+    return (y, *pull(dy)), turned, drawn if backend.stochastic else None
+
+
+def _truth(
+    backend: Backend, x: np.ndarray, weight: np.ndarray, dy: np.ndarray, turned: Any, drawn: Any
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the operands of the three products in float64, (rows, k) and (columns, k)."""
+    forward, gradients = FORMATS[backend.forward], FORMATS[backend.gradients]
+    tokens = [dy.T, x.T]
+    if turned is not None:
+        tokens = [turned_right(a, np.asarray(b)) for a, b in zip(tokens, turned, strict=True)]
+    lefts = [gradients(dy), gradients(tokens[0])]
+    if drawn is not None:
+        lefts = [
+            drawn_right(left, a, np.asarray(ours.values))
+            for left, a, ours in zip(lefts, (dy, tokens[0]), drawn, strict=True)
+        ]
+    pairs = (
+        (forward(x), forward(weight)),
+        (lefts[0], gradients(weight.T)),
+        (lefts[1], gradients(tokens[1])),
+    )
+    return [(_flat(a), _flat(b)) for a, b in pairs]
+
+
+def turned_right(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """Return `ours` where it is a signed Hadamard transform of `x` up to float32, else NaN.
+
+    The rounding is the backend's too: in which order it adds, no format says.
+    """
+    size = len(ROTATION)
+    parity = np.bitwise_count(np.arange(size)[:, None] & np.arange(size)) % 2
+    hadamard = np.sign(ROTATION[:, :1]) * (1.0 - 2.0 * parity) / np.sqrt(size)
+    parts = block_formats.blocks(x, size)
+    exact = (parts @ hadamard).reshape(*x.shape[:-1], -1)
+    # A sum of `size` products in float32, in any order: one roundoff of all of them a term.
+    bound = 2.0**-24 * size * (np.abs(parts) @ np.abs(hadamard)).reshape(exact.shape)
+    right = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))
+    return ours if right else np.full_like(exact, np.nan)
+
+
+def drawn_right(
+    nearest: block_formats.Blocks, x: np.ndarray, ours: np.ndarray
+) -> block_formats.Blocks:
+    """Return `nearest` with the values that were drawn, NaN where no draw of `x` gives them.
+
+    Each must be one of the two neighbours of what is rounded; and the sums of all errors, as they
+    are, away from 0, and squared, within `UNBIASED` standard deviations of what is expected.
+    """
+    scale = nearest.scale.astype(np.float64)[..., None] * nearest.outer
+    scaled = block_formats.blocks(x, nearest.values.shape[-1]) / scale
+    step = E2M1.spacing(scaled)
+    share = np.abs(scaled) / step % 1.0
+    variance = step**2 * share * (1.0 - share)
+    errors = ours.astype(np.float64) - scaled
+    sums = (
+        (np.sum(errors), np.sum(variance)),
+        (np.sum(np.sign(scaled) * errors), np.sum(variance)),
+        # Rounding to nearest has no bias either, and smaller squares.
+        (
+            np.sum(errors**2 - variance),
+            np.sum(step**2 * variance * (1.0 - 2.0 * share) ** 2),
+        ),
+    )
+    right = (
+        np.all(np.abs(errors) < step)
+        and np.array_equal(E2M1.round(ours), ours)
+        and all(abs(total) <= UNBIASED * np.sqrt(expected) for total, expected in sums)
+    )
+    return nearest._replace(values=ours if right else np.full_like(ours, np.nan))
+
+
+def _flat(quantised: block_formats.Blocks) -> np.ndarray:
+    wide = quantised.dequantised()
+    return wide.reshape(len(wide), -1)

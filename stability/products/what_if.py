@@ -1,0 +1,281 @@
+"""What a low-precision format would cost each product of a model, before anyone trains in it.
+
+One step of the model is run as it is, and the operands of every linear map are kept: activations,
+weights, gradients of outputs. Each of the three products is then taken again in every format, by
+the NumPy truth (`stability.products.block_formats`), and compared with itself in float64. Where a
+format costs more than it costs a healthy tensor, the next wider one is advised. Source:
+docs/formats.md "What would it cost?".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from megalodon_jax.gemm import DIRECTIONS, ROTATION, Direction
+from megalodon_jax.layers.linear import Linear, linear_maps
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.policy import Policy
+from megalodon_jax.weights import dotted
+from parity.megalodon.taps import capture
+from parity.tolerances import FORMAT_BOUNDS
+from stability.core.findings import Finding, Severity
+from stability.core.number_formats import BF16, E2M1, E4M3, Format
+from stability.products import block_formats
+from stability.products.block_formats import Blocks
+
+LADDER = ("nvfp4", "mxfp8", "bfloat16")
+"""What is advised, narrowest first; the last one needs no permission."""
+TOKENS = 256
+"""Rows of activations that are looked at: shares and errors are averages over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What the three products of a linear map read, float32."""
+
+    x: np.ndarray
+    """Activations (tokens, in)."""
+    weight: np.ndarray
+    """(out, in)."""
+    dy: np.ndarray
+    """Gradients of the output (tokens, out)."""
+
+    def operands(self, direction: Direction) -> tuple[np.ndarray, np.ndarray]:
+        """Return both operands, (rows, k) and (columns, k); k is the contraction."""
+        pairs = {
+            "forward": (self.x, self.weight),
+            "input_grad": (self.dy, self.weight.T),
+            "weight_grad": (self.dy.T, self.x.T),
+        }
+        return pairs[direction]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a format does to one product; shares and the MSE are of the worse operand."""
+
+    gemm: str
+    direction: Direction
+    format: str
+    underflow: float
+    """Share of the elements that are not 0 and become 0."""
+    clipped: float
+    """Share of the elements beyond the largest number of their block."""
+    mse: float
+    """Mean squared error over mean square."""
+    error: float
+    """Relative L2 of the product against that of the operands as they are, in float64."""
+
+    @property
+    def fraction(self) -> float:
+        """What it uses of its bounds, the larger share; above 1 the format is not advised."""
+        bound = FORMAT_BOUNDS[self.format]
+        return max(self.error / bound.error, self.underflow / bound.underflow)
+
+
+def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
+    """Return the operands of every linear map by name, of one step on token ids (B, L) int32.
+
+    Beyond `TOKENS` of them, rows are left out, evenly. This is the step as its configuration
+    takes it; the head is not looked at.
+    """
+    ids = jnp.asarray(ids, jnp.int32)
+    taps, bars = _step(_marked(model), ids)
+    found = {}
+    for name, linear in linear_maps(model).items():
+        if name == "lm_head":
+            continue
+        x, dy = (np.asarray(a, np.float32) for a in (taps[f"{name}/x"], bars[f"{name}/y"]))
+        rows = np.linspace(0, x[..., 0].size - 1, min(TOKENS, x[..., 0].size)).astype(int)
+        x, dy = (a.reshape(-1, a.shape[-1])[rows] for a in (x, dy))
+        found[name] = Products(x, np.asarray(linear.weight, np.float32), dy)
+    return found
+
+
+def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None) -> Iterator[Cost]:
+    """Yield the cost of every product in every format; `formats` are keys of `FORMATS`."""
+    for name, held in products.items():
+        for direction in DIRECTIONS:
+            pair = held.operands(direction)
+            exact = _times(*pair)
+            for fmt in formats or FORMATS:
+                yield _cost(name, direction, fmt, pair, exact)
+
+
+def advice(found: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
+    """Return the narrowest format of the ladder that stays within its bounds, by product."""
+    by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
+    for cost in found:
+        by_product.setdefault((cost.gemm, cost.direction), {})[cost.format] = cost
+    return {
+        at: next((f for f in LADDER[:-1] if f in each and each[f].fraction <= 1), LADDER[-1])
+        for at, each in by_product.items()
+    }
+
+
+def rules(found: Sequence[Cost]) -> Policy:
+    """Return the advice as `MegalodonConfig.gemm_backend` takes it: a backend for every matrix.
+
+    A matrix has one backend, so it gets the widest of what its three products bear; bfloat16 is
+    "default". Matrices of a kind that agree in all layers share a rule.
+    """
+    backends: dict[str, str] = {}
+    for (name, _), fmt in advice(found).items():
+        backends[name] = max(backends.get(name, LADDER[0]), fmt, key=LADDER.index)
+    kinds: dict[str, set[str]] = {}
+    for name, fmt in backends.items():
+        kinds.setdefault(_kind(name), set()).add(fmt)
+    each = {
+        _kind(name) if len(kinds[_kind(name)]) == 1 else name: fmt for name, fmt in backends.items()
+    }
+    usual = max(LADDER, key=list(each.values()).count)
+    policy = [(name, fmt) for name, fmt in each.items() if fmt != usual] + [("model.*", usual)]
+    return tuple((name, "default" if fmt == LADDER[-1] else fmt) for name, fmt in policy)
+
+
+def findings(found: Sequence[Cost]) -> list[Finding]:
+    """Return a finding per product: the format it bears, a note where it is not the narrowest."""
+    chosen, out = advice(found), []
+    for cost in found:
+        if cost.format != LADDER[0]:
+            continue
+        best = chosen[cost.gemm, cost.direction]
+        bound = FORMAT_BOUNDS[cost.format]
+        out.append(
+            Finding(
+                *("what_if", Severity.OK if best == LADDER[0] else Severity.NOTE),
+                f"{cost.gemm} {cost.direction}",
+                *("output_error", cost.error, bound.error, bound.reason),
+                f"in {cost.format} its error is {cost.error:.3f}, {cost.underflow:.1%} of an "
+                f"operand becomes 0 and {cost.clipped:.1%} is clipped; it bears {best}",
+                "" if best == LADDER[0] else f"set gemm_backend to {best} for it by a rule",
+            )
+        )
+    return out
+
+
+def rows(found: Sequence[Cost]) -> list[dict[str, Any]]:
+    """Return costs as JSON has them, to four digits, each with the share it uses of its bounds."""
+    return [
+        {n: v if isinstance(v, str) else float(f"{v:.4g}") for n, v in asdict(cost).items()}
+        | {"fraction": float(f"{cost.fraction:.4g}")}
+        for cost in found
+    ]
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _mx(fmt: Format, mode: str) -> Callable[[np.ndarray, bool], Blocks]:
+    return lambda x, weight: block_formats.mx(x, mode, fmt)
+
+
+def _deepseek(x: np.ndarray, weight: bool) -> Blocks:
+    return block_formats.deepseek(x, rows=128 if weight else 1)
+
+
+def _plain(x: np.ndarray, weight: bool) -> Blocks:
+    return Blocks(BF16.encode(x)[..., None, :], np.ones((*x.shape[:-1], 1)), 1.0)
+
+
+FORMATS: dict[str, tuple[Format, Callable[[np.ndarray, bool], Blocks]]] = {
+    "nvfp4": (E2M1, lambda x, weight: block_formats.nvfp4(x)),
+    "mxfp4": (E2M1, _mx(E2M1, "ceil")),
+    "mxfp8": (E4M3, _mx(E4M3, "ceil")),
+    "mxfp8 floor": (E4M3, _mx(E4M3, "floor")),
+    "deepseek": (E4M3, _deepseek),
+    "bfloat16": (BF16, _plain),
+}
+"""By name, the element format and a quantiser of (operand, whether it is a weight)."""
+
+
+class _Marked(eqx.Module):
+    linear: Linear
+    name: str = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(checkpoint_name(x, f"{self.name}/x"))
+        return checkpoint_name(y, f"{self.name}/y")
+
+
+def _marked(model: MegalodonForCausalLM) -> MegalodonForCausalLM:
+    def mark(path: Any, node: Any) -> Any:
+        return _Marked(node, dotted(path)) if isinstance(node, Linear) else node
+
+    blocks = jax.tree_util.tree_map_with_path(
+        mark, {"model": model.model}, is_leaf=lambda n: isinstance(n, Linear)
+    )
+    return eqx.tree_at(lambda m: m.model, model, blocks["model"])
+
+
+@eqx.filter_jit
+def _step(model: Any, ids: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Return the marked values of a forward pass, and the loss's derivatives by the outputs."""
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def loss(params: Any) -> jax.Array:
+        return eqx.combine(params, static).compute_loss(ids, ids)
+
+    shapes = jax.eval_shape(capture(loss), params)[1]
+    zeros = {n: jnp.zeros(s.shape, s.dtype) for n, s in shapes.items() if n.endswith("/y")}
+    taken, taps = jax.grad(lambda offsets: capture(loss, offsets=offsets)(params), has_aux=True)(
+        zeros
+    )
+    return taps, taken
+
+
+def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(np.float64) @ b.astype(np.float64).T
+
+
+def _cost(
+    name: str,
+    direction: Direction,
+    fmt: str,
+    pair: tuple[np.ndarray, np.ndarray],
+    exact: np.ndarray,
+) -> Cost:
+    if fmt == "nvfp4" and direction == "weight_grad":
+        pair = _rotated(pair[0]), _rotated(pair[1])
+    element, quantise = FORMATS[fmt]
+    shares, taken = [], []
+    for i, x in enumerate(pair):
+        blocks = quantise(x, i == 1 and direction != "weight_grad")
+        taken.append(blocks.flat(x.shape[-1]))
+        shares.append(_shares(x, taken[-1], blocks, element))
+    worst = (max(each) for each in zip(*shares, strict=True))
+    off = np.linalg.norm(_times(*taken) - exact)
+    return Cost(name, direction, fmt, *worst, error=float(off / (np.linalg.norm(exact) or 1.0)))
+
+
+def _shares(
+    x: np.ndarray, taken: np.ndarray, blocks: Blocks, element: Format
+) -> tuple[float, float, float]:
+    """Return underflow share, clip share and relative MSE of one operand."""
+    wide = x.astype(np.float64)
+    size = blocks.values.shape[-1]
+    # An element at the end of the range is rounded like any other: only beyond it is it clipped.
+    limit = element.max * blocks.scale.astype(np.float64) * blocks.outer * (1 + 2.0**-20)
+    limit = np.repeat(limit, size, axis=-1)[..., : x.shape[-1]]
+    square = float(np.mean(np.square(wide))) or 1.0
+    return (
+        float(np.mean((wide != 0) & (taken == 0))),
+        float(np.mean(np.abs(wide) > limit)),
+        float(np.mean(np.square(taken - wide))) / square,
+    )
+
+
+def _rotated(x: np.ndarray) -> np.ndarray:
+    size = len(ROTATION)
+    parts = block_formats.blocks(x, size) @ ROTATION.astype(np.float64)
+    return parts.reshape(*x.shape[:-1], -1).astype(np.float32)

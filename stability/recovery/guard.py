@@ -1,0 +1,267 @@
+"""A guard around any optax optimiser: skip what is not finite or spikes, clip, ask for a rollback.
+
+It is a transformation whose state is a pytree of arrays, so it jits, checkpoints and resumes like
+the optimiser it wraps. Per step, in this order:
+
+1. skip: the loss or the gradient norm is not finite, or the loss spikes: nothing changes;
+2. clip: the gradient norm spikes: gradients are scaled down to its limit (and, as in any training,
+   to `max_norm`);
+3. roll back: after `patience` skips in a row the state asks for it, and
+   `stability.recovery.rollback` does it and skips data;
+4. cut: when rollbacks do not help, `stability.recovery.rollback` cuts the learning rate.
+
+A spike is a value above median + 6 * 1.4826 * MAD of the window of accepted values. A rejected
+value never enters the window. Source: docs/training.md "Keep training".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int32
+
+NORMAL_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+class Verdict(IntEnum):
+    """What the guard did with a step; stored as int32."""
+
+    ACCEPTED = 0
+    CLIPPED = 1
+    """The gradient norm is above its threshold; a norm that only exceeds `max_norm` is accepted."""
+    SKIPPED_LOSS = 2
+    """The loss is NaN or infinite."""
+    SKIPPED_GRADIENT = 3
+    """The loss is finite, the gradient norm is not."""
+    SKIPPED_SPIKE = 4
+    """The loss is above its threshold."""
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """What counts as a spike, and how patient the guard is.
+
+    Raises:
+        ValueError: a number is outside its range; the message names it.
+    """
+
+    window: int = 64
+    """Accepted values the threshold is taken from."""
+    warmup: int = 16
+    """Accepted values before anything can be a spike."""
+    deviations: float = 6.0
+    """Threshold above the median, in standard deviations estimated by the MAD."""
+    spread: float = 1e-2
+    """Smallest deviation, relative to the median: a loss that stands still has a MAD of 0, and
+    would make a spike of its last digit."""
+    max_norm: float | None = 1.0
+    """Every gradient is clipped to this norm, spike or not; None clips spikes only."""
+    patience: int = 3
+    """Skips in a row after which a rollback is asked for."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            "window": (self.window >= 2, "at least 2"),
+            "warmup": (2 <= self.warmup <= self.window, "between 2 and window"),
+            "deviations": (self.deviations > 0, "positive"),
+            "spread": (self.spread >= 0, "at least 0"),
+            "max_norm": (self.max_norm is None or self.max_norm > 0, "positive or None"),
+            "patience": (self.patience >= 1, "at least 1"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise ValueError(f"GuardConfig: {name}={getattr(self, name)!r} must be {rule}.")
+
+
+class Window(NamedTuple):
+    """The latest accepted values of one quantity: values (W,) float32, seen () int32."""
+
+    values: Float[Array, " W"]
+    seen: Int32[Array, ""]
+
+
+class Report(NamedTuple):
+    """What the last step was, all scalars; auxiliary losses by name, apart from the loss."""
+
+    verdict: Int32[Array, ""]
+    loss: Float[Array, ""]
+    loss_limit: Float[Array, ""]
+    """The loss above which it is a spike; infinite while the window fills."""
+    norm: Float[Array, ""]
+    """Global gradient norm, float32, before clipping."""
+    norm_limit: Float[Array, ""]
+    """The norm above which it is a spike."""
+    auxiliary: dict[str, Float[Array, ""]]
+
+
+class GuardState(NamedTuple):
+    """State of the guard, all of it arrays: `save_checkpoint(opt_state=...)` takes it as it is."""
+
+    inner: Any
+    """State of the wrapped optimiser."""
+    losses: Window
+    norms: Window
+    skips: Int32[Array, ""]
+    """Skips in a row."""
+    total_skips: Int32[Array, ""]
+    rate: Float[Array, ""]
+    """Factor on every update, 1 until the learning rate is cut."""
+    report: Report
+
+
+def guard(
+    inner: optax.GradientTransformation,
+    config: GuardConfig | None = None,
+    *,
+    auxiliary: tuple[str, ...] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimiser with a guard around it.
+
+    `update(gradients, state, params, value=loss, auxiliary={...})` needs the loss of the step. Put
+    no clipping of your own inside: the guard clips. Like optax itself it needs
+    `jax.numpy_dtype_promotion("standard")` where promotion is strict.
+
+    Args:
+        inner: any optax transformation that ends in updates to add.
+        config: thresholds; None means the defaults.
+        auxiliary: names of further losses to log, such as a router's; they decide nothing.
+
+    Raises:
+        ValueError: from `update`, without `value`, or with other auxiliary names than declared.
+    """
+    config = config or GuardConfig()
+    wrapped = optax.with_extra_args_support(inner)
+
+    def init(params: Any) -> GuardState:
+        return _fresh(wrapped.init(params), config, auxiliary)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[Any, GuardState]:
+        report = _report(config, updates, state, extra, auxiliary)
+        keep = report.verdict <= Verdict.CLIPPED
+        clipped = _clipped(updates, report, config.max_norm)
+        moves, moved = wrapped.update(clipped, state.inner, params, **extra)
+        moves = jax.tree.map(lambda u: _chosen(keep, u * state.rate.astype(u.dtype), 0), moves)
+        return moves, GuardState(
+            inner=jax.tree.map(lambda new, old: _chosen(keep, new, old), moved, state.inner),
+            losses=_pushed(state.losses, report.loss, keep),
+            # A spiking norm was rejected as it was: the window takes what was found normal.
+            norms=_pushed(state.norms, report.norm, report.verdict == Verdict.ACCEPTED),
+            skips=jnp.where(keep, 0, state.skips + 1),
+            total_skips=state.total_skips + (~keep).astype(jnp.int32),
+            rate=state.rate,
+            report=report,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def wants_rollback(state: GuardState, config: GuardConfig) -> bool:
+    """Return whether skips in a row have used up the patience; waits for the device."""
+    return int(state.skips) >= config.patience
+
+
+def limit(window: Window, config: GuardConfig) -> Float[Array, ""]:
+    """Return the value above which one is a spike: median + deviations * 1.4826 * MAD, float32.
+
+    Infinite until `warmup` values were accepted.
+    """
+    W = window.values.shape[0]
+    filled = jnp.arange(W) < window.seen
+    middle = _median(window.values, filled)
+    mad = _median(jnp.abs(window.values - middle), filled)
+    deviation = jnp.maximum(NORMAL_MAD * mad, config.spread * jnp.abs(middle))
+    spike = middle + config.deviations * deviation
+    return jnp.where(window.seen >= config.warmup, spike, jnp.inf)
+
+
+def global_norm(tree: Any) -> Float[Array, ""]:
+    """Return the L2 norm of all leaves, squared and summed in float32 whatever their dtype."""
+    leaves = (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree))
+    return jnp.sqrt(sum((jnp.sum(jnp.square(x)) for x in leaves), jnp.zeros((), jnp.float32)))
+
+
+def _fresh(inner: Any, config: GuardConfig, auxiliary: tuple[str, ...]) -> GuardState:
+    # Each leaf its own buffer: one that is donated twice is an error.
+    def number() -> Array:
+        return jnp.zeros((), jnp.float32)
+
+    def count() -> Array:
+        return jnp.zeros((), jnp.int32)
+
+    def window() -> Window:
+        return Window(jnp.zeros(config.window, jnp.float32), count())
+
+    logged = {name: number() for name in auxiliary}
+    report = Report(count(), number(), number(), number(), number(), logged)
+    rate = jnp.ones((), jnp.float32)
+    return GuardState(inner, window(), window(), count(), count(), rate, report)
+
+
+def _report(
+    config: GuardConfig,
+    updates: Any,
+    state: GuardState,
+    extra: Mapping[str, Any],
+    names: tuple[str, ...],
+) -> Report:
+    extra_losses = dict(extra.get("auxiliary") or {})
+    if extra.get("value") is None:
+        raise ValueError("guard: update needs value=, the loss of this step; pass value=loss.")
+    if set(extra_losses) != set(names):
+        raise ValueError(
+            f"guard: auxiliary losses {sorted(extra_losses)} were passed, expected "
+            f"{sorted(names)}; name them in guard(..., auxiliary=(...))."
+        )
+    loss = jnp.asarray(extra["value"]).astype(jnp.float32)
+    norm = global_norm(updates)
+    loss_limit, norm_limit = limit(state.losses, config), limit(state.norms, config)
+    verdict = jnp.select(
+        [~jnp.isfinite(loss), ~jnp.isfinite(norm), loss > loss_limit, norm > norm_limit],
+        [
+            jnp.asarray(v, jnp.int32)
+            for v in (
+                Verdict.SKIPPED_LOSS,
+                Verdict.SKIPPED_GRADIENT,
+                Verdict.SKIPPED_SPIKE,
+                Verdict.CLIPPED,
+            )
+        ],
+        jnp.asarray(Verdict.ACCEPTED, jnp.int32),
+    )
+    logged = {n: jnp.asarray(extra_losses[n]).astype(jnp.float32) for n in names}
+    return Report(verdict, loss, loss_limit, norm, norm_limit, logged)
+
+
+def _clipped(updates: Any, report: Report, max_norm: float | None) -> Any:
+    limit = report.norm_limit
+    limit = limit if max_norm is None else jnp.minimum(limit, max_norm)
+    scale = jnp.where(report.norm > limit, limit / report.norm, 1.0)
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
+
+
+def _chosen(keep: Bool[Array, ""], new: Any, old: Any) -> Any:
+    """Select, never multiply: 0 * NaN is NaN."""
+    return jnp.where(keep, new, old) if hasattr(new, "dtype") else new
+
+
+def _pushed(window: Window, value: Array, keep: Array) -> Window:
+    at = window.seen % window.values.shape[0]
+    entered = window.values.at[at].set(value)
+    values = jnp.where(keep, entered, window.values)
+    return Window(values, window.seen + keep.astype(jnp.int32))
+
+
+def _median(values: Float[Array, " W"], filled: Bool[Array, " W"]) -> Float[Array, ""]:
+    """Median of the filled entries, the lower and upper middle averaged."""
+    count = jnp.maximum(jnp.sum(filled, dtype=jnp.int32), 1)
+    ordered = jnp.sort(jnp.where(filled, values, jnp.inf))
+    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])

@@ -1,0 +1,196 @@
+"""Findings on an EMA's poles, and how its memory changes with storage and training, as plot rows.
+
+Source: docs/stability.md "EMA poles".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stability.core.findings import Finding, Severity
+from stability.core.number_formats import BF16, Format
+from stability.core.parameter_leaves import sample
+from stability.storage.ema_poles import SOURCE, Poles, collapsed, find_poles, float32_error
+from stability.storage.simulate import FLOAT32, Gradients, Storage, run
+from stability.storage.update_rules import Optimiser
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+LENGTHS = (4096, 32_768)
+COLLAPSED_SHARE = 0.01
+"""One pole in a hundred that never forgets: its state grows with the text, so few are enough."""
+LONG_CONTEXT_ERROR = 1e-6
+"""Relative L2 this project's own EMA keeps to at 131,072 tokens (tests/helpers.LONG_CONTEXT)."""
+TURN_ERROR = 1 / 8
+"""Turns at which a pole has lost 30 % of its projection on what it should be: cos(pi / 4)."""
+_FLOAT32_MATTERS = 100 * LONG_CONTEXT_ERROR
+"""A hundred times what this project's EMA keeps to: then float32 poles are what limits it."""
+
+
+def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS) -> list[Finding]:
+    """Return findings for every EMA: poles that collapse, phase and float32 errors, quantiles.
+
+    Args:
+        source: pytree, state dict or checkpoint.
+        fmt: the storage whose effect is reported.
+        lengths: sequence lengths at which errors are reported, ascending.
+
+    Raises:
+        ValueError: as `find_poles`.
+    """
+    rows = []
+    for layer, poles in find_poles(source).items():
+        rows += [_collapse(poles, fmt), _phase(poles, fmt, lengths[-1]), _wide(poles, lengths[-1])]
+        numbers = {
+            f"decay_q{100 * q:g}": float(value)
+            for q, value in zip(QUANTILES, np.quantile(poles.decay, QUANTILES), strict=True)
+        }
+        for length in lengths[:-1]:
+            numbers[f"float32_error_{length}"] = float32_error(poles, length)
+        narrow = poles.narrow(fmt).memory() / poles.memory()
+        numbers["memory_change"] = float(np.max(np.abs(narrow - 1.0)))
+        nan = float("nan")
+        rows += [
+            Finding("poles", Severity.NOTE, layer, metric, value, nan, SOURCE, "")
+            for metric, value in numbers.items()
+        ]
+    return rows
+
+
+def _collapse(poles: Poles, fmt: Format) -> Finding:
+    share = collapsed(poles, fmt)
+    longest = 2.0 ** (fmt.mantissa_bits + 1)
+    cut = float(np.mean(poles.memory() > longest))
+    bad = share > COLLAPSED_SHARE
+    return Finding(
+        "poles",
+        Severity.WARNING if bad else Severity.OK,
+        poles.layer,
+        "collapsed_fraction",
+        share,
+        COLLAPSED_SHARE,
+        SOURCE,
+        f"with |q| stored in {fmt.name}, {share:.1%} of {poles.decay.size:,} poles never forget "
+        f"(alpha' delta' at most {2.0 ** -(fmt.mantissa_bits + 2):g}); {cut:.1%} remember longer "
+        f"than the {longest:.0f} steps it can hold",
+        "keep the EMA's parameters and q in float32, or q as log1p(-alpha' delta')" if bad else "",
+    )
+
+
+def _phase(poles: Poles, fmt: Format, length: int) -> Finding:
+    # A phase matters as long as the pole remembers, so errors beyond its memory do not count.
+    steps = np.minimum(poles.memory(), length)
+    per_step = np.abs(poles.narrow(fmt).turns - poles.turns)
+    worst = float(np.minimum(0.5, np.max(per_step * steps)))
+    bad = worst > TURN_ERROR
+    return Finding(
+        "poles",
+        Severity.WARNING if bad else Severity.OK,
+        poles.layer,
+        "phase_error_turns",
+        worst,
+        TURN_ERROR,
+        SOURCE,
+        f"theta stored in {fmt.name} turns a pole {worst:.2g} of a turn off within its memory "
+        f"(at most {length:,} steps); one that never decayed would be "
+        f"{float(np.max(poles.phase_error(length, fmt))):.2g} off",
+        "keep theta in float32" if bad else "",
+    )
+
+
+def _wide(poles: Poles, length: int) -> Finding:
+    error = float32_error(poles, length)
+    # The longest memory decides, and it is what training lengthens: the margin is worth a word.
+    bad = error > _FLOAT32_MATTERS
+    return Finding(
+        "poles",
+        Severity.WARNING if bad else Severity.OK,
+        poles.layer,
+        f"float32_error_{length}",
+        error,
+        _FLOAT32_MATTERS,
+        'docs/model.md "What float32 gets wrong"',
+        f"with q computed in float32 the response over {length:,} steps is {error:.1e} off; the "
+        f"longest memory is {float(np.max(poles.memory())):,.0f} steps",
+        "compute q^j from log1p(-alpha' delta') and exactly reduced phases, as "
+        "megalodon_jax.layers.complex_ema does; other implementations will differ by this much"
+        if bad
+        else "",
+    )
+
+
+def memory_rows(
+    source: Any,
+    optimiser: Optimiser,
+    steps: int = 200,
+    fmt: Format = BF16,
+    quantiles: tuple[float, ...] = QUANTILES,
+    size: int = 2048,
+) -> list[dict[str, Any]]:
+    """Return memory lengths as rows for a plot: in float32, stored, and after training.
+
+    Training pushes every logit toward longer memory at each step (`Gradients(uphill)`), once with
+    parameters in float32 and once stored in `fmt`: the gap between the two is what freezing costs.
+
+    Args:
+        source: pytree, state dict or checkpoint.
+        optimiser: steps alpha and delta.
+        steps: training steps, T.
+        fmt: the storage.
+        quantiles: of the memory over a sample of the layer's poles.
+        size: poles sampled of each layer.
+
+    Returns:
+        One row per layer, quantile and state: {"layer", "quantile", "state", "steps", "memory"},
+        memory in steps, inf where a pole never forgets. States: "float32", "q in <format>",
+        "parameters in <format>", "float32 after T", "<format> after T".
+
+    Raises:
+        ValueError: as `find_poles`.
+    """
+    rows = []
+    for layer, poles in find_poles(source).items():
+        # One draw of positions for both logits: they belong to the same poles.
+        alpha, delta = (_column(sample(x, layer, size)) for x in (poles.alpha, poles.delta))
+        some = Poles(layer, alpha, delta, np.zeros(alpha.shape))
+        states = _states(some, optimiser, steps, fmt)
+        for state, memory in states.items():
+            after = steps if state.endswith("T") else 0
+            for q, value in zip(quantiles, _quantiles(memory, quantiles), strict=True):
+                rows.append(
+                    {"layer": layer, "quantile": q, "state": state, "steps": after, "memory": value}
+                )
+    return rows
+
+
+def _states(some: Poles, optimiser: Optimiser, steps: int, fmt: Format) -> dict[str, np.ndarray]:
+    push = Gradients(signal=1.0, uphill=True)
+    narrow = Storage("nearest", fmt.name)
+    return {
+        "float32": some.memory(),
+        f"q in {fmt.name}": some.memory_stored(fmt),
+        f"parameters in {fmt.name}": some.narrow(fmt).memory(),
+        "float32 after T": _trained(some, optimiser, FLOAT32, push, steps).memory(),
+        f"{fmt.name} after T": _trained(some, optimiser, narrow, push, steps).memory(),
+    }
+
+
+def _trained(
+    poles: Poles, optimiser: Optimiser, storage: Storage, push: Gradients, steps: int
+) -> Poles:
+    values = {
+        f"{poles.layer}.{n}": getattr(poles, n).astype(np.float32) for n in ("alpha", "delta")
+    }
+    outcomes = run(values, optimiser, storage, push, steps, poles.alpha.size)
+    alpha, delta = (_column(outcome.last) for outcome in outcomes.values())
+    return Poles(poles.layer, alpha, delta, poles.theta)
+
+
+def _column(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float64).reshape(-1, 1)
+
+
+def _quantiles(memory: np.ndarray, quantiles: tuple[float, ...]) -> list[float]:
+    # Interpolating toward an infinite memory would be infinite one quantile too early.
+    return [float(v) for v in np.quantile(memory, quantiles, method="lower")]

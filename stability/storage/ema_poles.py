@@ -1,0 +1,169 @@
+"""Poles of the EMA: how long it remembers, and what storage and float32 do to that.
+
+A pole is `q = (1 - x) exp(i phi)` with `x = alpha' delta'` and `phi = n sigmoid(theta) 2 pi / N`.
+Its memory is 1 / (1 - |q|) = 1 / x steps. A format with m stored bits has no number between
+1 - 2^-(m+1) and 1: poles beyond are either cut to 2^(m+1) steps or never forget at all. Everything
+here is computed in float64 from the stored parameters. Source: docs/stability.md "EMA poles",
+docs/model.md "CEMA", docs/model.md "What float32 gets wrong".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from stability.core.number_formats import BF16, Format
+from stability.core.parameter_leaves import leaves_of, listed, parameters_of, seed_of
+
+SOURCE = 'docs/stability.md "EMA poles"'
+CHANNELS = 4
+"""Channels of a layer whose response is computed: 4 x 16 poles at 32,768 steps take 0.1 s."""
+_PARTS = ("alpha", "delta", "theta")
+
+
+@dataclass(frozen=True, slots=True)
+class Poles:
+    """The poles of one EMA, float64, in any precision the parameters came in."""
+
+    layer: str
+    """Path of the EMA: `model.layers.0.attn.cema`."""
+    alpha: np.ndarray
+    """Logits of alpha', (D, N)."""
+    delta: np.ndarray
+    """Logits of delta', (D, N)."""
+    theta: np.ndarray
+    """Logits of theta', (D, 1)."""
+
+    @property
+    def decay(self) -> np.ndarray:
+        """Decay per step x = alpha' delta' = 1 - |q|, (D, N)."""
+        return expit(self.alpha) * expit(self.delta)
+
+    @property
+    def turns(self) -> np.ndarray:
+        """Phase per step in turns, (D, N)."""
+        N = self.alpha.shape[1]
+        return np.arange(1, N + 1) * expit(self.theta) / N
+
+    def memory(self) -> np.ndarray:
+        """Memory 1 / (1 - |q|) in steps, (D, N)."""
+        return _inverse(self.decay)
+
+    def memory_stored(self, fmt: Format | None = BF16) -> np.ndarray:
+        """Memory with |q| itself rounded to `fmt` (None: float32); inf where it became 1."""
+        radius = (1.0 - self.decay).astype(np.float32)
+        stored = radius if fmt is None else fmt.round(radius)
+        return _inverse(1.0 - stored.astype(np.float64))
+
+    def float32_q(self) -> np.ndarray:
+        """Return q as float32 arithmetic makes it from the logits, complex128 (D, N)."""
+        alpha, delta, theta = (
+            expit(x.astype(np.float32)) for x in (self.alpha, self.delta, self.theta)
+        )
+        N = self.alpha.shape[1]
+        step = np.float32(2 * math.pi / N)
+        phase = np.arange(1, N + 1, dtype=np.float32) * theta * step
+        radius = np.float32(1.0) - alpha * delta
+        return (radius * np.exp(1j * phase).astype(np.complex64)).astype(np.complex128)
+
+    def narrow(self, fmt: Format = BF16) -> Poles:
+        """Return the poles of parameters stored in `fmt`."""
+        rounded = (fmt.round(x).astype(np.float64) for x in (self.alpha, self.delta, self.theta))
+        return Poles(self.layer, *rounded)
+
+    def phase_error(self, length: int, fmt: Format | None = BF16) -> np.ndarray:
+        """Return how far phases are off after `length` steps, in turns at most 1/2, (D, N).
+
+        Args:
+            length: steps.
+            fmt: storage of theta; None keeps it and rounds the phase per step to float32, which is
+                what a float32 implementation multiplies by the position.
+        """
+        if fmt is None:
+            stored = (2 * np.pi * self.turns).astype(np.float32).astype(np.float64) / (2 * np.pi)
+        else:
+            stored = self.narrow(fmt).turns
+        off = np.abs(stored - self.turns) * length
+        return np.where(off < 0.5, off, 0.5)
+
+
+def find_poles(source: Any) -> dict[str, Poles]:
+    """Return the poles of every EMA in a pytree, state dict or checkpoint, by path.
+
+    Raises:
+        ValueError: there is no EMA, one lacks a parameter, shapes do not belong together, or values
+            are not finite.
+    """
+    leaves = leaves_of(source)
+    layers = [n.removesuffix(".alpha") for n in leaves if n.endswith("cema.alpha")]
+    if not layers:
+        raise ValueError(
+            "no EMA here: expected parameters named like model.layers.0.attn.cema.alpha, found "
+            f"{listed(list(leaves))}. Poles are a question about a Megalodon."
+        )
+    chosen = {}
+    for layer in layers:
+        for part in _PARTS:
+            name = f"{layer}.{part}"
+            if name not in leaves:
+                raise ValueError(f"{layer} has no {part}: expected {', '.join(_PARTS)} together.")
+            chosen[name] = leaves[name].load()
+    parameters_of(chosen)
+    return {layer: _poles(layer, chosen) for layer in layers}
+
+
+def _poles(layer: str, tensors: Mapping[str, np.ndarray]) -> Poles:
+    alpha, delta, theta = (np.asarray(tensors[f"{layer}.{p}"], np.float64) for p in _PARTS)
+    if alpha.ndim < 2 or alpha.shape != delta.shape or theta.size != alpha.shape[0]:
+        raise ValueError(
+            f"{layer}: alpha {alpha.shape}, delta {delta.shape}, theta {theta.shape}; expected "
+            "(D, N, 1), (D, N, 1) and (D, 1, 1)."
+        )
+    D = alpha.shape[0]
+    return Poles(layer, alpha.reshape(D, -1), delta.reshape(D, -1), theta.reshape(D, 1))
+
+
+def collapsed(poles: Poles, fmt: Format = BF16) -> float:
+    """Return the share of poles whose |q| becomes 1 when stored in `fmt`: they never forget."""
+    return float(np.mean(np.isinf(poles.memory_stored(fmt))))
+
+
+def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
+    """Return how far the response over `length` steps is off when q is computed in float32.
+
+    The relative L2 distance between the impulse responses of poles computed in float32, as a plain
+    implementation does, and in float64. Powers are exact on both sides: this is what the rounding
+    of `1 - alpha' delta'` and of the phase alone does, before any state is rounded.
+
+    Args:
+        poles: the poles of an EMA; input gains are alpha', output gains drawn as initialised.
+        length: steps.
+        channels: channels to take together, drawn by the layer's path; a layer has D.
+    """
+    rng = np.random.default_rng(seed_of(poles.layer))
+    D, N = poles.alpha.shape
+    rows = np.sort(rng.choice(D, min(channels, D), replace=False))
+    some = Poles(poles.layer, poles.alpha[rows], poles.delta[rows], poles.theta[rows])
+    gain = (expit(some.alpha) * rng.standard_normal((len(rows), N)))[..., None]
+    exact = (np.log1p(-some.decay) + 2j * np.pi * some.turns)[..., None]
+    narrow = np.log(some.float32_q())[..., None]
+    difference = total = 0.0
+    # In blocks: the powers of one channel at 131,072 steps would be tens of megabytes.
+    for start in range(0, length, _BLOCK):
+        j = np.arange(start, min(length, start + _BLOCK))
+        wanted, got = ((gain * np.exp(log_q * j)).sum(axis=1).real for log_q in (exact, narrow))
+        difference += float(np.square(got - wanted).sum())
+        total += float(np.square(wanted).sum())
+    return math.sqrt(difference / total)
+
+
+_BLOCK = 4096
+
+
+def _inverse(x: np.ndarray) -> np.ndarray:
+    return np.divide(1.0, x, out=np.full(x.shape, np.inf), where=x > 0)

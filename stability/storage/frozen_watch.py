@@ -1,0 +1,186 @@
+"""Watch for training loops: parameters that stand still although their gradients do not.
+
+`start` and `advance` are pure functions for a JAX loop, inside jit or not. `watch_torch` puts the
+same watch on a torch optimiser through `register_step_post_hook`; torch itself is not imported.
+Only a few elements of each leaf are followed, so the cost does not grow with the model. Source:
+docs/stability.md "Update survival".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.weights import named_leaves
+from stability.core.findings import Finding, Severity
+from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
+
+FOLLOWED = 256
+"""Elements followed of each leaf: shares come out to within 3 % (one standard error)."""
+PATIENCE = 100
+"""Steps with a gradient and without a change after which an element counts as frozen."""
+
+
+class Watch(NamedTuple):
+    """What is remembered between steps, by parameter name: a pytree of small arrays."""
+
+    last: dict[str, Any]
+    """The followed elements after the last step, float32 (k,)."""
+    still: dict[str, Any]
+    """Steps in a row with a gradient and without a change, int32 (k,)."""
+
+
+def start(params: Any) -> Watch:
+    """Return the watch before the first step.
+
+    Raises:
+        ValueError: there are no floating-point parameters.
+    """
+    last = {n: _followed(x) for n, x in named_leaves(params).items() if _floating(x)}
+    if not last:
+        raise ValueError(
+            f"nothing to watch in this {type(params).__name__}: expected a pytree with "
+            "floating-point parameters."
+        )
+    return Watch(last, {n: jnp.zeros(x.shape, jnp.int32) for n, x in last.items()})
+
+
+def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
+    """Return the watch after a step; works inside jit.
+
+    Args:
+        watch: the watch before the step.
+        params: parameters after the step, the tree `start` was given.
+        gradients: the gradients of the step, same names; a leaf without one does not count.
+    """
+    values, pushes = named_leaves(params), named_leaves(gradients)
+    last, still = {}, {}
+    for name, before in watch.last.items():
+        last[name] = _followed(values[name])
+        pushed = _followed(pushes[name]) != 0 if name in pushes else jnp.zeros(before.shape, bool)
+        counted = watch.still[name] + pushed.astype(jnp.int32)
+        still[name] = jnp.where(last[name] == before, counted, 0)
+    return Watch(last, still)
+
+
+def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
+    """Return a warning for every parameter of which more than half stands still.
+
+    Args:
+        watch: the watch after any number of steps.
+        patience: steps with a gradient and without a change that make an element frozen.
+
+    Raises:
+        ValueError: patience is below 1.
+    """
+    if patience < 1:
+        raise ValueError(f"frozen: patience={patience} must be at least 1 step.")
+    counts = {n: np.asarray(x) for n, x in watch.still.items()}
+    shares = {n: float(np.mean(c >= patience)) for n, c in counts.items() if c.size}
+    return [
+        Finding(
+            "frozen",
+            Severity.WARNING,
+            name,
+            "still_fraction",
+            share,
+            FROZEN_SHARE,
+            SOURCE,
+            f"{share:.0%} of the {counts[name].size} elements followed have not changed for "
+            f"{patience} steps although their gradients were not zero",
+            REMEDY,
+        )
+        for name, share in shares.items()
+        if share > FROZEN_SHARE
+    ]
+
+
+class TorchWatch:
+    """The watch on a torch optimiser; `remove` takes it off again."""
+
+    def __init__(
+        self, names: Iterable[tuple[str, Any]], patience: int, report: Callable[[Finding], None]
+    ):
+        self._parameters, self._patience, self._report = dict(names), patience, report
+        values = {n: _of_tensor(p) for n, p in self._parameters.items()}
+        self._watch = Watch(values, {n: np.zeros(x.shape, np.int32) for n, x in values.items()})
+        self._reported: set[str] = set()
+        self._handle: Any = None
+
+    def findings(self) -> list[Finding]:
+        """Return a warning for every parameter that stands still now."""
+        return frozen(self._watch, self._patience)
+
+    def remove(self) -> None:
+        """Take the hook off the optimiser."""
+        self._handle.remove()
+
+    def attach(self, optimizer: Any) -> None:
+        """Put the hook on an optimiser."""
+        self._handle = optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                continue
+            before, now = self._watch.last[name], _of_tensor(parameter)
+            counted = self._watch.still[name] + (_of_tensor(parameter.grad) != 0)
+            self._watch.still[name] = np.where(now == before, counted, 0).astype(np.int32)
+            self._watch.last[name] = now
+        found = {f.subject: f for f in self.findings()}
+        for name in found.keys() - self._reported:
+            self._report(found[name])
+        # A parameter that moved and froze again is news again.
+        self._reported = set(found)
+
+
+def watch_torch(
+    optimizer: Any,
+    named_parameters: Iterable[tuple[str, Any]],
+    *,
+    patience: int = PATIENCE,
+    report: Callable[[Finding], None] = lambda finding: print(
+        f"{finding.subject}: {finding.message}"
+    ),
+) -> TorchWatch:
+    """Watch a torch optimiser: after each step, parameters that newly stand still are reported.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer` (anything with `register_step_post_hook`).
+        named_parameters: `model.named_parameters()`.
+        patience: steps with a gradient and without a change that make an element frozen.
+        report: called once with each parameter's finding when it freezes.
+
+    Raises:
+        ValueError: the optimiser has no such hook, or there are no parameters.
+    """
+    if not hasattr(optimizer, "register_step_post_hook"):
+        raise ValueError(
+            f"watch_torch: {type(optimizer).__name__} has no register_step_post_hook; pass the "
+            "torch.optim.Optimizer itself, torch 2.0 or newer."
+        )
+    watch = TorchWatch(named_parameters, patience, report)
+    if not watch._parameters:
+        raise ValueError("watch_torch: no parameters; pass model.named_parameters().")
+    watch.attach(optimizer)
+    return watch
+
+
+def _stride(size: int) -> int:
+    return max(1, -(-size // FOLLOWED))
+
+
+def _followed(leaf: Any) -> Any:
+    return jnp.asarray(leaf).reshape(-1)[:: _stride(leaf.size)][:FOLLOWED].astype(jnp.float32)
+
+
+def _of_tensor(tensor: Any) -> np.ndarray:
+    part = tensor.detach().reshape(-1)[:: _stride(tensor.numel())][:FOLLOWED]
+    return part.float().cpu().numpy().copy()
+
+
+def _floating(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)

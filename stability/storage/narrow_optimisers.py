@@ -1,0 +1,240 @@
+"""Optimisers for parameters stored in few bits: stochastic rounding, Kahan, float32 masters.
+
+Each wraps any optax transformation. The wrapped one sees parameters and gradients in float32, so
+its moments are float32; the wrapper turns its update into one that lands exactly on numbers the
+parameter's dtype has. A leaf in float32 passes through untouched, so a tree may mix dtypes.
+
+    optimiser = stochastic_adamw(3e-4, seed=0)
+    state = optimiser.init(params)
+    updates, state = optimiser.update(gradients, state, params)
+    params = apply_updates(params, updates)
+
+Updates come in float32: added in float32 and cast back, as `apply_updates` here and
+`optax.apply_updates` do, they lose nothing. `eqx.apply_updates` would widen the parameters.
+States are pytrees of arrays and checkpoint like any other. Source: docs/stability.md
+"Optimisers for narrow parameters".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from megalodon_jax.weights import dotted
+from stability.core.number_formats import Format, format_of
+from stability.core.parameter_leaves import seed_of
+from stability.core.rounding import nearest, stochastic
+
+Transform = optax.GradientTransformation
+
+
+class NearestState(NamedTuple):
+    """State of `nearest_storage`."""
+
+    inner: Any
+
+
+class StochasticState(NamedTuple):
+    """State of `stochastic_rounding`; restored with a checkpoint, a run continues bit for bit."""
+
+    inner: Any
+    step: jax.Array
+    """Updates so far, int32 ()."""
+    seed: jax.Array
+    """What the keys are made from, uint32 ()."""
+
+
+class KahanState(NamedTuple):
+    """State of `kahan`."""
+
+    inner: Any
+    compensation: dict[str, jax.Array]
+    """What rounding kept from each narrow leaf so far, by path, in the leaf's shape."""
+
+
+class MasterState(NamedTuple):
+    """State of `float32_master`."""
+
+    inner: Any
+    master: Any
+    """The parameters in float32."""
+
+
+def nearest_storage(inner: Transform) -> Transform:
+    """Round the sum of parameter and update to nearest, as a plain cast does: the control.
+
+    Small updates are lost. Unlike a bare cast inside jit, the compiler cannot elide this one.
+    """
+
+    def init(params: Any) -> NearestState:
+        return NearestState(inner.init(_wide(params)))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NearestState]:
+        moves, held = _inner_update(inner, updates, state.inner, params)
+        rounded = _by_leaf(lambda path, p, u, fmt: nearest(p + u, fmt) - p, params, moves)
+        return rounded, NearestState(held)
+
+    return optax.GradientTransformation(init, update)
+
+
+def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
+    """Round the sum up or down at random so that its mean is exact: no memory beyond `inner`.
+
+    Args:
+        inner: the optimiser.
+        seed: with the leaf's path and the step it decides every rounding, on any machine.
+    """
+
+    def init(params: Any) -> StochasticState:
+        return StochasticState(inner.init(_wide(params)), jnp.int32(0), jnp.uint32(seed))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, StochasticState]:
+        moves, held = _inner_update(inner, updates, state.inner, params)
+
+        def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
+            return stochastic(p + u, fmt, leaf_key(state.seed, path, state.step)) - p
+
+        rounded = _by_leaf(move, params, moves)
+        return rounded, StochasticState(held, state.step + jnp.int32(1), state.seed)
+
+    return optax.GradientTransformation(init, update)
+
+
+def kahan(inner: Transform, compensation_dtype: Any = jnp.bfloat16) -> Transform:
+    """Carry what rounding lost to the next step (Kahan summation).
+
+    Args:
+        inner: the optimiser.
+        compensation_dtype: float32 loses nothing; a narrow dtype costs half and rounds the carry.
+
+    Raises:
+        ValueError: the compensation's dtype is no float.
+    """
+    kept = np.dtype(compensation_dtype)
+    if not jnp.issubdtype(kept, jnp.floating):
+        raise ValueError(
+            f"kahan: compensation_dtype={kept.name} must be a float, bfloat16 or float32."
+        )
+
+    def keep(x: jax.Array) -> jax.Array:
+        narrow = format_of(kept)
+        return x if narrow is None else nearest(x, narrow)
+
+    def init(params: Any) -> KahanState:
+        zeros = {n: jnp.zeros(p.shape, kept) for n, p in _named(params).items() if _narrow(p)}
+        return KahanState(inner.init(_wide(params)), zeros)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, KahanState]:
+        moves, held = _inner_update(inner, updates, state.inner, params)
+        carried: dict[str, jax.Array] = {}
+
+        def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
+            wanted = keep(u + state.compensation[path].astype(jnp.float32))
+            moved = nearest(p + wanted, fmt) - p
+            carried[path] = keep(wanted - moved).astype(kept)
+            return moved
+
+        return _by_leaf(move, params, moves), KahanState(held, carried)
+
+    return optax.GradientTransformation(init, update)
+
+
+def float32_master(inner: Transform) -> Transform:
+    """Keep the parameters in float32 inside the state; the narrow ones are a rounded copy."""
+
+    def init(params: Any) -> MasterState:
+        return MasterState(inner.init(_wide(params)), _wide(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MasterState]:
+        moves, held = _inner_update(inner, updates, state.inner, state.master)
+        master = jax.tree.map(lambda m, u: m + u, state.master, moves)
+
+        def move(path: str, p: jax.Array, m: jax.Array, fmt: Format) -> jax.Array:
+            return nearest(m, fmt) - p
+
+        _insist(params)
+        shown = _by_leaf(move, params, master, wide=lambda p, m: m - p)
+        return shown, MasterState(held, master)
+
+    return optax.GradientTransformation(init, update)
+
+
+def stochastic_adamw(learning_rate: Any, *, seed: int = 0, **options: Any) -> Transform:
+    """AdamW with stochastic rounding; `options` are those of `optax.adamw`."""
+    return stochastic_rounding(optax.adamw(learning_rate, **options), seed)
+
+
+def kahan_adamw(
+    learning_rate: Any, *, compensation_dtype: Any = jnp.bfloat16, **options: Any
+) -> Transform:
+    """AdamW with Kahan compensation; `options` are those of `optax.adamw`."""
+    return kahan(optax.adamw(learning_rate, **options), compensation_dtype)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """Return params + updates, added in float32 and cast back to each leaf's dtype."""
+
+    def add(p: Any, u: jax.Array) -> jax.Array:
+        p = jnp.asarray(p)
+        return (_widened(p) + u.astype(_widened(p).dtype)).astype(p.dtype)
+
+    return jax.tree.map(add, params, updates)
+
+
+def leaf_key(seed: Any, path: str, step: Any) -> jax.Array:
+    """Return the key of one leaf at one step, from the run's seed; all may be traced but `path`."""
+    key = jax.random.fold_in(jax.random.key(seed), seed_of(path))
+    return jax.random.fold_in(key, step)
+
+
+def _inner_update(inner: Transform, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    _insist(params)
+    # optax raises floats to its integer step count, which strict promotion forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        return inner.update(_wide(grads), state, _wide(params))
+
+
+def _insist(params: Any) -> None:
+    if params is None:
+        raise ValueError(
+            "update needs the parameters it rounds to: call update(gradients, state, params)."
+        )
+
+
+def _by_leaf(
+    move: Callable[[str, jax.Array, jax.Array, Format], jax.Array],
+    params: Any,
+    moves: Any,
+    wide: Callable[[jax.Array, jax.Array], jax.Array] = lambda p, u: u,
+) -> Any:
+    """Apply `move` to the narrow leaves and `wide` to the others, parameters in float32."""
+
+    def one(path: Any, p: jax.Array, u: jax.Array) -> jax.Array:
+        fmt = format_of(p.dtype)
+        if fmt is None:
+            return wide(p, u)
+        return move(dotted(path), _widened(p), u, fmt)
+
+    return jax.tree_util.tree_map_with_path(one, params, moves)
+
+
+def _narrow(leaf: Any) -> bool:
+    return format_of(leaf.dtype) is not None
+
+
+def _widened(leaf: Any) -> jax.Array:
+    leaf = jnp.asarray(leaf)
+    return leaf.astype(jnp.float32) if _narrow(leaf) else leaf
+
+
+def _wide(tree: Any) -> Any:
+    return jax.tree.map(_widened, tree)
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    return {dotted(path): x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}

@@ -1,0 +1,170 @@
+"""Audit of optimiser states: moments that do not decay, counters that stop, norms that vanish.
+
+A second moment stored in bfloat16 cannot decay by 0.999: the factor is nearer to 1 than half the
+spacing of bfloat16. A counter in bfloat16 stops at 256. Squares of small gradients underflow in the
+gradients' own dtype. Source: docs/stability.md "Optimiser state".
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+
+from megalodon_jax.weights import named_leaves
+from stability.core.findings import Finding, Severity
+from stability.core.number_formats import BF16, FP16, format_of
+
+SOURCE = 'docs/stability.md "Optimiser state"'
+SECOND_MOMENTS = frozenset({"nu", "exp_avg_sq"})
+"""What optax and torch call a running mean of squared gradients, as a part of its path."""
+COUNTERS = frozenset({"count", "step", "steps", "gradient_step", "mini_step"})
+RUN_LENGTH = 100_000
+"""Steps a counter must be able to count when the caller names no number: a long training run."""
+
+
+def audit_state(state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH) -> list[Finding]:
+    """Return findings on second moments and step counters, by their path in the state.
+
+    Args:
+        state: an optax state, or `optimizer.state_dict()` of torch; any nesting.
+        beta2: decay rate of the second moments.
+        steps: optimiser steps the run is planned for.
+
+    Raises:
+        ValueError: the state holds no array at all, or beta2 is not in [0, 1).
+    """
+    if not 0.0 <= beta2 < 1.0:
+        raise ValueError(f"audit_state: beta2={beta2} must be in [0, 1), such as 0.999.")
+    leaves = named_leaves(state)
+    if not leaves:
+        raise ValueError(
+            f"no arrays in this {type(state).__name__}: expected an optax state or torch's "
+            "optimizer.state_dict() after at least one step."
+        )
+    findings = []
+    for path, leaf in leaves.items():
+        parts = path.split(".")
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        if SECOND_MOMENTS & set(parts):
+            findings.append(_moment(path, dtype, beta2))
+        elif parts[-1] in COUNTERS and math.prod(leaf.shape) == 1:
+            findings.append(_counter(path, dtype, steps))
+    return findings
+
+
+def audit_global_norm(gradients: Any) -> Finding:
+    """Compare `optax.tree.norm` of gradients, as a training loop takes it, with the true norm.
+
+    Args:
+        gradients: pytree of arrays in the dtype the training loop has them in.
+
+    Raises:
+        ValueError: there are no gradients.
+    """
+    leaves = named_leaves(gradients)
+    if not leaves:
+        raise ValueError("audit_global_norm: no arrays; expected a pytree of gradients.")
+    with jax.numpy_dtype_promotion("standard"):
+        got = float(optax.tree.norm(gradients))
+    true = math.sqrt(sum(float(np.sum(np.square(_wide(x)))) for x in leaves.values()))
+    ratio = got / true if true else 1.0
+    # Sum and root are each rounded once to the dtype they come in.
+    narrowest = max(float(ml_dtypes.finfo(x.dtype).eps) for x in leaves.values())
+    bound = 2 * narrowest
+    wrong = not abs(ratio - 1.0) <= bound
+    dtypes = ", ".join(sorted({str(x.dtype) for x in leaves.values()}))
+    return Finding(
+        "optimiser",
+        Severity.ERROR if wrong else Severity.OK,
+        "global norm",
+        "norm_ratio",
+        ratio,
+        1.0 - bound,
+        SOURCE,
+        f"the norm of gradients in {dtypes} comes out as {got:.3g}; it is {true:.3g}",
+        "take the norm of gradients cast to float32; clipping by this one does nothing or "
+        "divides by zero"
+        if wrong
+        else "",
+    )
+
+
+@lru_cache(maxsize=32)
+def remaining(dtype: str, beta2: float, steps: int) -> float:
+    """Return what is left of a second moment of 1 after `steps` of zero gradient, run by optax."""
+    transform = optax.scale_by_adam(b2=beta2)
+    params = {"leaf": jnp.ones(1, dtype)}
+    with jax.numpy_dtype_promotion("standard"):
+        fresh: Any = transform.init(params)
+        state = fresh._replace(nu=params)
+        # The canary: without it a compiler that keeps excess precision would go unnoticed.
+        if state.nu["leaf"].dtype != jnp.dtype(dtype):
+            raise RuntimeError(f"optax does not keep second moments in {dtype}")
+
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            return transform.update({"leaf": jnp.zeros(1, dtype)}, carry, params)[1], None
+
+        state, _ = jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps))(state)
+    return float(np.asarray(state.nu["leaf"], np.float64)[0])
+
+
+def _moment(path: str, dtype: str, beta2: float) -> Finding:
+    steps = max(1, round(1.0 / (1.0 - beta2)))
+    left, expected = 1.0, beta2**steps
+    if dtype in (BF16.name, FP16.name, "float32"):
+        left = remaining(dtype, beta2, steps)
+    # A moment that keeps twice what it should remembers gradients it was told to forget.
+    stuck = left > 2 * expected
+    return Finding(
+        "optimiser",
+        Severity.WARNING if stuck else Severity.OK,
+        path,
+        "second_moment_left",
+        left,
+        2 * expected,
+        SOURCE,
+        f"second moment in {dtype}: after {steps:,} steps of zero gradient {left:.0%} is left, "
+        f"{expected:.0%} should be (beta2 {beta2:g})",
+        "keep second moments in float32: a float32 copy of the parameters, or the wrappers of "
+        "stability.storage.narrow_optimisers"
+        if stuck
+        else "",
+    )
+
+
+def _counter(path: str, dtype: str, steps: int) -> Finding:
+    if dtype.startswith(("int", "uint")):
+        last = float(np.iinfo(dtype).max)
+    else:
+        # 2^(bits + 1) + 1 is the first integer without a representation of its own.
+        last = 2.0 ** (ml_dtypes.finfo(np.dtype(_known(dtype))).nmant + 1)
+    stops = last < steps
+    return Finding(
+        "optimiser",
+        Severity.WARNING if stops else Severity.OK,
+        path,
+        "last_count",
+        last,
+        float(steps),
+        SOURCE,
+        f"step counter in {dtype} counts to {last:,.0f}",
+        "keep step counters in int32; bias correction and schedules stand still where it stops"
+        if stops
+        else "",
+    )
+
+
+def _known(dtype: str) -> Any:
+    return BF16.dtype if dtype == BF16.name else dtype
+
+
+def _wide(leaf: Any) -> np.ndarray:
+    narrow = format_of(leaf.dtype) is not None
+    return np.asarray(leaf, np.float32 if narrow else leaf.dtype).astype(np.float64)

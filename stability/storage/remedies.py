@@ -1,0 +1,180 @@
+"""What would thaw a leaf: each remedy tried on the user's own values by a real optimiser run.
+
+Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
+within `ENOUGH` come first, cheapest first; the others follow, best first. Source:
+docs/stability.md "Remedies".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stability.core.number_formats import BF16, Format
+from stability.core.parameter_leaves import Leaf, sample
+from stability.storage.simulate import GRADIENTS, Gradients, Storage, Survival, run
+from stability.storage.update_rules import Optimiser
+
+ENOUGH = 0.05
+"""Largest |fidelity - 1| of a remedy that works: a learning rate is rarely known to 5 %."""
+STEPS, SIZE = 1000, 1024
+"""Long enough for a norm at 1 to cross about twenty numbers of bfloat16, so that a single rounding
+of its end point is no longer what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way to store or move a parameter."""
+
+    name: str
+    what: str
+    """What to do, in words."""
+    wrapper: str = "nearest"
+    """A key of `simulate.WRAPPERS`."""
+    wide: bool = False
+    """Whether the parameter itself is stored in float32."""
+    extra_bytes: int = 0
+    """Bytes per parameter that the remedy adds to the stored weight; moments are not counted."""
+    lr: float = 1.0
+    """Factor on the learning rate."""
+    scale: float = 1.0
+    """Factor on the initial value."""
+    shift: float = 0.0
+    """What is subtracted from the value before it is stored, and added where it is used."""
+    cast_first: bool = False
+    """Whether the values went through the format before they were stored wide."""
+
+    @property
+    def near_one(self) -> bool:
+        """Whether it makes sense for weights about 1 only."""
+        return self.scale != 1.0 or self.shift != 0.0
+
+    def storage(self, fmt: Format) -> Storage:
+        """Return how the parameter is kept."""
+        return Storage(self.wrapper, "float32" if self.wide else fmt.name)
+
+    def bytes(self, fmt: Format) -> int:
+        """Return bytes per parameter, optimiser moments not counted."""
+        return (4 if self.wide else fmt.bytes) + self.extra_bytes
+
+    def prepare(self, values: np.ndarray, fmt: Format) -> np.ndarray:
+        """Return the values to store, float32, before the storage rounds them."""
+        values = np.asarray(values, np.float32)
+        if self.cast_first:
+            values = fmt.round(values)
+        return (values * np.float32(self.scale) - np.float32(self.shift)).astype(np.float32)
+
+
+NOTHING = Remedy("nothing", "store the parameter narrow and round each update to nearest")
+REMEDIES = (
+    Remedy("float32 parameters", "keep parameters in float32, compute in bfloat16 (AMP)", "plain",
+           wide=True),
+    Remedy("float32 master", "keep a float32 master beside the narrow copy", "master",
+           extra_bytes=4),
+    Remedy("stochastic rounding", "round updates stochastically (transforms.stochastic_adamw)",
+           "stochastic"),
+    Remedy("Kahan, bfloat16", "compensate in bfloat16 (transforms.kahan_adamw)", "kahan",
+           extra_bytes=2),
+    Remedy("Kahan, float32", "compensate in float32 (kahan_adamw, compensation_dtype=float32)",
+           "kahan float32", extra_bytes=4),
+    Remedy("zero-centred", "store the weight less 1 and add 1 where it is used", shift=1.0),
+    Remedy("smaller init", "start the weight at a tenth", scale=0.1),
+    Remedy("larger lr", "multiply the learning rate of this group by 10", lr=10.0),
+    Remedy("cast, then restore", "cast to the format, then store this leaf in float32 again",
+           "plain", wide=True, cast_first=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a remedy did to one leaf."""
+
+    remedy: Remedy
+    survival: Survival
+    bytes: int
+    """Bytes per parameter with it, optimiser moments not counted."""
+    lost_at_start: float
+    """Relative L2 of what storing the values for the first time took from them."""
+
+    @property
+    def miss(self) -> float:
+        """How far the applied displacement is from the intended one, |fidelity - 1|."""
+        return abs(self.survival.fidelity - 1.0)
+
+    @property
+    def works(self) -> bool:
+        """Whether what was applied is what was intended, to within `ENOUGH`."""
+        return self.miss <= ENOUGH
+
+    def describe(self) -> str:
+        """Return the remedy and its measured effect in words."""
+        return (
+            f"{self.remedy.what}: fidelity {self.survival.fidelity:.3f}, "
+            f"{self.survival.frozen:.0%} frozen, {self.bytes} bytes per parameter"
+        )
+
+
+def try_remedies(
+    values: Mapping[str, np.ndarray | Leaf],
+    optimiser: Optimiser,
+    fmt: Format = BF16,
+    *,
+    remedies: Sequence[Remedy] = (NOTHING, *REMEDIES),
+    gradients: Gradients = GRADIENTS,
+    steps: int = STEPS,
+    size: int = SIZE,
+) -> dict[str, list[Trial]]:
+    """Return the trials of every leaf, best first; remedies that make no sense for it are left out.
+
+    Args:
+        values: leaves by name, finite, any shape.
+        optimiser: steps them, at its own learning rate unless the remedy changes that.
+        fmt: the storage the remedies are for.
+        remedies: which to try.
+        gradients: the distribution gradients are drawn from.
+        steps: optimiser steps.
+        size: elements sampled of each leaf.
+
+    Raises:
+        RuntimeError: the compiler removed the rounding.
+    """
+    trials: dict[str, list[Trial]] = {name: [] for name in values}
+    shapes = {n: x.shape for n, x in values.items()}
+    samples = {
+        n: sample(x.read() if isinstance(x, Leaf) else x, n, size, optimiser.matrix(x.shape))
+        for n, x in values.items()
+    }
+    for remedy in remedies:
+        chosen = {n: x for n, x in samples.items() if not remedy.near_one or _about_one(x)}
+        starts = {n: remedy.prepare(x, fmt) for n, x in chosen.items()}
+        tuned = optimiser.with_lr(optimiser.lr * remedy.lr)
+        outcomes = run(starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes)
+        for name, outcome in outcomes.items():
+            lost = _lost_at_start(remedy, chosen[name], starts[name], fmt)
+            trial = Trial(remedy, outcome.survival(), remedy.bytes(fmt), lost)
+            trials[name].append(trial)
+    return {name: rank(found) for name, found in trials.items()}
+
+
+def rank(trials: Sequence[Trial]) -> list[Trial]:
+    """Order trials: what works first, cheapest first; then the rest, best first."""
+
+    def key(t: Trial) -> tuple[bool, float, float, float]:
+        return (not t.works, t.bytes, t.lost_at_start, t.miss) if t.works else (True, t.miss, 0, 0)
+
+    return sorted(trials, key=key)
+
+
+def _about_one(values: np.ndarray) -> bool:
+    return values.size > 0 and bool(np.median(np.abs(np.asarray(values) - 1.0)) < 0.5)
+
+
+def _lost_at_start(remedy: Remedy, values: np.ndarray, start: np.ndarray, fmt: Format) -> float:
+    # A master keeps the wide values; another init is another model, not a loss.
+    if remedy.wrapper == "master" or remedy.scale != 1.0:
+        return 0.0
+    stored = remedy.storage(fmt).start(start) + np.float32(remedy.shift)
+    norm = float(np.linalg.norm(values)) or 1.0
+    return float(np.linalg.norm(stored - values)) / norm

@@ -1,0 +1,227 @@
+"""Update survival: which parameters freeze when weights are stored in few bits.
+
+An update u of a stored number p is lost when p + u rounds back to p: when |u| is below half the gap
+to the neighbour it moves toward, or exactly half and p's significand is even. AdamW moves every
+element by about its learning rate, so weights near 1 freeze below lr = 2^-9. Source:
+docs/stability.md "Update survival".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from stability.core.findings import Finding, Severity
+from stability.core.number_formats import BF16, Format
+from stability.core.parameter_leaves import Leaf, decays, is_megalodon, leaves_of, parameters_of
+from stability.storage.simulate import (
+    FLOAT32,
+    GRADIENTS,
+    SAMPLE,
+    STEPS,
+    Gradients,
+    Storage,
+    Survival,
+    run,
+)
+from stability.storage.training import Loss, train_stored
+from stability.storage.update_rules import AdamW, Optimiser, Step
+
+FROZEN_SHARE = 0.5
+"""A leaf with more frozen elements than moving ones no longer trains as a whole."""
+SOURCE = 'docs/stability.md "Update survival"'
+REMEDY = (
+    "store parameters in float32 and compute in bfloat16 (param_dtype=float32, "
+    "compute_dtype=bfloat16); a larger learning rate for this group, a zero-centred "
+    "parametrisation or stochastic rounding also help"
+)
+
+
+def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
+    """Half the distance from p to its neighbour in the direction of u; float64.
+
+    Toward zero from an exact power of two the neighbour is only half as far.
+    """
+    p, u = np.asarray(p, np.float64), np.asarray(u, np.float64)
+    mantissa, exponent = np.frexp(np.abs(p))
+    power_of_two = (mantissa == 0.5) & (exponent - 1 > fmt.min_exponent)
+    inward = power_of_two & (np.sign(u) == -np.sign(p))
+    return fmt.spacing(p) / np.where(inward, 4.0, 2.0)
+
+
+def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
+    """Whether adding u to the stored numbers p changes nothing (round to nearest, ties to even)."""
+    u = np.asarray(u, np.float64)
+    gap = half_gap(p, u, fmt)
+    even = np.rint(np.abs(np.asarray(p, np.float64)) / fmt.spacing(p)) % 2 == 0
+    return (np.abs(u) < gap) | ((np.abs(u) == gap) & even)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What one settled optimiser step does to a leaf, from its stored values alone."""
+
+    frozen: float
+    """Share of the elements whose step is lost, up and down counted alike."""
+    min_lr: float
+    """Learning rate from which at least half of the elements move; 0 for an empty leaf."""
+
+
+def predict(
+    leaf: np.ndarray, optimiser: Optimiser | float, fmt: Format = BF16, decay: bool = False
+) -> Prediction:
+    """Predict the fate of a leaf's updates, exactly, over its distinct stored values.
+
+    Args:
+        leaf: values of any shape, float32.
+        optimiser: decides how large a step is; a number is the learning rate of AdamW.
+        fmt: the storage format.
+        decay: whether weight decay applies to this leaf.
+    """
+    leaf = np.asarray(leaf)
+    if leaf.size == 0:
+        return Prediction(0.0, 0.0)
+    rule = optimiser if isinstance(optimiser, Optimiser) else AdamW(optimiser)
+    step = rule.step(leaf.shape, decay)
+    p, counts = fmt.distinct(leaf)
+    total = int(counts.sum())
+    # With u the whole step is scaled, decay included, by a factor on the learning rate.
+    frozen = float(counts @ _lost_share(p, step, 1.0, fmt)) / total
+    low, high = -60.0, 60.0
+    while high - low > _BISECTION:
+        middle = (low + high) / 2
+        if counts @ _lost_share(p, step, 2.0**middle, fmt) > FROZEN_SHARE * total:
+            low = middle
+        else:
+            high = middle
+    return Prediction(frozen, float(rule.lr * 2.0**high))
+
+
+_BISECTION = 1e-3
+"""log2 of the factor to which `min_lr` is found: 0.07 %, below the spacing of any format here."""
+
+
+def _lost_share(p: np.ndarray, step: Step, factor: float, fmt: Format) -> np.ndarray:
+    """Return for each value the share of its steps that is lost, with lr times `factor`."""
+    size, drift = step.size * factor, -step.decay * factor * p
+    if not step.normal:
+        return np.mean([is_lost(p, sign * size + drift, fmt) for sign in (1.0, -1.0)], axis=0)
+    up, down = (half_gap(p, np.full(p.shape, sign), fmt) for sign in (1.0, -1.0))
+    return ndtr((up - drift) / size) - ndtr((-down - drift) / size)
+
+
+def measure(
+    source: Any,
+    batches: Any = None,
+    optimiser: Optimiser = AdamW(),  # noqa: B008 - frozen
+    fmt: Format | None = BF16,
+    *,
+    loss: Loss | None = None,
+    gradients: Gradients = GRADIENTS,
+    steps: int = STEPS,
+    size: int = SAMPLE,
+) -> dict[str, Survival]:
+    """Train and store every leaf in `fmt` after each step; moments are kept in float32.
+
+    With batches this is real training of the pytree. Without them a sample of every leaf is trained
+    on synthetic gradients (`simulate.Gradients`), one leaf at a time in memory.
+
+    Args:
+        source: a pytree; without batches also a torch state dict or the path of a checkpoint. It
+            is not changed.
+        batches: what the loss is taken on, one entry per step; token ids (steps, B, L) for a
+            Megalodon.
+        optimiser: steps the parameters.
+        fmt: storage format; None stores float32, the control.
+        loss: (parameters, batch) -> scalar; None takes a Megalodon's own.
+        gradients: the distribution of synthetic gradients.
+        steps: optimiser steps on synthetic gradients.
+        size: elements sampled of each leaf on synthetic gradients.
+
+    Returns:
+        Survival by parameter name.
+
+    Raises:
+        ValueError: leaves are integers or not finite, there are none, or there is no loss.
+    """
+    leaves = parameters_of(source)
+    if batches is not None:
+        return train_stored(source, batches, optimiser, fmt, loss)
+    storage = FLOAT32 if fmt is None else Storage("nearest", fmt.name)
+    outcomes = run(leaves, optimiser, storage, gradients, steps, size)
+    return {n: outcome.survival() for n, outcome in outcomes.items()}
+
+
+def probe(
+    model: Any, batches: Any, optimiser: Optimiser, *, loss: Loss | None = None
+) -> list[Finding]:
+    """Return findings for every leaf: frozen share in bfloat16, its prediction, fidelity.
+
+    A model with values that are not finite is not trained; each such leaf is an error.
+    """
+    leaves = leaves_of(model)
+    spoiled = {n: count for n, leaf in leaves.items() if (count := leaf.non_finite())}
+    if spoiled:
+        return [_not_measured(n, leaves[n], count) for n, count in spoiled.items()]
+    narrow = measure(model, batches, optimiser, BF16, loss=loss)
+    control = measure(model, batches, optimiser, None, loss=loss)
+    megalodon = is_megalodon(leaves)
+    return [
+        finding
+        for name, leaf in leaves.items()
+        for finding in survival_findings(leaf, narrow[name], control[name], optimiser, megalodon)
+    ]
+
+
+def survival_findings(
+    leaf: Leaf, narrow: Survival, control: Survival, optimiser: Optimiser, megalodon: bool
+) -> list[Finding]:
+    """Return the finding on a leaf's frozen share, and notes with the other numbers."""
+    decay = decays(leaf.name, leaf.shape, megalodon)
+    predicted = predict(leaf.read(), optimiser, BF16, decay)
+    warning = narrow.frozen > FROZEN_SHARE
+    main = Finding(
+        "survival",
+        Severity.WARNING if warning else Severity.OK,
+        leaf.name,
+        "frozen_fraction",
+        narrow.frozen,
+        FROZEN_SHARE,
+        SOURCE,
+        f"stored in bfloat16, {narrow.frozen:.0%} of its {leaf.size:,} elements never move at "
+        f"lr {optimiser.lr:g}",
+        REMEDY if warning else "",
+    )
+    numbers = {
+        "predicted_frozen_fraction": predicted.frozen,
+        "fidelity": narrow.fidelity,
+        "fidelity_float32": control.fidelity,
+        "min_lr": predicted.min_lr,
+    }
+    return [main, *notes("survival", leaf.name, numbers, SOURCE)]
+
+
+def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -> list[Finding]:
+    """Return numbers without a threshold as findings."""
+    return [
+        Finding(probe, Severity.NOTE, subject, metric, value, float("nan"), source, "")
+        for metric, value in numbers.items()
+    ]
+
+
+def _not_measured(name: str, leaf: Leaf, count: int) -> Finding:
+    return Finding(
+        "survival",
+        Severity.ERROR,
+        name,
+        "frozen_fraction",
+        float("nan"),
+        FROZEN_SHARE,
+        SOURCE,
+        f"not measured: {count:,} of {leaf.size:,} values are NaN or infinite",
+        "restore the last checkpoint without non-finite values",
+    )

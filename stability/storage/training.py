@@ -1,0 +1,130 @@
+"""Real training in a storage format: every leaf is rounded after each step.
+
+Source: docs/stability.md "Update survival": measured over a real optimiser run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.config import widened
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.weights import named_leaves, replace_leaves
+from stability.core.number_formats import Format
+from stability.core.parameter_leaves import seed_of
+from stability.core.rounding import check_rounding, nearest
+from stability.storage.simulate import Survival, summary
+from stability.storage.update_rules import Optimiser
+
+Loss: TypeAlias = Callable[[Any, Any], jax.Array]
+
+TRACKED = 1 << 16
+"""Elements followed of each leaf: the shares of a larger one are those of a sample, so that one
+float64 sum per element is never a second copy of the model."""
+
+
+def next_token_loss(model: MegalodonForCausalLM, ids: Any) -> jax.Array:
+    """Return a Megalodon's loss on token ids (B, L), in nats per token."""
+    ids = jnp.asarray(ids, jnp.int32)
+    return model.compute_loss(ids, ids)
+
+
+def train_stored(
+    model: Any,
+    batches: Iterable[Any],
+    optimiser: Optimiser,
+    fmt: Format | None,
+    loss: Loss | None = None,
+) -> dict[str, Survival]:
+    """Train for as many steps as there are batches, storing every leaf in `fmt` after each.
+
+    Args:
+        model: pytree to start from; it is not changed, and narrow leaves are widened first.
+        batches: second argument of the loss, one per step.
+        optimiser: its moments are kept in float32, so only the storage differs.
+        fmt: storage format; None stores float32, the control.
+        loss: (model, batch) -> scalar; None takes a Megalodon's own.
+
+    Raises:
+        ValueError: there is no loss for a model that is not a Megalodon.
+        RuntimeError: the compiler removed the rounding.
+    """
+    if loss is None and not isinstance(model, MegalodonForCausalLM):
+        raise ValueError(
+            f"expected a loss to train a {type(model).__name__} on batches: pass "
+            "loss=(parameters, batch) -> scalar, or no batches for synthetic gradients."
+        )
+    if fmt is not None:
+        check_rounding(fmt)
+    step, transform = _stepped(optimiser, loss or next_token_loss)
+    store, settle = _stored(fmt)
+    model = store(model)
+    state = transform.init(eqx.filter(model, eqx.is_array))
+    track = {n: _tracked(n, x) for n, x in named_leaves(model).items()}
+    first = last = {n: track[n](x) for n, x in named_leaves(model).items()}
+    intended = {n: np.zeros(x.shape) for n, x in first.items()}
+    changed = {n: np.zeros(x.shape, bool) for n, x in first.items()}
+    for batch in batches:
+        state, updates = step(model, state, batch)
+        model = settle(model, updates)
+        for n, move in named_leaves(updates).items():
+            intended[n] += track[n](move)
+        after = {n: track[n](x) for n, x in named_leaves(model).items()}
+        for n, value in after.items():
+            changed[n] |= value != last[n]
+        last = after
+    return {n: summary(first[n], last[n], intended[n], changed[n]) for n in first}
+
+
+@lru_cache(maxsize=8)
+def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
+    """Return the compiled step, whatever the storage: state and updates; and its transform."""
+    transform = optimiser.transform()
+
+    @eqx.filter_jit
+    def step(model: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        grads = eqx.filter_grad(loss)(model, batch)
+        # optax raises floats to its integer step count, which strict promotion forbids.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        return state, updates
+
+    return step, transform
+
+
+@lru_cache(maxsize=8)
+def _stored(fmt: Format | None) -> Any:
+    """Return how a model is stored, and how one that is stored takes its updates; both compiled."""
+
+    def stored(x: Any) -> Any:
+        if not eqx.is_inexact_array(x):
+            return x
+        x = x.astype(widened(x.dtype))
+        return x if fmt is None else nearest(x, fmt)
+
+    @eqx.filter_jit
+    def store(model: Any) -> Any:
+        return jax.tree.map(stored, model)
+
+    @eqx.filter_jit
+    def settle(model: Any, updates: Any) -> Any:
+        before, moves = named_leaves(eqx.filter(model, eqx.is_array)), named_leaves(updates)
+        return replace_leaves(model, {n: stored(before[n] + moves[n]) for n in before})
+
+    return store, settle
+
+
+def _tracked(name: str, leaf: Any) -> Callable[[Any], np.ndarray]:
+    """Return how to read the followed elements of a leaf, float64."""
+    if leaf.size <= TRACKED:
+        return lambda x: np.asarray(x, np.float64).reshape(-1)
+    rng = np.random.default_rng(seed_of(name))
+    index = np.sort(rng.choice(leaf.size, TRACKED, replace=False))
+    return lambda x: np.asarray(x).reshape(-1)[index].astype(np.float64)

@@ -1,0 +1,231 @@
+"""The optimisers whose updates are probed: optax does the steps, this says how large they are.
+
+Source: docs/stability.md "Update survival"; each optimiser's own rule is in optax's documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import optax
+from optax import contrib
+
+from megalodon_jax.weights import dotted
+from stability.core.parameter_leaves import decays, is_megalodon
+
+GRADIENT_RMS = 1e-3
+"""Root mean square of a gradient element where no data says better; only SGD's steps scale with
+it, and the value is that of the byte-level checkpoint's gradients to an order of magnitude."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far one optimiser step moves an element of a leaf."""
+
+    size: float
+    """|u| for a constant step, the standard deviation of u for a normal one."""
+    normal: bool
+    """Whether steps are spread normally around 0 rather than all of one size."""
+    decay: float
+    """What weight decay adds, as a multiple of the element: u = +-size - decay p."""
+
+
+Self = TypeVar("Self", bound="Optimiser")
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """What all optimisers share; use one of its subclasses.
+
+    Raises:
+        ValueError: the learning rate is not a positive finite number.
+    """
+
+    name: ClassVar[str] = ""
+    lr: float = 3e-4
+
+    def __post_init__(self) -> None:
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(
+                f"{type(self).__name__}: lr={self.lr} must be a positive number, such as 3e-4."
+            )
+
+    def with_lr(self: Self, lr: float) -> Self:
+        """Return the same optimiser at another learning rate."""
+        return replace(self, lr=lr)
+
+    def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
+        """Return the optax transformation.
+
+        Args:
+            decay: whether weight decay applies to every leaf or to none; None decides by name and
+                shape (`leaves.decays`).
+        """
+        raise NotImplementedError
+
+    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+        """Return the size of a settled step on a leaf of this shape."""
+        raise NotImplementedError
+
+    def matrix(self, shape: tuple[int, ...]) -> bool:
+        """Whether a leaf of this shape must be kept as a matrix to be stepped."""
+        return False
+
+    def describe(self) -> str:
+        """Return the optimiser and its numbers in words."""
+        values = ", ".join(f"{f.name}={getattr(self, f.name):g}" for f in fields(self))
+        return f"{type(self).__name__}({values})"
+
+
+@dataclass(frozen=True)
+class AdamW(Optimiser):
+    """Adam with decoupled decay: settled steps are about the learning rate for any gradient."""
+
+    name: ClassVar[str] = "adamw"
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+
+    def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
+        """Return `optax.adamw`."""
+        return optax.adamw(
+            self.lr, self.beta1, self.beta2, weight_decay=self.weight_decay, mask=_mask(decay)
+        )
+
+    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+        """Return lr: r = |m| / sqrt(v) is 1 for a gradient that keeps its sign and size."""
+        return Step(self.lr, False, self.lr * self.weight_decay * decay)
+
+
+@dataclass(frozen=True)
+class Lion(Optimiser):
+    """The sign of an interpolated momentum: steps are exactly the learning rate."""
+
+    name: ClassVar[str] = "lion"
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+
+    def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
+        """Return `optax.lion`."""
+        return optax.lion(
+            self.lr, self.beta1, self.beta2, weight_decay=self.weight_decay, mask=_mask(decay)
+        )
+
+    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+        """Return lr."""
+        return Step(self.lr, False, self.lr * self.weight_decay * decay)
+
+
+@dataclass(frozen=True)
+class SGD(Optimiser):
+    """Gradient descent with heavy-ball momentum: steps are proportional to the gradient."""
+
+    name: ClassVar[str] = "sgd"
+    lr: float = 1e-1
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"SGD: momentum={self.momentum} must be in [0, 1), such as 0.9.")
+
+    def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
+        """Return `optax.sgd`; it does not decay."""
+        return optax.sgd(self.lr, momentum=self.momentum)
+
+    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+        """Return lr times the root mean square of the velocity of independent gradients."""
+        velocity = GRADIENT_RMS / math.sqrt(1 - self.momentum**2)
+        return Step(self.lr * velocity, True, 0.0)
+
+
+@dataclass(frozen=True)
+class Muon(Optimiser):
+    """Orthogonalised momentum for matrices, AdamW for everything else.
+
+    torch keeps a linear weight as (out, in), so the second axis is the one reduced over.
+    """
+
+    name: ClassVar[str] = "muon"
+    lr: float = 2e-2
+    beta: float = 0.95
+    weight_decay: float = 0.0
+    adam_lr: float = 3e-4
+
+    def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
+        """Return `optax.contrib.muon` with its AdamW for leaves that are no matrices."""
+
+        def numbers(params: Any) -> Any:
+            spec = contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
+            return jax.tree.map(lambda x: spec if self.matrix(x.shape) else None, params)
+
+        return contrib.muon(
+            self.lr,
+            beta=self.beta,
+            weight_decay=self.weight_decay,
+            weight_decay_mask=_mask(decay),
+            adam_learning_rate=self.adam_lr,
+            muon_weight_dimension_numbers=numbers,
+        )
+
+    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+        """Return the root mean square entry of an orthogonal matrix, scaled as optax does.
+
+        Entries of a (out, in) matrix with orthonormal rows or columns have mean square
+        1 / max(out, in); optax multiplies by sqrt(max(1, out / in)).
+        """
+        if not self.matrix(shape):
+            return Step(self.adam_lr, False, 0.0)
+        out, into = shape
+        size = self.lr * math.sqrt(max(1.0, out / into) / max(out, into))
+        return Step(size, True, self.lr * self.weight_decay * decay)
+
+    def with_lr(self, lr: float) -> Muon:
+        """Return both learning rates scaled alike."""
+        return replace(self, lr=lr, adam_lr=self.adam_lr * lr / self.lr)
+
+    def matrix(self, shape: tuple[int, ...]) -> bool:
+        """Whether the leaf is orthogonalised: two axes, both longer than 1."""
+        return len(shape) == 2 and min(shape) > 1
+
+
+OPTIMISERS: dict[str, type[Optimiser]] = {o.name: o for o in (AdamW, SGD, Lion, Muon)}
+
+
+def optimiser(name: str, **settings: float) -> Optimiser:
+    """Return an optimiser by name, with fields such as `lr` or `weight_decay` set.
+
+    Raises:
+        ValueError: no optimiser has the name, or it has no such setting.
+    """
+    kind = OPTIMISERS.get(name.lower())
+    if kind is None:
+        raise ValueError(
+            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; another one "
+            "that steps by about its learning rate is probed as adamw or lion."
+        )
+    known = {f.name for f in fields(kind)}
+    if unknown := sorted(set(settings) - known):
+        raise ValueError(
+            f"{name} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}."
+        )
+    return kind(**settings)
+
+
+def _mask(decay: bool | None) -> Any:
+    if decay is not None:
+        return lambda params: jax.tree.map(lambda _: decay, params)
+
+    def by_name(params: Any) -> Any:
+        paths = [dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+        megalodon = is_megalodon(paths)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: decays(dotted(path), x.shape, megalodon), params
+        )
+
+    return by_name
