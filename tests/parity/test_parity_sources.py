@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from megalodon_jax.weights import build_model, weight_table
+from parity.engine import recordings
 from parity.engine.recordings import RecordingError
-from parity.megalodon import oracle, recordings
+from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
-from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.recordings import FOLDER, RecordedReference
 from parity.megalodon.taps import capture, stages
 
 
@@ -119,13 +120,13 @@ def test_padding_row_gets_no_gradient_from_the_embedding():
 
 @pytest.fixture
 def copied(tmp_path):
-    source = recordings.FOLDER / "length_c.safetensors"
+    source = FOLDER / "length_c.safetensors"
     (tmp_path / source.name).write_bytes(source.read_bytes())
     return tmp_path
 
 
 def test_recordings_are_small():
-    total = sum(path.stat().st_size for path in recordings.FOLDER.iterdir())
+    total = sum(path.stat().st_size for path in FOLDER.iterdir())
     assert total < 12 * 2**20
 
 
