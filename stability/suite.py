@@ -20,7 +20,7 @@ from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
 from stability.experiments.drill_report import read as read_drill
 from stability.moe import results
 from stability.products import what_if
-from stability.storage import ema_pole_findings as pole_findings
+from stability.storage import ema_pole_findings
 from stability.storage.diagnose import kind_of
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.remedies import try_remedies
@@ -107,11 +107,11 @@ def _survival(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed)
 
 
 def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
-    rows = pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
+    rows = ema_pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
     # JSON has no infinity: None is a pole that never forgets.
     for row in rows:
         row["memory"] = row["memory"] if math.isfinite(row["memory"]) else None
-    return pole_findings.findings(model), rows
+    return ema_pole_findings.findings(model), rows
 
 
 def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
@@ -162,7 +162,7 @@ def _dtype_golden(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Pro
         kept = [row for row in golden.rows if row.view not in views]
         found += golden_findings(name, [*rows, *kept])
         if kept:
-            why = "the compiled program is compared by `python -m stability.dtype_audit check`"
+            why = "the compiled program is compared by `megalodon-numerics dtypes check`"
             found.append(_left_out(name, len(kept), why))
     return found, None
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from megalodon_jax.layers import attention
-from parity.megalodon import runner as subject
+from parity.megalodon import runner
 from parity.megalodon.cases import Case
 
 Plant = Callable[[Any], Any]
@@ -165,7 +165,7 @@ def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
         return faulty
 
     # The subject's name for it: what loads a case, and nothing else.
-    return Patch(subject, "build_model", plant)
+    return Patch(runner, "build_model", plant)
 
 
 def on_copy(**changes: Callable[[Any], Any]) -> Plant:

@@ -155,32 +155,32 @@ def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, qu
         ctx.exit(REGRESSED if lines else OK)
     from rich.console import Console
 
-    from parity.faults import detection as killmatrix
+    from parity.faults import detection
     from parity.faults import select
     from reports.cli.views.detection import markdown, print_matrix, summary
 
-    matrix = killmatrix.run(select(names, family), report, workers, each=as_markdown)
+    matrix = detection.run(select(names, family), report, workers, each=as_markdown)
     kills = matrix.kills
     if as_markdown:
         click.echo(markdown(matrix), nl=False)
     elif as_json:
-        click.echo(json.dumps([killmatrix.as_dict(kill) for kill in kills]))
+        click.echo(json.dumps([detection.as_dict(kill) for kill in kills]))
     else:
         print_matrix(kills, Console())
         click.echo(summary(kills))
-    ctx.exit(REGRESSED if killmatrix.survivors(kills) else OK)
+    ctx.exit(REGRESSED if detection.survivors(kills) else OK)
 
 
 @parity.command(epilog=examples("parity calibrate"))
 @quiet_option
 def calibrate(quiet: bool) -> None:
     """Measure the noise floor of every case and rewrite the tolerance table's numbers."""
-    from parity.megalodon import noise_floors as calibrate
+    from parity.megalodon import noise_floors
     from parity.megalodon.cases import CASES
     from parity.tolerances import NOISE_FILE
 
     progress(quiet)(f"calibrating {len(CASES)} cases with the oracle")
-    calibrate.write(CASES)
+    noise_floors.write(CASES)
     click.echo(NOISE_FILE)
 
 

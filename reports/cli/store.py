@@ -115,10 +115,10 @@ def bless(run: str, reason: str, out: Path, as_json: bool) -> None:
     in a tree with uncommitted changes, and for a run made in one, of only some cases, with a
     planted fault or a broken tolerance.
     """
-    from reports.registry import pin as blessing
+    from reports.registry import pin
     from reports.registry.lookup import find_run
 
-    done = blessing.bless(find_run(out, run), reason)
+    done = pin.bless(find_run(out, run), reason)
     if as_json:
         fields = {"run": done.golden.run, "path": str(done.path), "levels": len(done.golden.groups)}
         click.echo(json.dumps(fields))

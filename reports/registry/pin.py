@@ -14,7 +14,7 @@ from reports.provenance.environment import git_state
 from reports.registry.lookup import measured
 from reports.store.schema import RunKind, StoreError, kind_of
 from reports.text import number
-from reports.verdict import pinned as goldens
+from reports.verdict import pinned
 from reports.verdict.decide import ExitCode, decide
 from reports.verdict.history import load_history
 from reports.verdict.levels import Group, Level
@@ -74,11 +74,11 @@ def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Bles
         raise StoreError(f"expected a whole, healthy nightly, but {run.id} {'; '.join(why)}")
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     past = load_history(folder.parent, run).past
-    golden = goldens.golden_of(run, past, reason.strip(), today)
-    path = goldens.file_of(golden, goldens_folder)
-    before = goldens.read(path)
+    golden = pinned.golden_of(run, past, reason.strip(), today)
+    path = pinned.file_of(golden, goldens_folder)
+    before = pinned.read(path)
     try:
-        goldens.write(golden, path)
+        pinned.write(golden, path)
     except OSError as error:
         raise StoreError(
             f"expected a folder that can be written at {path.parent}, but "

@@ -1,6 +1,6 @@
 """Golden audits: committed tables, and what changed since.
 
-One file per table in `stability/data/audits/`. `python -m stability.dtype_audit renew` writes them,
+One file per table in `stability/data/audits/`. `megalodon-numerics dtypes renew` writes them,
 `check` prints what differs, `show` lays them side by side. A table is compared without line
 numbers.
 """
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "audits"
 SCHEMA = 1
 PLAIN = MegalodonConfig(swiglu=True)
 NARROW = MegalodonConfig(swiglu=True, compute_dtype="bfloat16")
-RENEW = "python -m stability.dtype_audit renew"
+RENEW = "megalodon-numerics dtypes renew"
 
 
 def _torch(config: MegalodonConfig, mode: Any) -> tuple[Row, ...]:

@@ -2,8 +2,8 @@
 
 A small byte-level model whose RMSNorm weights start at 1.0 is trained as its authors did, with
 `to(bfloat16)` and AdamW, then with each of the three options they proposed, then with the remedies
-they did not know. `python -m stability.experiments.founding DOC` trains all of them and rewrites
-the table between the markers in DOC and the chart beside it. Source: docs/stability.md "The
+they did not know. `megalodon-numerics founding-case DOC` trains all of them and rewrites the
+table between the markers in DOC and the chart beside it. Source: docs/stability.md "The
 founding case".
 """
 
@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -257,17 +256,3 @@ def _drift(start: Any, now: Any) -> float:
 
 def _nbytes(tree: Any) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree))
-
-
-@click.command()
-@click.argument("doc", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--steps", default=Size.steps, show_default=True, help="Optimiser steps.")
-def main(doc: Path, steps: int) -> None:
-    """Train all variants; rewrite the table and the chart of DOC."""
-    results = compare(replace(DEFAULT, steps=steps))
-    write(doc, results)
-    click.echo(table(results))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """Training drill of the GEMM backends: the byte-level model, from the same weights and batches.
 
-`python -m stability.experiments.gemm_drill docs/formats.md` trains it once per backend and rewrites
-the table between the markers of the document and the two charts beside it. Source: docs/formats.md
+`megalodon-numerics gemm-drill docs/formats.md` trains it once per backend and rewrites the table between the markers of the document and the two charts beside it. Source: docs/formats.md
 "Training drill".
 """
 
@@ -12,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-import click
 import numpy as np
 
 from megalodon_jax.config import GemmBackend
@@ -100,18 +98,3 @@ def write(doc: Path, outcomes: Sequence[Outcome], others: Sequence[float]) -> No
         ValueError: the document lacks the markers.
     """
     renew(doc, BEGIN, END, table(outcomes, others), charts(outcomes))
-
-
-@click.command()
-@click.argument("doc", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--steps", default=Plan.steps, show_default=True, help="Optimiser steps.")
-def main(doc: Path, steps: int) -> None:
-    """Train on every backend; rewrite the table and the charts of DOC."""
-    outcomes = run(replace(Plan(), steps=steps), VARIANTS, report=click.echo)
-    others = taken_over()
-    write(doc, outcomes, others)
-    click.echo(table(outcomes, others))
-
-
-if __name__ == "__main__":
-    main()

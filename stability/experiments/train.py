@@ -1,6 +1,6 @@
 """Train the byte-level model the nightly loads: real weights, from text every CPython carries.
 
-`python -m stability.experiments.train OUT` writes `model.safetensors`, `config.json`,
+`megalodon-numerics train OUT` writes `model.safetensors`, `config.json`,
 `training.json` (seed, versions, hash of the text, loss curves) and `heldout.txt`. The text is
 `pydoc_data.topics`; one topic in ten, chosen by the hash of its name, is held out.
 """
@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import click
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -210,21 +209,3 @@ def _progress(console: Console) -> Progress:
         TextColumn("{task.fields[loss]}"),
     )
     return Progress(*columns, console=console)
-
-
-@click.command()
-@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--steps", default=Recipe.steps, show_default=True, help="Optimiser steps.")
-@click.option("--seed", default=Recipe.seed, show_default=True, help="Seed of weights and data.")
-def main(out: Path, steps: int, seed: int) -> None:
-    """Train the byte-level model and write it to OUT."""
-    # A folder that cannot be written should be known before the training, not after it.
-    out.parent.mkdir(parents=True, exist_ok=True)
-    recipe = Recipe(steps=steps, seed=seed)
-    model, curves = train(BYTE_LM_CONFIG, recipe, Console(stderr=True))
-    write(out, model, record(BYTE_LM_CONFIG, recipe, curves))
-    click.echo(f"{out}: validation loss {curves['val_loss'][-1]} nats per byte")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from parity.deepseek_v3 import comparison as parity
+from parity.deepseek_v3 import comparison
 from stability.moe.defects import Row
 from stability.moe.examine import Examination
 
@@ -24,7 +24,7 @@ EDGES = ("port32:original32", "port32:port64", "original32:port64", "port64:orig
 Document = dict[str, Any]
 
 
-def compared(which: str, say: Callable[[str], None]) -> list[parity.Found]:
+def compared(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
     """Compare the five configurations with the reference.
 
     Args:
@@ -32,8 +32,8 @@ def compared(which: str, say: Callable[[str], None]) -> list[parity.Found]:
         say: progress.
     """
     found = []
-    for case in parity.CASES:
-        found.append(parity.compare(case, parity.answer(case, which)))
+    for case in comparison.CASES:
+        found.append(comparison.compare(case, comparison.answer(case, which)))
         say(f"  {case.name}: {found[-1].held} of {len(found[-1].gates)} gates hold")
     return found
 
@@ -74,7 +74,7 @@ def defect_markdown(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parity_markdown(found: Iterable[parity.Found]) -> str:
+def parity_markdown(found: Iterable[comparison.Found]) -> str:
     """Return the parity table as docs/mla-moe.md has it: relative L2 of the logits."""
     lines = [
         "| case | gates held | float32 vs Transformers | ours vs float64 | theirs vs float64 "

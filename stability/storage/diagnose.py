@@ -32,7 +32,7 @@ from stability.core.parameter_leaves import (
     leaves_of,
     listed,
 )
-from stability.storage import ema_pole_findings as pole_findings
+from stability.storage import ema_pole_findings
 from stability.storage.optimiser_state import audit_state
 from stability.storage.remedies import NOTHING, REMEDIES, SIZE, Remedy, Trial, try_remedies
 from stability.storage.remedies import STEPS as REMEDY_STEPS
@@ -136,7 +136,7 @@ def report(
         survivals = narrow[name], control[name]
         findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, found)
     if any(n.endswith("cema.alpha") for n in good):
-        findings += pole_findings.findings({n: x.load() for n, x in good.items() if ".cema." in n})
+        findings += ema_pole_findings.findings({n: x.load() for n, x in good.items() if ".cema." in n})
     if state is not None:
         findings += audit_state(state, getattr(rule, "beta2", 0.999))
     sizes = {n: leaf.size for n, leaf in good.items()}

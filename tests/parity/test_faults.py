@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measurement import Kind
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
-from parity.faults import detection as killmatrix
+from parity.faults import detection
 from parity.faults.detection import Kill, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
 from parity.megalodon.cases import by_name as case_by_name
@@ -51,7 +51,7 @@ def test_a_fault_names_a_stage_of_a_witness_that_can_show_it():
         case = case_by_name(fault.witness)
         assert fault.shows(case), fault.name
         gradients = {f"grad/{name}" for name in case.weights}
-        assert fault.stage in {killmatrix.REFUSED, *case.order, *gradients}, fault.name
+        assert fault.stage in {detection.REFUSED, *case.order, *gradients}, fault.name
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_selection_by_name_and_family():
 
 
 def matrix(monkeypatch, *kills, options=()):
-    found = killmatrix.Matrix(list(kills), {("jax64:oracle", Kind.BLOCK): 0.002})
-    monkeypatch.setattr(killmatrix, "run", lambda faults, report, workers, each: found)
+    found = detection.Matrix(list(kills), {("jax64:oracle", Kind.BLOCK): 0.002})
+    monkeypatch.setattr(detection, "run", lambda faults, report, workers, each: found)
     return CliRunner().invoke(main, ["parity", "faults", "--quiet", *options])
 
 
@@ -177,8 +177,8 @@ def test_every_edge_is_asked_when_each_is_wanted(monkeypatch):
         lambda self, fault, case, edges: asked.append(edges) or Kill(fault, case.name),
     )
     faults = [by_name("rope_sign")]
-    killmatrix.run(faults)
-    killmatrix.run(faults, each=True)
+    detection.run(faults)
+    detection.run(faults, each=True)
     assert asked == [(), ("jax64:oracle",), ("jax32:oracle",)]
 
 

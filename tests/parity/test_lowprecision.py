@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parity.engine.measurement import Verdict
-from parity.megalodon import low_precision as lowprecision
+from parity.megalodon import low_precision
 from parity.megalodon.cases import by_name
 from parity.megalodon.noise_floors import truth
 from parity.tolerances import NoiseFloors
@@ -27,9 +27,9 @@ def gate(rows):
 @pytest.mark.torch_ref
 def test_every_side_has_an_error_and_ours_is_the_least(reference, exact):
     theirs = reference.low_precision(CASE)
-    rows = list(lowprecision.measure(CASE, theirs, exact, NoiseFloors({})))
+    rows = list(low_precision.measure(CASE, theirs, exact, NoiseFloors({})))
     errors = {m.edge: m.value for m in rows if (m.quantity, m.metric) == ("logits", "rel_l2")}
-    assert set(errors) == {f"{side}:oracle" for side in lowprecision.SIDES}
+    assert set(errors) == {f"{side}:oracle" for side in low_precision.SIDES}
     assert min(errors, key=errors.__getitem__) == "jaxbf16:oracle"
     assert gate(rows).verdict is Verdict.PASS
 
@@ -38,13 +38,13 @@ def test_every_side_has_an_error_and_ours_is_the_least(reference, exact):
 def test_an_autocast_more_accurate_than_ours_fails(reference, exact):
     theirs = dict(reference.low_precision(CASE))
     theirs["autocast/logits"] = exact["logits"].astype(np.float32)
-    assert gate(lowprecision.measure(CASE, theirs, exact, NoiseFloors({}))).verdict is Verdict.FAIL
+    assert gate(low_precision.measure(CASE, theirs, exact, NoiseFloors({}))).verdict is Verdict.FAIL
 
 
 @pytest.mark.torch_ref
 def test_every_intermediate_of_ours_is_gated(reference, exact):
     rows = list(
-        lowprecision.measure(CASE, reference.low_precision(CASE), exact, NoiseFloors.load())
+        low_precision.measure(CASE, reference.low_precision(CASE), exact, NoiseFloors.load())
     )
     gated = {m.quantity for m in rows if m.edge == "jaxbf16:oracle" and m.tolerance > 0}
     assert gated >= {"layers.0.q", "layers.1.attn", "norm", "logits"}

@@ -9,7 +9,7 @@ import pytest
 
 from parity.engine.compare import Comparison
 from parity.engine.measurement import Verdict
-from parity.megalodon import low_precision as lowprecision
+from parity.megalodon import low_precision
 from parity.megalodon.cases import CASES, by_name
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.recordings import RecordedReference
@@ -21,7 +21,7 @@ from parity.tolerances import NoiseFloors
 FLOORS = NoiseFloors.load()
 TRUTH = {"jax64:oracle", "jax32:oracle"}
 REFERENCE = {"reference32:oracle", "jax32:reference32"}
-NARROW = {f"{side}:oracle" for side in lowprecision.SIDES}
+NARROW = {f"{side}:oracle" for side in low_precision.SIDES}
 QUICK = (
     "plain",
     "swiglu_rescale_scale",
@@ -59,7 +59,7 @@ def test_triangle(case, reference, numerics):
     rows = numerics(Suite(reference).case(case, FLOORS))
     assert not broken(rows)
     edges = TRUTH if case.seam else TRUTH | REFERENCE
-    assert {m.edge for m in rows} == edges | (NARROW if case.name in lowprecision.CASES else set())
+    assert {m.edge for m in rows} == edges | (NARROW if case.name in low_precision.CASES else set())
 
 
 @pytest.mark.torch_ref

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
-from parity.megalodon import known_differences as seams
+from parity.megalodon import known_differences
 from parity.megalodon.known_differences import SEAMS, measure
 from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.tolerances import SEAM_BOUNDS, SEAMS_RECORDED
@@ -51,8 +51,8 @@ def seams_recorded():
 def test_a_seam_that_closed_or_grew_fails(reference, seam):
     facts = dict(reference.seams())
     closed = {
-        "ema-mask": lambda: seams.JaxSubject().taps(seams.by_name("left_padding"))["logits"],
-        "loss-mask": lambda: seams.JaxSubject().run(seams.by_name("labels_at_padding"))["loss"],
+        "ema-mask": lambda: known_differences.JaxSubject().taps(known_differences.by_name("left_padding"))["logits"],
+        "loss-mask": lambda: known_differences.JaxSubject().run(known_differences.by_name("labels_at_padding"))["loss"],
         "empty-loss": lambda: np.float32(0.0),
         "untied-head": lambda: np.float32(0.3),
         "initialisation": lambda: np.float32(0.24),
@@ -73,7 +73,7 @@ def test_a_seam_the_reference_says_nothing_of_fails(reference):
 def test_what_stands_at_padding_is_no_part_of_a_seam(reference):
     """Masked positions mean something else on each side, however large they are."""
     [seam] = (seam for seam in SEAMS if seam.id == "ema-mask")
-    theirs, valid = reference.seams()[seam.id], seams.by_name("left_padding").valid
+    theirs, valid = reference.seams()[seam.id], known_differences.by_name("left_padding").valid
     assert not valid.all()
     spoiled = np.where(valid[..., None], theirs, np.float32(1e6))
     assert seam.measure(spoiled) == seam.measure(theirs)

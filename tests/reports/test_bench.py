@@ -29,7 +29,7 @@ from reports.cli import main
 from reports.page import svg
 from reports.page.render import render
 from reports.page.sections.speed import markdown
-from reports.store import runs as store
+from reports.store import runs
 from reports.store.runs import Run, StoreError, list_runs, read_run, write_run
 from reports.verdict.decide import decide
 from reports.verdict.history import History, load_history
@@ -277,7 +277,7 @@ def test_an_interrupted_bench_leaves_nothing(
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store.pq, "write_table", interrupt)
+    monkeypatch.setattr(runs.pq, "write_table", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_run(tmp_path, bench())
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from nights import earlier, failing, measurement, run
 from reports.cli import main
 from reports.cli.console import Progress
 from reports.cli.views.summary import LIMIT, markdown
-from reports.store import runs as store
+from reports.store import runs
 from reports.store.runs import write_run
 from reports.verdict.decide import ExitCode, decide
 
@@ -106,7 +106,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device", str(self))
 
     page = tmp_path / "page.html"
-    monkeypatch.setattr(store.Path, "write_text", full)
+    monkeypatch.setattr(runs.Path, "write_text", full)
     result = CliRunner().invoke(
         main, ["report", "latest", "--out", str(tmp_path / "runs"), "--page", str(page)]
     )

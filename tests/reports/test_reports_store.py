@@ -14,7 +14,7 @@ import pytest
 from nights import failing, finding, manifest, measurement, run
 
 from parity.engine.measurement import Verdict
-from reports.store import runs as store
+from reports.store import runs
 from reports.store.runs import StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS
 from reports.verdict.history import load_history
@@ -94,7 +94,7 @@ def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
     folder = as_schema_1(write_run(tmp_path, run(measurement(), findings=(finding(),)), ""))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     back = read_run(folder)
-    assert (back.manifest["schema"], back.manifest["kind"]) == (store.SCHEMA, "nightly")
+    assert (back.manifest["schema"], back.manifest["kind"]) == (runs.SCHEMA, "nightly")
     assert back.measurements == (measurement(deterministic=None),)
     assert back.findings == (finding(),)
     assert load_history(tmp_path, run(measurement(), created="2026-11-21")).baseline == back
@@ -109,7 +109,7 @@ def test_only_a_migration_excuses_a_missing_column(tmp_path: Path) -> None:
 
 
 def test_every_older_schema_has_a_migration() -> None:
-    assert sorted(MIGRATIONS) == list(range(1, store.SCHEMA))
+    assert sorted(MIGRATIONS) == list(range(1, runs.SCHEMA))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
@@ -124,7 +124,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
         if len(written) == 2:
             raise error
 
-    monkeypatch.setattr(store.pq, "write_table", interrupt)
+    monkeypatch.setattr(runs.pq, "write_table", interrupt)
     with pytest.raises((KeyboardInterrupt, RuntimeError, StoreError)):
         write_run(tmp_path, run(), "")
     assert len(written) == 2
@@ -180,7 +180,7 @@ def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> Non
 def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run(), "")
     (folder / "run.json").write_text(
-        json.dumps(manifest(schema=store.SCHEMA + 1)), encoding="utf-8"
+        json.dumps(manifest(schema=runs.SCHEMA + 1)), encoding="utf-8"
     )
     with pytest.raises(StoreError, match=r"newer.*update megalodon-numerics"):
         read_run(folder)

@@ -17,12 +17,12 @@ from nights import bench, earlier, failing, measurement, run
 
 from parity.engine.measurement import Kind, Verdict
 from reports.cli import main
-from reports.registry import pin as blessing
+from reports.registry import pin
 from reports.registry.lookback import look_back, sparkline
 from reports.registry.lookup import held_against, judged
 from reports.store.runs import write_run
 from reports.store.schema import StoreError
-from reports.verdict import pinned as goldens
+from reports.verdict import pinned
 from reports.verdict.decide import Word
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
@@ -151,22 +151,22 @@ def test_a_sparkline_marks_what_is_no_number() -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout without uncommitted changes."""
-    monkeypatch.setattr(blessing, "git_state", lambda folder: ("1a2b3c4", False))
+    monkeypatch.setattr(pin, "git_state", lambda folder: ("1a2b3c4", False))
 
 
 def test_blessing_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clean: None) -> None:
     folder = tmp_path / "goldens"
     good, better = nights(tmp_path / "runs", 1e-6, 2e-6)
-    first = blessing.bless(good, "as measured", folder)
+    first = pin.bless(good, "as measured", folder)
     assert first.lines()[0] == "0 levels moved, 1 are new, 0 are gone"
     before = first.path.read_text(encoding="utf-8").splitlines()
-    assert goldens.load("cpu", folder).goldens == (first.golden,)
-    second = blessing.bless(better, "twice as large, because", folder)
+    assert pinned.load("cpu", folder).goldens == (first.golden,)
+    second = pin.bless(better, "twice as large, because", folder)
     assert "1.0e-06 → 2.0e-06, 2.00 times" in second.lines()[1]
     changed = set(second.path.read_text(encoding="utf-8").splitlines()) - set(before)
     assert sum('"typical"' in line for line in changed) == 1
     assert any("twice as large, because" in line for line in changed)
-    assert goldens.blessed(folder) == {second.golden.run}
+    assert pinned.blessed(folder) == {second.golden.run}
     assert list(folder.iterdir()) == [second.path]
 
 
@@ -187,13 +187,13 @@ def test_only_a_whole_healthy_night_is_blessed(
 ) -> None:
     folder = write_run(tmp_path / "runs", night)
     with pytest.raises(StoreError, match=said):
-        blessing.bless(folder, "because", tmp_path / "goldens")
+        pin.bless(folder, "because", tmp_path / "goldens")
     assert not (tmp_path / "goldens").exists()
 
 
 def test_a_dirty_tree_and_an_empty_reason_are_refused(tmp_path: Path, monkeypatch) -> None:
     nights(tmp_path, 1e-6)
-    monkeypatch.setattr(blessing, "git_state", lambda folder: ("1a2b3c4", True))
+    monkeypatch.setattr(pin, "git_state", lambda folder: ("1a2b3c4", True))
     dirty = call("bless", "latest", "--reason", "because", "--out", tmp_path)
     assert (dirty.exit_code, "commit or stash first" in dirty.output) == (2, True)
     empty = call("bless", "latest", "--reason", " ", "--out", tmp_path)
@@ -204,9 +204,9 @@ def test_a_slow_drift_is_found_against_the_blessed_run(
     tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "goldens"
-    monkeypatch.setattr(goldens, "FOLDER", folder)
+    monkeypatch.setattr(pinned, "FOLDER", folder)
     drifting = nights(tmp_path / "runs", *(1e-6 * 1.01**n for n in range(29)))
-    golden = blessing.bless(drifting[0], "the first night", folder).golden
+    golden = pin.bless(drifting[0], "the first night", folder).golden
     words = [judged(night).decision.word for night in drifting]
     # Each night differs from the one before; the 28th is 1.3 times the blessed one.
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
@@ -220,11 +220,11 @@ def test_a_slow_drift_is_found_against_the_blessed_run(
 
 def test_a_ratio_of_errors_has_no_level_of_its_own() -> None:
     rows = [measurement(), measurement(metric="error_over_reference", value=0.7, tolerance=1.5)]
-    assert [metric for *_, metric in goldens.levels(rows, {})] == ["rel_l2"]
+    assert [metric for *_, metric in pinned.levels(rows, {})] == ["rel_l2"]
 
 
 def test_a_damaged_golden_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goldens, "FOLDER", tmp_path)
+    monkeypatch.setattr(pinned, "FOLDER", tmp_path)
     (tmp_path / "cpu-1-live.json").write_text("{", encoding="utf-8")
     [night] = nights(tmp_path / "runs", 1e-6)
     [said] = held_against(judged(night))
@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_the_golden_as_it_was(
     tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = nights(tmp_path / "runs", 1e-6, 2e-6)
-    path = blessing.bless(first, "first", tmp_path / "goldens").path
+    path = pin.bless(first, "first", tmp_path / "goldens").path
     before = path.read_bytes()
 
     def full(self: Path, text: str, **_: object) -> None:
@@ -244,7 +244,7 @@ def test_a_full_disk_leaves_the_golden_as_it_was(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(StoreError, match="No space left on device; nothing was blessed"):
-        blessing.bless(second, "second", tmp_path / "goldens")
+        pin.bless(second, "second", tmp_path / "goldens")
     assert (path.read_bytes(), [p.name for p in path.parent.iterdir()]) == (before, [path.name])
 
 
@@ -252,7 +252,7 @@ def test_pruning_spares_what_others_are_held_against(
     tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "runs"
-    monkeypatch.setattr(goldens, "FOLDER", tmp_path / "goldens")
+    monkeypatch.setattr(pinned, "FOLDER", tmp_path / "goldens")
     folders = nights(root, *([1e-6] * 6))
     # The newest run's work was last seen on the second day.
     for folder in (folders[1], folders[5]):
@@ -260,7 +260,7 @@ def test_pruning_spares_what_others_are_held_against(
         table = pq.read_table(path).to_pylist()
         rows = [{**row, "identity": "rare"} for row in table]
         pq.write_table(type(pq.read_table(path)).from_pylist(rows, pq.read_schema(path)), path)
-    blessing.bless(folders[0], "first")
+    pin.bless(folders[0], "first")
     (folders[2] / "run.json").write_text("{", encoding="utf-8")
     write_run(root, bench(day=1))
     asked = call("prune", "--keep", 1, "--out", root, "--json")

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from megalodon_jax import MegalodonConfig
 from megalodon_jax.layers import attention, linear
@@ -33,7 +32,6 @@ from stability.dtype_audit import (
     side_by_side,
     write_golden,
 )
-from stability.dtype_audit.__main__ import main
 from stability.dtype_audit.golden import NARROW, PLAIN, versions_now
 from stability.dtype_audit.hlo import parse, rows_of_hlo
 from stability.dtype_audit.programs import dtype_findings, shrunk
@@ -424,15 +422,6 @@ def test_the_reference_breaks_the_policy_in_notes_only() -> None:
     assert {f.metric for f in findings if f.severity is Severity.NOTE} >= {
         *("norms_wide", "exponentials_wide", "reductions_wide")
     }
-
-
-def test_the_command_line_shows_the_committed_tables() -> None:
-    said = CliRunner().invoke(main, ["show", "float32"])
-    assert said.exit_code == 0
-    assert "model.layers.*.attn.cema forward fft" in said.output
-    assert "float32 jaxpr" in said.output
-    refused = CliRunner().invoke(main, ["check", "nothing"])
-    assert refused.exit_code == 2 and "nothing" in refused.output
 
 
 def test_numpy_is_not_needed_to_be_jax() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from megalodon_jax import gemm, quantize
 from parity.engine.measurement import Verdict
-from stability.products import accuracy as products
+from stability.products import accuracy
 from stability.products import block_formats
 
 
@@ -20,19 +20,19 @@ def only(*names: str) -> dict[str, gemm.Backend]:
 
 
 def verdicts() -> dict[tuple[str, str], Verdict]:
-    rows = [m for m in products.measure() if m.verdict is not Verdict.INFO]
+    rows = [m for m in accuracy.measure() if m.verdict is not Verdict.INFO]
     return {(m.case, m.quantity): m.verdict for m in rows}
 
 
 def test_only_the_operands_are_narrow(monkeypatch) -> None:
-    monkeypatch.setattr(products, "BACKENDS", only("mxfp8", "nvfp4"))
+    monkeypatch.setattr(accuracy, "BACKENDS", only("mxfp8", "nvfp4"))
     healthy = verdicts()
-    assert set(healthy) == {(n, q) for n in ("mxfp8", "nvfp4") for q in products.QUANTITIES}
+    assert set(healthy) == {(n, q) for n in ("mxfp8", "nvfp4") for q in accuracy.QUANTITIES}
     assert set(healthy.values()) == {Verdict.PASS}
 
     emulated = gemm._emulated
     narrow = lambda a, b: emulated(a, b).astype(jnp.bfloat16).astype(jnp.float32)  # noqa: E731
-    monkeypatch.setattr(products, "BACKENDS", only("mxfp8"))
+    monkeypatch.setattr(accuracy, "BACKENDS", only("mxfp8"))
     with monkeypatch.context() as planted:
         jax.clear_caches()  # what is compiled already is not narrow
         planted.setattr(gemm, "_emulated", narrow)
@@ -51,9 +51,9 @@ X = np.random.default_rng(3).standard_normal((40, 48)).astype(np.float32)
 def test_a_rotation_is_one_in_any_order_of_its_sums() -> None:
     exact = block_formats.blocks(X, 16) @ gemm.ROTATION.astype(np.float64)
     ours = exact.reshape(X.shape).astype(np.float32)
-    assert np.array_equal(products.turned_right(X, ours), ours)
+    assert np.array_equal(accuracy.turned_right(X, ours), ours)
     for wrong in (X, -ours, ours.astype(jnp.bfloat16).astype(np.float32)):
-        assert np.isnan(products.turned_right(X, wrong)).all()
+        assert np.isnan(accuracy.turned_right(X, wrong)).all()
 
 
 def drawn(up) -> np.ndarray:
@@ -61,7 +61,7 @@ def drawn(up) -> np.ndarray:
     nearest = block_formats.nvfp4(X)
     scale = nearest.scale.astype(np.float64)[..., None] * nearest.outer
     scaled = block_formats.blocks(X, 16) / scale
-    step = products.E2M1.spacing(scaled)
+    step = accuracy.E2M1.spacing(scaled)
     below = np.floor(np.abs(scaled) / step)
     share = np.abs(scaled) / step - below
     return (np.sign(scaled) * np.minimum((below + up(share)) * step, 6)).astype(np.float32)
@@ -78,7 +78,7 @@ def drawn(up) -> np.ndarray:
     ids=["stochastic", "away from 0", "nearest", "no neighbour"],
 )
 def test_a_draw_is_a_neighbour_and_unbiased(up, right: bool) -> None:
-    known = products.drawn_right(block_formats.nvfp4(X), X, drawn(up))
+    known = accuracy.drawn_right(block_formats.nvfp4(X), X, drawn(up))
     assert np.isfinite(known.dequantised()).all() == right
 
 
@@ -89,5 +89,5 @@ def test_one_draw_two_steps_away_is_no_draw() -> None:
     at = np.argwhere(right == 0.5)[0]
     wrong[tuple(at)] = 1.5
     for values, finite in ((right, True), (wrong, False)):
-        known = products.drawn_right(block_formats.nvfp4(X), X, values)
+        known = accuracy.drawn_right(block_formats.nvfp4(X), X, values)
         assert np.isfinite(known.dequantised()).all() == finite

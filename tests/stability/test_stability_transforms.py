@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from stability.core.number_formats import BF16
-from stability.storage import narrow_optimisers as transforms
+from stability.storage import narrow_optimisers
 from stability.storage.narrow_optimisers import (
     apply_updates,
     float32_master,
@@ -166,7 +166,7 @@ def test_wrong_use_is_refused_in_words() -> None:
 
 def test_kahan_without_its_carry_would_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a compiler does that simplifies (p + y) - p to y.
-    monkeypatch.setattr(transforms, "nearest", lambda x, fmt: x)
+    monkeypatch.setattr(narrow_optimisers, "nearest", lambda x, fmt: x)
     transform = kahan(optax.identity())
     params = {"w": jnp.ones(1, jnp.bfloat16)}
     _, state = transform.update({"w": jnp.float32([UPDATE])}, transform.init(params), params)

@@ -14,7 +14,7 @@ import pytest
 
 from parity.megalodon.cases import CASES
 from reports.nightly.run import elsewhere
-from tools import mutants as tool
+from tools import mutants
 from tools.mutant_list import CONTROLS, MUTANTS, ROOT
 from tools.mutant_list.survivors import ARGUED
 
@@ -59,8 +59,8 @@ def test_every_mutant_has_a_name_a_fault_and_tests_that_are_there() -> None:
 
 def test_the_document_has_every_mutant() -> None:
     """Whoever changes the list runs what is new and writes the document."""
-    text = tool.DOCUMENT.read_text(encoding="utf-8")
-    body = text.partition(f"<!-- {tool.TABLE}: begin -->")[2]
+    text = mutants.DOCUMENT.read_text(encoding="utf-8")
+    body = text.partition(f"<!-- {mutants.TABLE}: begin -->")[2]
     named = re.findall(r"^\| `(\w+)` \|", body, re.MULTILINE)
     assert named == [m.name for m in MUTANTS]
     assert "NOT ARGUED" not in text
@@ -71,7 +71,7 @@ def test_the_document_has_every_mutant() -> None:
 PLANT = """
 import json, sys
 from pathlib import Path
-from tools import mutants as tool
+from tools import mutants
 from tools.mutant_list import Mutant
 
 root = Path(sys.argv[1])
@@ -116,18 +116,18 @@ def test_a_planted_mutant_is_found_and_a_harmless_edit_is_not(tmp_path: Path) ->
 
 def test_results_are_kept_by_edit_and_the_last_one_counts(tmp_path: Path) -> None:
     mutant, path = MUTANTS[0], tmp_path / "results.jsonl"
-    missed = tool.Result(mutant.name, tool.digest_of(mutant, "pytest"), "pytest", "", "", 1.0)
-    tool.Results(path).add(missed)
-    assert tool.survivors(tool.Results(path)) == [mutant]
-    assert "NOT ARGUED" in tool.argued(tool.Results(path), {})
-    assert tool.argued(tool.Results(path), {mutant.name: "because"}).endswith("because")
-    tool.Results(path).add(replace(missed, place="tests/test_x.py::test_y[1]"))
-    known = tool.Results(path)
-    assert known.found(mutant) and not tool.survivors(known)
-    assert "| `test_x.py::test_y[1]` |" in tool.table(known, [mutant])
+    missed = mutants.Result(mutant.name, mutants.digest_of(mutant, "pytest"), "pytest", "", "", 1.0)
+    mutants.Results(path).add(missed)
+    assert mutants.survivors(mutants.Results(path)) == [mutant]
+    assert "NOT ARGUED" in mutants.argued(mutants.Results(path), {})
+    assert mutants.argued(mutants.Results(path), {mutant.name: "because"}).endswith("because")
+    mutants.Results(path).add(replace(missed, place="tests/test_x.py::test_y[1]"))
+    known = mutants.Results(path)
+    assert known.found(mutant) and not mutants.survivors(known)
+    assert "| `test_x.py::test_y[1]` |" in mutants.table(known, [mutant])
     other = replace(mutant, new=f"{mutant.new}  # another edit")
     assert known.of(other, "pytest") is None
-    assert "| not run |" in tool.table(known, [other])
+    assert "| not run |" in mutants.table(known, [other])
 
 
 def test_failures_are_read_with_what_they_say() -> None:
@@ -135,7 +135,7 @@ def test_failures_are_read_with_what_they_say() -> None:
         "FAILED tests/a.py::test_b[x y] - assert 1 == 2\n"
         "ERROR tests/c.py - ValueError: no\nFAILED tests/d.py::test_e\n"
     )
-    assert tool.failures(output) == [
+    assert mutants.failures(output) == [
         ("tests/a.py::test_b[x y]", "assert 1 == 2"),
         ("tests/c.py", "ValueError: no"),
         ("tests/d.py::test_e", ""),
@@ -154,11 +154,11 @@ def test_failures_are_read_with_what_they_say() -> None:
     ],
 )
 def test_a_night_is_told_by_where_it_starts(sentence: str, place: str) -> None:
-    assert tool.stage_of(sentence).startswith(place)
+    assert mutants.stage_of(sentence).startswith(place)
 
 
 def test_mutants_take_turns_by_file() -> None:
-    files = [m.file for m in tool.in_turns(EVERY)]
+    files = [m.file for m in mutants.in_turns(EVERY)]
     different = len(set(files))
     assert len(set(files[:different])) == different
     assert sorted(files) == sorted(m.file for m in EVERY)

@@ -10,17 +10,17 @@ from pathlib import Path
 from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.nightly.run import Options, nightly
 from reports.verdict.decide import Word
-from tools import simulated_hosts as tool
+from tools import simulated_hosts
 
-SSE = next(host for host in tool.HOSTS if host.name == "SSE4.2, 1 thread")
+SSE = next(host for host in simulated_hosts.HOSTS if host.name == "SSE4.2, 1 thread")
 
 
 def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Path) -> None:
     """Instructions and threads that nothing was pinned on: only rounding differs."""
     command = [*("nightly", "--case", "plain", "--reference", "recorded", "--json"), "--out"]
     found = subprocess.run(
-        tool.pinned(SSE, [tool.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]),
-        cwd=tool.ROOT,
+        simulated_hosts.pinned(SSE, [simulated_hosts.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]),
+        cwd=simulated_hosts.ROOT,
         env=SSE.environment(),
         capture_output=True,
         text=True,
@@ -33,7 +33,7 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
 
 def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:
     """The negative control: every gate holds, and the levels do not."""
-    with tool.lost_accuracy():
+    with simulated_hosts.lost_accuracy():
         options = Options(tmp_path, cases=("plain",), reference="recorded")
         decision = nightly(options, lambda line: None).decision
     assert decision is not None
@@ -45,11 +45,11 @@ def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> 
 
 
 def test_a_bound_is_counted_where_it_is_what_was_applied() -> None:
-    row = next(r for r in tool.rules() if r.edge == "jax32:oracle" and r.absolute == 3e-7)
+    row = next(r for r in simulated_hosts.rules() if r.edge == "jax32:oracle" and r.absolute == 3e-7)
     m = Measurement(
         "plain", row.edge, "logits", Kind.LOGITS, 1, "rel_l2", 1e-7, 3e-7, Verdict.PASS,
         "float32", "cpu", "same",
     )  # fmt: skip
-    assert tool.is_of(row, m)
-    assert not tool.is_of(row, replace(m, tolerance=9e-7))
-    assert not tool.is_of(row, replace(m, kind=Kind.GRADIENT))
+    assert simulated_hosts.is_of(row, m)
+    assert not simulated_hosts.is_of(row, replace(m, tolerance=9e-7))
+    assert not simulated_hosts.is_of(row, replace(m, kind=Kind.GRADIENT))

@@ -22,7 +22,7 @@ from parity.faults.fault import (
     rounded,
     streamed,
 )
-from parity.megalodon import runner as subject
+from parity.megalodon import runner
 
 _fault = of(Family.CACHES, "stream", streamed)
 
@@ -185,7 +185,7 @@ FAULTS = (
         "generation_forbids_the_first_token",
         "argmax over the vocabulary without its first entry",
         "generated",
-        subject,
+        runner,
         "greedy_token",
         _pad_not_allowed,
     ),

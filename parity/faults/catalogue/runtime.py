@@ -18,7 +18,7 @@ from parity.faults.fault import (
     rounded,
     uncached,
 )
-from parity.megalodon import runner as subject
+from parity.megalodon import runner
 
 _fault = of(Family.RUNTIME)
 
@@ -82,7 +82,7 @@ FAULTS = (
         "loaded_in_bfloat16",
         "the checkpoint's dtype taken for the model's",
         "embed",
-        subject,
+        runner,
         "build_model",
         _loaded_in_bfloat16,
     ),

@@ -9,8 +9,8 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from parity.deepseek_v3 import comparison as parity
-from parity.deepseek_v3 import reference as deepseek
+from parity.deepseek_v3 import comparison
+from parity.deepseek_v3 import reference
 from parity.engine.compare import Work, kind_of
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
@@ -18,7 +18,7 @@ from parity.engine import recordings
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter
 
-FULL = parity.by_name("grouped")
+FULL = comparison.by_name("grouped")
 """The case with everything in it: the one whose gradients are compared here."""
 
 
@@ -29,20 +29,20 @@ def swept(names):
 
 
 @cache
-def live(name: str) -> parity.Answer:
-    return parity.live(parity.by_name(name))
+def live(name: str) -> comparison.Answer:
+    return comparison.live(comparison.by_name(name))
 
 
-def holds(found: parity.Found) -> None:
+def holds(found: comparison.Found) -> None:
     assert found.broken == ()
     for edge in ("port32:original32", "port64:original64"):
         assert found.worst(edge, "logits") <= MLA_MOE_LOGITS
 
 
-@pytest.mark.parametrize("name", swept(c.name for c in parity.CASES if c is not FULL))
+@pytest.mark.parametrize("name", swept(c.name for c in comparison.CASES if c is not FULL))
 def test_logits_and_blocks_are_those_of_transformers(name):
-    case = parity.by_name(name)
-    found = parity.compare(case, parity.recorded(case), gradients=False)
+    case = comparison.by_name(name)
+    found = comparison.compare(case, comparison.recorded(case), gradients=False)
     holds(found)
     quantities = {m.quantity for m in found.measurements}
     assert {"logits", "output", "layers.1.block", "layers.1.kv_latent"} <= quantities
@@ -50,7 +50,7 @@ def test_logits_and_blocks_are_those_of_transformers(name):
 
 
 def test_gradients_too_live_and_in_float64():
-    found = parity.compare(FULL, live(FULL.name))
+    found = comparison.compare(FULL, live(FULL.name))
     holds(found)
     wide = [m for m in found.measurements if m.edge == "port64:original64" and m.metric == "rel_l2"]
     kinds = {m.kind for m in wide}
@@ -67,7 +67,7 @@ def test_a_wrong_port_is_found():
     model = FULL.model()
     at = lambda m: m.model.layers[1].mlp.gate  # noqa: E731
     biased = eqx.tree_at(at, model, replace(at(model), weight=at(model).weight * np.float32(1.001)))
-    found = parity.compare(FULL, parity.recorded(FULL), biased)
+    found = comparison.compare(FULL, comparison.recorded(FULL), biased)
     assert "layers.1.router_logits" in {m.quantity for m in found.broken}
     assert "layers.1.attn" not in {m.quantity for m in found.broken}
 
@@ -75,16 +75,16 @@ def test_a_wrong_port_is_found():
 @cache
 def noise(name: str) -> NoiseFloors:
     """The floors of a case, from the comparison with its recording."""
-    case = parity.by_name(name)
-    found = parity.compare(case, parity.recorded(case))
+    case = comparison.by_name(name)
+    found = comparison.compare(case, comparison.recorded(case))
     return NoiseFloors({name: {"hash": case.hash, "responses": found.report.responses}})
 
 
-@pytest.mark.parametrize("name", swept(c.name for c in parity.CASES))
+@pytest.mark.parametrize("name", swept(c.name for c in comparison.CASES))
 def test_recordings_are_what_the_live_reference_says(name):
     """Another processor, or another torch, adds in another order: that is all that may differ."""
-    case, said = parity.by_name(name), live(name)
-    kept, work = parity.recorded(case), Work(name, case.hash, ())
+    case, said = comparison.by_name(name), live(name)
+    kept, work = comparison.recorded(case), Work(name, case.hash, ())
     assert kept.float32.keys() == said.float32.keys()
     shares = {
         n: relative_l2(kept.float32[n], a)
@@ -99,7 +99,7 @@ def test_a_recording_of_other_numbers_is_noticed():
     """The negative control: one weight moved by 1e-5 is no rounding."""
     said, moved = live(FULL.name), dict(FULL.weights)
     moved["model.embed_tokens.weight"] = moved["model.embed_tokens.weight"] * np.float32(1 + 1e-5)
-    other = deepseek.run(FULL.config.to_hf(), moved, FULL.ids, gradients=False)
+    other = reference.run(FULL.config.to_hf(), moved, FULL.ids, gradients=False)
     bound = noise(FULL.name).bound(
         "recorded32:live32", Kind.BLOCK, Work(FULL.name, FULL.hash, ()), "embed"
     )
@@ -116,37 +116,37 @@ def test_an_expert_that_flips_without_a_margin_counts_and_a_tie_does_not():
     ours, theirs = np.array([[0, 1], [2, 3]]), np.array([[1, 0], [2, 4]])
     logits = np.ones((2, 5), np.float32)
     clear, tie = np.array([1.0, 1.0]), np.array([1.0, 1e-9])
-    assert parity.expert_flips(ours, theirs, clear, logits, 1e-6) == 1
-    assert parity.expert_flips(ours, theirs, tie, logits, 1e-6) == 0
+    assert comparison.expert_flips(ours, theirs, clear, logits, 1e-6) == 1
+    assert comparison.expert_flips(ours, theirs, tie, logits, 1e-6) == 0
 
 
 def test_recordings_of_other_work_or_another_version_are_refused(tmp_path):
     made = {"versions": {"transformers": "4.57.6", "torch": "2"}, "refusal": ""}
     recordings.write("dense", "other", {}, made, tmp_path)
-    case = parity.by_name("dense")
+    case = comparison.by_name("dense")
     with pytest.raises(recordings.RecordingError, match="recorded from other work"):
-        parity.recorded(case, tmp_path)
+        comparison.recorded(case, tmp_path)
     made["versions"]["transformers"] = "5.0.0"
     recordings.write("dense", case.hash, {}, made, tmp_path)
     with pytest.raises(recordings.RecordingError, match=r"transformers 5\.0\.0, expected 4\.57"):
-        parity.recorded(case, tmp_path)
+        comparison.recorded(case, tmp_path)
 
 
 def test_another_transformers_cannot_answer_live(monkeypatch):
-    monkeypatch.setattr(deepseek.metadata, "version", lambda name: "5.1.0")
-    assert "5.1.0 is installed" in (deepseek.why_unavailable() or "")
+    monkeypatch.setattr(reference.metadata, "version", lambda name: "5.1.0")
+    assert "5.1.0 is installed" in (reference.why_unavailable() or "")
 
 
 def test_recordings_stay_small():
-    assert sum(p.stat().st_size for p in parity.FOLDER.glob("*")) < 400 * 1024
+    assert sum(p.stat().st_size for p in comparison.FOLDER.glob("*")) < 400 * 1024
 
 
 def test_the_one_meant_difference_is_there_and_only_where_a_score_and_its_bias_are_negative():
     """A closed group's experts count as 0 in Transformers, which is above a negative score."""
-    bias, name = f"model.layers.1.mlp.gate.{parity.BUFFER}", "layers.1.router_logits"
+    bias, name = f"model.layers.1.mlp.gate.{comparison.BUFFER}", "layers.1.router_logits"
     for lowered, differs in ((0.0, False), (-3.0, True)):
         weights = {n: w + np.float32(lowered * (n == bias)) for n, w in FULL.weights.items()}
-        said = deepseek.run(FULL.config.to_hf(), weights, FULL.ids, gradients=False)
-        ours, _ = parity.chosen(said[name], weights[bias], FULL.config)
+        said = reference.run(FULL.config.to_hf(), weights, FULL.ids, gradients=False)
+        ours, _ = comparison.chosen(said[name], weights[bias], FULL.config)
         theirs = np.sort(said["layers.1.chosen"], -1)
         assert (np.sort(ours, -1) != theirs).any() == differs

@@ -1,43 +1,40 @@
-"""Command line of the golden audits: `python -m stability.dtype_audit renew|check|show`."""
+"""Commands about dtypes: `dtypes renew|check|show`, the golden audits of the model and of torch."""
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from parity.megalodon.reference import why_unavailable
-from stability.dtype_audit.golden import (
-    FOLDER,
-    PROGRAMS,
-    changes_since,
-    read_golden,
-    write_golden,
-)
-from stability.dtype_audit.rows import by_view, side_by_side
+from reports.cli.console import OK, REGRESSED, examples
 
-NAMES = click.argument("names", nargs=-1, type=click.Choice(sorted(PROGRAMS)))
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+NAMES = click.argument("names", nargs=-1)
 
 
-@click.group()
-def main() -> None:
-    """Audit in which dtypes the model and its reference compute, against committed tables."""
+@click.group(epilog=examples("dtypes check", "dtypes show float32", "dtypes renew"))
+def dtypes() -> None:
+    """In which dtypes the model and its reference compute, against committed tables."""
 
 
-@main.command()
+@dtypes.command()
 @NAMES
 def renew(names: tuple[str, ...]) -> None:
     """Write the golden audits, all that can be made here or those named."""
+    from stability.dtype_audit.golden import FOLDER, PROGRAMS, write_golden
+
     for name in _chosen(names):
         rows = PROGRAMS[name]()
         write_golden(name, rows)
         click.echo(f"{FOLDER.name}/{name}.json: {len(rows)} rows")
 
 
-@main.command()
+@dtypes.command()
 @NAMES
-def check(names: tuple[str, ...]) -> None:
+@click.pass_context
+def check(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Print what differs from the golden audits; exit code 1 if anything does."""
+    from stability.dtype_audit.golden import PROGRAMS, changes_since
+
     different = 0
     for name in _chosen(names):
         changes = changes_since(name, PROGRAMS[name]())
@@ -49,14 +46,17 @@ def check(names: tuple[str, ...]) -> None:
                 f"  {change.kind} {row.view} {row.module or '(no module)'}: {row.describe()}, "
                 f"{change.before} -> {change.after}"
             )
-    sys.exit(1 if different else 0)
+    ctx.exit(REGRESSED if different else OK)
 
 
-@main.command()
+@dtypes.command()
 @NAMES
 def show(names: tuple[str, ...]) -> None:
     """Print committed tables side by side, one line per module, phase and family."""
-    chosen = names or tuple(sorted(PROGRAMS))
+    from stability.dtype_audit.golden import PROGRAMS, read_golden
+    from stability.dtype_audit.rows import by_view, side_by_side
+
+    chosen = _known(names) or tuple(sorted(PROGRAMS))
     tables = (by_view(name, read_golden(name).rows) for name in chosen)
     for line in side_by_side({name: rows for table in tables for name, rows in table.items()}):
         click.echo(f"{line.module or '(no module)'} {line.phase} {line.family}")
@@ -64,14 +64,27 @@ def show(names: tuple[str, ...]) -> None:
             click.echo(f"    {name:22} {cell or '-'}")
 
 
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `names`, each of which must be that of a golden audit."""
+    from stability.dtype_audit.golden import PROGRAMS
+
+    if unknown := [name for name in names if name not in PROGRAMS]:
+        known = ", ".join(sorted(PROGRAMS))
+        raise click.UsageError(f"no golden audit {', '.join(unknown)}; there are {known}.")
+    return names
+
+
 def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the audits asked for, or all that can be made here."""
+    from parity.megalodon.reference import why_unavailable
+    from stability.dtype_audit.golden import PROGRAMS
+
     if names:
-        return names
+        return _known(names)
     reason = why_unavailable()
     if reason is not None:
         click.echo(f"torch tables are left out: {reason}", err=True)
     return tuple(name for name in PROGRAMS if reason is None or not name.startswith("torch"))
 
 
-if __name__ == "__main__":
-    main()
+COMMANDS = (dtypes,)

@@ -1,0 +1,3 @@
+"""`stability.nonfinite.replay` under the name it had: programs import it from here."""
+
+from stability.nonfinite.replay import *  # noqa: F403
