@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from megalodon_jax.files import written_aside
 import numpy as np
 from jax.typing import DTypeLike
 from safetensors import SafetensorError
@@ -99,16 +100,8 @@ def save_safetensors(
         OSError: the folder cannot be written; nothing is left behind.
     """
     tensors = state_dict(model, dtype=dtype, include_rope_inv_freq=include_rope_inv_freq)
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata={"format": "pt"})
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with written_aside(path) as aside:
+        save_file(tensors, aside, metadata={"format": "pt"})
 
 
 def load_weights_from_torch(

@@ -19,7 +19,7 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.weights import weight_table
 from parity.checkpoint_pair.files import Stored
 from parity.engine.measurement import Measurement, Verdict
-from parity.engine.recordings import RecordingError
+from parity.recordings import RecordingError
 from parity.megalodon.cases import IGNORED, Batch, Case
 from parity.megalodon.noise_floors import noise_responses
 from parity.megalodon.reference import LiveReference

@@ -16,6 +16,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from megalodon_jax.files import written_aside
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -137,9 +138,7 @@ def save(model: MLAMoEForCausalLM, folder: str | os.PathLike[str]) -> None:
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    aside = path / ".model.safetensors"
-    save_file(unstacked(named_leaves(model)), aside, metadata={"format": "pt"})
-    aside.replace(path / "model.safetensors")
-    aside = path / ".config.json"
-    aside.write_text(json.dumps(model.config.to_hf(), indent=1) + "\n", encoding="utf-8")
-    aside.replace(path / "config.json")
+    with written_aside(path / "model.safetensors") as aside:
+        save_file(unstacked(named_leaves(model)), aside, metadata={"format": "pt"})
+    with written_aside(path / "config.json") as aside:
+        aside.write_text(json.dumps(model.config.to_hf(), indent=1) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ from parity.deepseek_v3.checkpoint import abstract, build, stacked, unstacked
 from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.deepseek_v3.router import choose, scores_of
-from parity.engine import recordings
+from parity import recordings
 from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
 from parity.pooling import DRAWS, Draw, Pool, pool

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.engine.recordings import ReferenceUnavailableError
+from parity.recordings import ReferenceUnavailableError
 from parity.port import Arrays, watched
 
 NAME = "transformers DeepseekV3ForCausalLM"

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from megalodon_jax.files import written_aside
 import numpy as np
 
 from parity.engine import rounding_noise
@@ -87,9 +88,8 @@ def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
         head = f'  {json.dumps(case.name)}: {{\n   "hash": {json.dumps(case.hash)},'
         parts.append(head + '\n   "responses": {\n' + ",\n".join(lines) + "\n   }\n  }")
     head = f' "unit_roundoff": {UNIT_ROUNDOFF},\n "seeds": {SEEDS},\n "cases": {{\n'
-    aside = path.with_suffix(".partial")
-    aside.write_text("{\n" + head + ",\n".join(parts) + "\n }\n}\n", encoding="utf-8")
-    aside.replace(path)
+    with written_aside(path) as aside:
+        aside.write_text("{\n" + head + ",\n".join(parts) + "\n }\n}\n", encoding="utf-8")
 
 
 def _wide(weights: Mapping[str, np.ndarray]) -> Arrays:

@@ -16,7 +16,7 @@ import numpy as np
 from parity.engine.compare import WEIGHTS, Comparison, OnFailure
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.engine.recordings import RecordingError
+from parity.recordings import RecordingError
 from parity.megalodon import low_precision as lowprecision
 from parity.megalodon.cases import Case
 from parity.megalodon.conversion import changed, round_trip

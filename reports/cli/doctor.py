@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from megalodon_jax.gemm import Format, path_of
-from parity.engine.recordings import RecordingError, read_provenance
+from parity.recordings import RecordingError, read_provenance
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from reports.provenance import host as hosts

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from megalodon_jax.files import written_aside
 from reports.cli.console import (
     RUN,
     append,
@@ -117,12 +118,8 @@ def report(run: str, page: Path, out: Path) -> None:
     from reports.registry.lookup import find_run, page_of
 
     text = page_of(find_run(out, run))
-    aside = page.with_name(f".{page.name}.partial")
-    try:
+    with written_aside(page) as aside:
         aside.write_text(text, encoding="utf-8")
-        os.replace(aside, page)
-    finally:
-        aside.unlink(missing_ok=True)
     click.echo(page.resolve())
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from megalodon_jax.files import written_aside
 from reports.provenance.host import fingerprint
 from reports.store.runs import Run
 from reports.verdict.history import Key, Past
@@ -145,9 +146,5 @@ def write(golden: Golden, path: Path) -> None:
     text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
     body = ",\n".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    try:
+    with written_aside(path) as aside:
         aside.write_text(f'{text},\n "groups": {{\n{body}\n }}\n}}\n', encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from megalodon_jax.files import written_aside
+
 
 def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str] = {}) -> None:
     """Put a table between the markers of a document, and charts by file name beside it.
@@ -21,9 +23,5 @@ def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str]
     head, rest = text.split(begin)
     files = {**charts, doc.name: f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"}
     for name, content in files.items():
-        aside = doc.with_name(f".{name}.partial")
-        try:
+        with written_aside(doc.with_name(name)) as aside:
             aside.write_text(content, encoding="utf-8")
-            os.replace(aside, doc.with_name(name))
-        finally:
-            aside.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from megalodon_jax.files import written_aside
 from stability.experiments.drill import Outcome, Plan
 from stability.experiments.train import read_text
 from stability.storage.ema_pole_findings import QUANTILES
@@ -76,15 +77,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         PermissionError: nothing can be written into it.
     """
     check_writable(path)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, allow_nan=False, indent=1) + "\n")
-        Path(aside).chmod(0o644)
-        Path(aside).replace(path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with written_aside(path) as aside:
+        aside.write_text(json.dumps(content, allow_nan=False, indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: Path = FILE) -> dict[str, Any]:

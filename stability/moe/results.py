@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from megalodon_jax.files import written_aside
 from parity.deepseek_v3 import comparison
 from stability.moe.defects import Row
 from stability.moe.examine import Examination
@@ -125,15 +126,8 @@ def read(name: str, folder: Path = FOLDER) -> Document:
 def write(name: str, content: Mapping[str, Any], folder: Path = FOLDER) -> Path:
     """Write a document aside, then put it in place; returns its path."""
     path = folder / f"{name}.json"
-    handle, aside = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, allow_nan=False) + "\n")
-        Path(aside).chmod(0o644)
-        Path(aside).replace(path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with written_aside(path) as aside:
+        aside.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
     return path
 
 

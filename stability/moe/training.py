@@ -18,6 +18,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from megalodon_jax.files import written_aside
 import numpy as np
 import optax
 
@@ -169,9 +170,10 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        aside = path / ".leaves.eqx"
-        eqx.tree_serialise_leaves(aside, (model, opt_state))
-        aside.replace(path / "leaves.eqx")
+        with written_aside(path / "leaves.eqx") as aside:
+            # Equinox adds its suffix to a path that has another one, and to no open file.
+            with aside.open("wb") as file:
+                eqx.tree_serialise_leaves(file, (model, opt_state))
 
     def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
         like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from megalodon_jax.weights import build_model, weight_table
-from parity.engine import recordings
-from parity.engine.recordings import RecordingError
+from parity import recordings
+from parity.recordings import RecordingError
 from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
 from parity.megalodon.recordings import FOLDER, RecordedReference

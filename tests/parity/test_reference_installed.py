@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from parity.engine.recordings import ReferenceUnavailableError
+from parity.recordings import ReferenceUnavailableError
 from parity.megalodon.reference import LiveReference, installed
 
 

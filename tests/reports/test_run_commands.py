@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from nights import bench, earlier, failing, measurement, run
 
-from parity.engine.recordings import RecordingError
+from parity.recordings import RecordingError
 from reports.cli import doctor as doctor_module
 from reports.cli import main
 from reports.cli.doctor import examine

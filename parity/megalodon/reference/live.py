@@ -11,7 +11,7 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.engine.compare import COTANGENT
-from parity.engine.recordings import ReferenceUnavailableError
+from parity.recordings import ReferenceUnavailableError
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.reference.installed import identity, why_unavailable
 from parity.megalodon.reference.lowprecision import low_precision

@@ -14,7 +14,7 @@ from parity.deepseek_v3 import reference
 from parity.engine.compare import Work, kind_of
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
-from parity.engine import recordings
+from parity import recordings
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megalodon_jax.files import written_aside
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -96,13 +97,6 @@ def write(
     path = folder / f"{name}.safetensors"
     notes = {**provenance, "schema": SCHEMA, "case_hash": work}
     tensors = {name: np.array(array, order="C") for name, array in arrays.items()}
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata={"provenance": json.dumps(notes, sort_keys=True)})
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with written_aside(path) as aside:
+        save_file(tensors, aside, metadata={"provenance": json.dumps(notes, sort_keys=True)})
     return path
