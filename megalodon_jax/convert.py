@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from megalodon_jax.files import written_aside
 import numpy as np
 from jax.typing import DTypeLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
+from megalodon_jax.files import written_aside
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 

@@ -7,16 +7,15 @@ the work it answers for. Source: docs/parity.md "Fail closed".
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megalodon_jax.files import written_aside
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from megalodon_jax.files import written_aside
 
 SCHEMA = 1
 

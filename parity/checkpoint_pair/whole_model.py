@@ -19,12 +19,12 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.weights import weight_table
 from parity.checkpoint_pair.files import Stored
 from parity.engine.measurement import Measurement, Verdict
-from parity.recordings import RecordingError
 from parity.megalodon.cases import IGNORED, Batch, Case
 from parity.megalodon.noise_floors import noise_responses
 from parity.megalodon.reference import LiveReference
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.suite import Suite
+from parity.recordings import RecordingError
 from parity.tolerances import NoiseFloors
 
 

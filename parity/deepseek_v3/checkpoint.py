@@ -16,11 +16,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from megalodon_jax.files import written_aside
 import numpy as np
 from safetensors.numpy import save_file
 
 from megalodon_jax.convert import checkpoint_file, read_tensors
+from megalodon_jax.files import written_aside
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM

@@ -22,12 +22,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from megalodon_jax.weights import named_leaves
+from parity import recordings
 from parity.deepseek_v3 import reference
 from parity.deepseek_v3.checkpoint import abstract, build, stacked, unstacked
 from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.deepseek_v3.router import choose, scores_of
-from parity import recordings
 from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
 from parity.pooling import DRAWS, Draw, Pool, pool

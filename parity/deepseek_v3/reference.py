@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from parity.recordings import ReferenceUnavailableError
 from parity.port import Arrays, watched
+from parity.recordings import ReferenceUnavailableError
 
 NAME = "transformers DeepseekV3ForCausalLM"
 LEAST, BELOW = (4, 57), (5, 0)

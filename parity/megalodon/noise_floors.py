@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from megalodon_jax.files import written_aside
 import numpy as np
 
+from megalodon_jax.files import written_aside
 from parity.engine import rounding_noise
 from parity.engine.rounding_noise import SEEDS, UNIT_ROUNDOFF
 from parity.megalodon import oracle, perturbation, trajectory

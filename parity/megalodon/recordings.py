@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.engine.compare import COTANGENT
-from parity.recordings import read, read_provenance, write
 from parity.megalodon import known_differences, low_precision
 from parity.megalodon.cases import CASES, Case
+from parity.recordings import read, read_provenance, write
 
 if TYPE_CHECKING:
     from parity.megalodon.reference import LiveReference

@@ -16,7 +16,6 @@ import numpy as np
 from parity.engine.compare import WEIGHTS, Comparison, OnFailure
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.recordings import RecordingError
 from parity.megalodon import low_precision as lowprecision
 from parity.megalodon.cases import Case
 from parity.megalodon.conversion import changed, round_trip
@@ -24,6 +23,7 @@ from parity.megalodon.noise_floors import truth
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.megalodon.runner import JaxSubject
+from parity.recordings import RecordingError
 from parity.tolerances import NoiseFloors
 
 Arrays = dict[str, np.ndarray]

@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from megalodon_jax.gemm import Format, path_of
-from parity.recordings import RecordingError, read_provenance
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
+from parity.recordings import RecordingError, read_provenance
 from reports.provenance import host as hosts
 from reports.provenance.device import device_kind
 from reports.provenance.environment import PACKAGES, environment

@@ -65,7 +65,7 @@ def gemm_drill(document: Path, steps: int | None) -> None:
     from stability.experiments import gemm_drill as module
 
     plan = drill.Plan() if steps is None else drill.Plan(steps=steps)
-    outcomes = module.run(plan, module.VARIANTS, report=click.echo)
+    outcomes = drill.run(plan, module.VARIANTS, report=click.echo)
     others = module.taken_over()
     module.write(document, outcomes, others)
     click.echo(module.table(outcomes, others))

@@ -155,8 +155,7 @@ def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, qu
         ctx.exit(REGRESSED if lines else OK)
     from rich.console import Console
 
-    from parity.faults import detection
-    from parity.faults import select
+    from parity.faults import detection, select
     from reports.cli.views.detection import markdown, print_matrix, summary
 
     matrix = detection.run(select(names, family), report, workers, each=as_markdown)

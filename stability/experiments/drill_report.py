@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata

@@ -1,7 +1,8 @@
 """Training drill of the GEMM backends: the byte-level model, from the same weights and batches.
 
-`megalodon-numerics gemm-drill docs/formats.md` trains it once per backend and rewrites the table between the markers of the document and the two charts beside it. Source: docs/formats.md
-"Training drill".
+`megalodon-numerics gemm-drill docs/formats.md` trains it once per backend and rewrites the table
+between the markers of the document and the two charts beside it. Source: docs/formats.md "Training
+drill".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from parity.megalodon.cases import BYTE_LM
 from parity.tolerances import TRAINED_LOSS
 from stability.experiments.chart import line_chart
 from stability.experiments.document import renew
-from stability.experiments.drill import Outcome, Plan, Variant, run
+from stability.experiments.drill import Outcome, Plan, Variant
 from stability.experiments.train import mean_loss, read_text, windows
 
 BEGIN, END = "<!-- gemm drill: begin -->", "<!-- gemm drill: end -->"

@@ -7,9 +7,7 @@ nightly, which repeats none of it. Parity is not among them: every night measure
 from __future__ import annotations
 
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path

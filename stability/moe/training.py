@@ -18,10 +18,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from megalodon_jax.files import written_aside
 import numpy as np
 import optax
 
+from megalodon_jax.files import written_aside
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.experiments.train import read_text, windows
@@ -170,10 +170,9 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        with written_aside(path / "leaves.eqx") as aside:
-            # Equinox adds its suffix to a path that has another one, and to no open file.
-            with aside.open("wb") as file:
-                eqx.tree_serialise_leaves(file, (model, opt_state))
+        # Equinox adds its suffix to a path that has another one, and to no open file.
+        with written_aside(path / "leaves.eqx") as aside, aside.open("wb") as file:
+            eqx.tree_serialise_leaves(file, (model, opt_state))
 
     def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
         like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like

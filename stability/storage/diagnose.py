@@ -136,7 +136,9 @@ def report(
         survivals = narrow[name], control[name]
         findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, found)
     if any(n.endswith("cema.alpha") for n in good):
-        findings += ema_pole_findings.findings({n: x.load() for n, x in good.items() if ".cema." in n})
+        findings += ema_pole_findings.findings(
+            {n: x.load() for n, x in good.items() if ".cema." in n}
+        )
     if state is not None:
         findings += audit_state(state, getattr(rule, "beta2", 0.999))
     sizes = {n: leaf.size for n, leaf in good.items()}

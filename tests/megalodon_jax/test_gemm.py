@@ -178,6 +178,7 @@ print("the same")
 """
 
 
+@pytest.mark.sweep  # eight devices in a process of its own
 def test_noise_is_the_same_in_every_sharding() -> None:
     flags = "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

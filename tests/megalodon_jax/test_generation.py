@@ -118,7 +118,10 @@ def test_no_rows_generate_no_rows() -> None:
 # Going on.
 
 
-@pytest.mark.parametrize(("mode", "options"), [("unbounded", {}), ("local", SAMPLING)])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("unbounded", {}), pytest.param("local", SAMPLING, marks=pytest.mark.sweep)],
+)
 def test_stopping_and_going_on_is_not_stopping(mode: str, options) -> None:
     start = key() if options else None
     whole, _, _ = run(mode, key=start, **options)

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measurement import Kind
-from parity.faults import FAULTS, Family, Fault, Patch, by_name, select
-from parity.faults import detection
+from parity.faults import FAULTS, Family, Fault, Patch, by_name, detection, select
 from parity.faults.detection import Kill, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
 from parity.megalodon.cases import by_name as case_by_name
@@ -56,7 +55,7 @@ def test_a_fault_names_a_stage_of_a_witness_that_can_show_it():
 
 @pytest.mark.parametrize(
     "names",
-    [PLANTED[::3], *(pytest.param(PLANTED[i::3], marks=pytest.mark.sweep) for i in (1, 2))],
+    [PLANTED[::6], *(pytest.param(PLANTED[i::6], marks=pytest.mark.sweep) for i in range(1, 6))],
 )
 def test_planted_faults_are_found_where_they_are(names):
     # Several in a test, so that one process compiles the single operations all of them share.

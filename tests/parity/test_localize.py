@@ -80,6 +80,7 @@ def test_an_account_names_stage_parameters_and_replay() -> None:
     assert text.endswith(f"parity explain plain --fault {CEMA.name}")
 
 
+@pytest.mark.sweep  # in float64 the healthy model is asked above
 def test_an_account_of_a_healthy_case_says_what_holds() -> None:
     text, holds = explain(PLAIN, None)
     assert holds

@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 
 from megalodon_jax.weights import build_model, weight_table
 from parity import recordings
-from parity.recordings import RecordingError
 from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
 from parity.megalodon.recordings import FOLDER, RecordedReference
 from parity.megalodon.taps import capture, stages
+from parity.recordings import RecordingError
 
 
 def test_weights_are_the_same_bytes_on_every_machine():

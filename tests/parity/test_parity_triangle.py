@@ -24,7 +24,6 @@ REFERENCE = {"reference32:oracle", "jax32:reference32"}
 NARROW = {f"{side}:oracle" for side in low_precision.SIDES}
 QUICK = (
     "plain",
-    "swiglu_rescale_scale",
     "right_padding",
     "pad_inside",
     "slow_decay",

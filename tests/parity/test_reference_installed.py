@@ -7,8 +7,8 @@ from importlib import metadata
 
 import pytest
 
-from parity.recordings import ReferenceUnavailableError
 from parity.megalodon.reference import LiveReference, installed
+from parity.recordings import ReferenceUnavailableError
 
 
 @pytest.fixture

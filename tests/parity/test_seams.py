@@ -51,8 +51,12 @@ def seams_recorded():
 def test_a_seam_that_closed_or_grew_fails(reference, seam):
     facts = dict(reference.seams())
     closed = {
-        "ema-mask": lambda: known_differences.JaxSubject().taps(known_differences.by_name("left_padding"))["logits"],
-        "loss-mask": lambda: known_differences.JaxSubject().run(known_differences.by_name("labels_at_padding"))["loss"],
+        "ema-mask": lambda: known_differences.JaxSubject().taps(
+            known_differences.by_name("left_padding")
+        )["logits"],
+        "loss-mask": lambda: known_differences.JaxSubject().run(
+            known_differences.by_name("labels_at_padding")
+        )["loss"],
         "empty-loss": lambda: np.float32(0.0),
         "untied-head": lambda: np.float32(0.3),
         "initialisation": lambda: np.float32(0.24),

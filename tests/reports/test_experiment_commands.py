@@ -1,4 +1,4 @@
-"""`megalodon-numerics dtypes`, `train`, `founding-case` and `gemm-drill`: what they ask and print."""
+"""The commands `dtypes`, `train`, `founding-case` and `gemm-drill`: what they ask and print."""
 
 from __future__ import annotations
 

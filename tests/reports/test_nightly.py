@@ -14,10 +14,10 @@ from nights import measurement
 from megalodon_jax.gemm import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.measurement import Verdict
-from parity.recordings import RecordingError
 from parity.megalodon.cases import BYTE_LM
 from parity.megalodon.known_differences import SEAMS, _judged
 from parity.megalodon.recordings import RecordedReference
+from parity.recordings import RecordingError
 from parity.tolerances import PRODUCTS, SEAM_BOUNDS
 from reports.cli import main
 from reports.nightly import run as nightly_module

@@ -179,9 +179,7 @@ def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> Non
 
 def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run(), "")
-    (folder / "run.json").write_text(
-        json.dumps(manifest(schema=runs.SCHEMA + 1)), encoding="utf-8"
-    )
+    (folder / "run.json").write_text(json.dumps(manifest(schema=runs.SCHEMA + 1)), encoding="utf-8")
     with pytest.raises(StoreError, match=r"newer.*update megalodon-numerics"):
         read_run(folder)
 

@@ -11,8 +11,7 @@ import pytest
 
 from megalodon_jax import gemm, quantize
 from parity.engine.measurement import Verdict
-from stability.products import accuracy
-from stability.products import block_formats
+from stability.products import accuracy, block_formats
 
 
 def only(*names: str) -> dict[str, gemm.Backend]:

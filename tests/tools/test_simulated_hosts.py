@@ -19,7 +19,9 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
     """Instructions and threads that nothing was pinned on: only rounding differs."""
     command = [*("nightly", "--case", "plain", "--reference", "recorded", "--json"), "--out"]
     found = subprocess.run(
-        simulated_hosts.pinned(SSE, [simulated_hosts.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]),
+        simulated_hosts.pinned(
+            SSE, [simulated_hosts.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]
+        ),
         cwd=simulated_hosts.ROOT,
         env=SSE.environment(),
         capture_output=True,
@@ -45,7 +47,9 @@ def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> 
 
 
 def test_a_bound_is_counted_where_it_is_what_was_applied() -> None:
-    row = next(r for r in simulated_hosts.rules() if r.edge == "jax32:oracle" and r.absolute == 3e-7)
+    row = next(
+        r for r in simulated_hosts.rules() if r.edge == "jax32:oracle" and r.absolute == 3e-7
+    )
     m = Measurement(
         "plain", row.edge, "logits", Kind.LOGITS, 1, "rel_l2", 1e-7, 3e-7, Verdict.PASS,
         "float32", "cpu", "same",

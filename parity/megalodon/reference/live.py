@@ -11,7 +11,6 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.engine.compare import COTANGENT
-from parity.recordings import ReferenceUnavailableError
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.reference.installed import identity, why_unavailable
 from parity.megalodon.reference.lowprecision import low_precision
@@ -19,6 +18,7 @@ from parity.megalodon.reference.seams import seam_facts
 from parity.megalodon.reference.timed import workloads
 from parity.megalodon.reference.training import trajectory
 from parity.megalodon.taps import BLOCK_TAPS, Tap
+from parity.recordings import ReferenceUnavailableError
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from parity.deepseek_v3 import comparison
-from parity.deepseek_v3 import reference
+from parity import recordings
+from parity.deepseek_v3 import comparison, reference
 from parity.engine.compare import Work, kind_of
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
-from parity import recordings
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter
 
