@@ -16,7 +16,7 @@ def dtypes() -> None:
     """In which dtypes the model and its reference compute, against committed tables."""
 
 
-@dtypes.command()
+@dtypes.command(epilog=examples("dtypes renew", "dtypes renew float32"))
 @NAMES
 def renew(names: tuple[str, ...]) -> None:
     """Write the golden audits, all that can be made here or those named."""
@@ -28,7 +28,7 @@ def renew(names: tuple[str, ...]) -> None:
         click.echo(f"{FOLDER.name}/{name}.json: {len(rows)} rows")
 
 
-@dtypes.command()
+@dtypes.command(epilog=examples("dtypes check", "dtypes check bfloat16_compute"))
 @NAMES
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...]) -> None:
@@ -49,7 +49,7 @@ def check(ctx: click.Context, names: tuple[str, ...]) -> None:
     ctx.exit(REGRESSED if different else OK)
 
 
-@dtypes.command()
+@dtypes.command(epilog=examples("dtypes show", "dtypes show float32"))
 @NAMES
 def show(names: tuple[str, ...]) -> None:
     """Print committed tables side by side, one line per module, phase and family."""

@@ -150,7 +150,7 @@ def test_the_doctor_advises_against_what_spoils_numbers(
 def test_the_doctor_survives_what_it_is_called_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(path: Path) -> None:
+    def unreadable(path: Path, renew: str) -> None:
         raise RecordingError("plain.safetensors is not a readable recording")
 
     monkeypatch.setattr(doctor_module, "read_provenance", unreadable)

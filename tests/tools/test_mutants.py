@@ -75,12 +75,12 @@ from tools import mutants
 from tools.mutant_list import Mutant
 
 root = Path(sys.argv[1])
-tree = tool.Tree(root / "copy", root)
+tree = mutants.Tree(root / "copy", root)
 test = "test_add.py"
-bad = tool.healthy(tree, [test], root / "healthy.json")
+bad = mutants.healthy(tree, [test], root / "healthy.json")
 edits = {"planted": "a - b", "harmless": "b + a", "endless": "add(a, b)"}
 results = [
-    tool.by_pytest(tree, Mutant(name, "add.py", "fault", "a + b", new, (test,)), [test], bad)
+    mutants.by_pytest(tree, Mutant(name, "add.py", "fault", "a + b", new, (test,)), [test], bad)
     for name, new in edits.items()
 ]
 whole = (root / "copy" / "add.py").read_bytes() == (root / "add.py").read_bytes()

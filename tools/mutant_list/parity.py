@@ -420,7 +420,7 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/megalodon/recordings.py",
+        "parity/recordings.py",
         (
             "recording_of_other_work",
             "a recording of another case is compared",
@@ -435,6 +435,9 @@ SOURCES = (
             'if not provenance.get("schema"):',
             "test_parity_sources.py::test_a_recording_of_another_schema_is_refused",
         ),
+    ),
+    *of(
+        "parity/megalodon/recordings.py",
         (
             "recordings_answer_for_cotangents",
             "recordings are said to hold what they do not",
