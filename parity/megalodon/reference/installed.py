@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import os
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 COMMIT = "082db4b"
 SOURCE = "22e25a5d9788f38b"
@@ -34,6 +36,14 @@ def why_unavailable() -> str | None:
             f"{COMMIT} have {SOURCE}; {INSTALL}, or set {ANY}=1 to let it answer"
         )
     return None
+
+
+def package() -> Any:
+    """Return megalodon-hf's package.
+
+    A type checker that does not find it takes `parity.megalodon` for it, so it is looked up by name.
+    """
+    return importlib.import_module("megalodon")
 
 
 def identity() -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from parity.engine.compare import COTANGENT
 from parity.megalodon.cases import NEW_TOKENS, Case
-from parity.megalodon.reference.installed import identity, why_unavailable
+from parity.megalodon.reference.installed import identity, package, why_unavailable
 from parity.megalodon.reference.lowprecision import low_precision
 from parity.megalodon.reference.seams import seam_facts
 from parity.megalodon.reference.timed import workloads
@@ -130,10 +130,9 @@ class LiveReference:
     def load(self, config: MegalodonConfig, weights: dict[str, np.ndarray]) -> Any:
         """Return megalodon-hf's model with exactly these weights, in evaluation mode."""
         import torch
-        from megalodon import MegalodonConfig as ReferenceConfig
-        from megalodon import MegalodonForCausalLM
 
-        model: Any = MegalodonForCausalLM(ReferenceConfig(**config.to_hf()))
+        theirs = package()
+        model = theirs.MegalodonForCausalLM(theirs.MegalodonConfig(**config.to_hf()))
         tensors = {name: torch.from_numpy(np.array(w)) for name, w in weights.items()}
         if config.tied:
             tensors["lm_head.weight"] = tensors["model.embed.weight"]

@@ -8,6 +8,7 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.cases import by_name
+from parity.megalodon.reference.installed import package
 
 
 def seam_facts(live: Any) -> dict[str, np.ndarray]:
@@ -54,12 +55,10 @@ def _initial_spread(config: MegalodonConfig) -> np.ndarray:
 
 def _built(config: MegalodonConfig) -> Any:
     """Return the reference of a configuration that does not say whether the head is tied."""
-    from megalodon import MegalodonConfig as ReferenceConfig
-    from megalodon import MegalodonForCausalLM
-
+    theirs = package()
     fields = config.to_hf()
     del fields["tie_word_embeddings"]
-    return MegalodonForCausalLM(ReferenceConfig(**fields))
+    return theirs.MegalodonForCausalLM(theirs.MegalodonConfig(**fields))
 
 
 def _nan() -> np.ndarray:
