@@ -41,7 +41,7 @@ def why_unavailable() -> str | None:
 def package() -> Any:
     """Return megalodon-hf's package.
 
-    A type checker that does not find it takes `parity.megalodon` for it, so it is looked up by name.
+    By name: a type checker that does not find it takes `parity.megalodon` for it.
     """
     return importlib.import_module("megalodon")
 
