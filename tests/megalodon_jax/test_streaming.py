@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from streams import (
+from tests.megalodon_jax.streams import (
     IDS,
     LOCAL,
     B,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streams import (
+from tests.megalodon_jax.streams import (
     IDS,
     LOCAL,
     B,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from streams import (
+from tests.megalodon_jax.streams import (
     IDS,
     LOCAL,
     SLIDING,

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 from click.testing import CliRunner
-from nights import bench, earlier, measurement, realistic, run
+from tests.reports.nights import bench, earlier, measurement, realistic, run
 
 from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.reference import why_unavailable

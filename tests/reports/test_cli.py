@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from nights import earlier, failing, measurement, run
+from tests.reports.nights import earlier, failing, measurement, run
 
 from reports.cli import main
 from reports.cli.console import Progress

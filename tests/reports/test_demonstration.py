@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from demonstration import BAD, FAULT, demonstrate
+from tests.reports.demonstration import BAD, FAULT, demonstrate
 
 from parity.faults import by_name
 from reports.nightly import run as nightly_module

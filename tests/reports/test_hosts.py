@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nights import failing, finding, measurement, run
+from tests.reports.nights import failing, finding, measurement, run
 
 from parity.engine.measurement import Kind
 from parity.pooling import POOLED

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from nights import measurement
+from tests.reports.nights import measurement
 
 from megalodon_jax.gemm import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from nights import described, earlier, failing, finding, manifest, measurement, run
+from tests.reports.nights import described, earlier, failing, finding, manifest, measurement, run
 
 from parity.engine.deviation import HIGH, LOW, Deviation, Worst
 from parity.engine.measurement import Kind, Verdict

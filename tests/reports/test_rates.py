@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from nights import earlier, failing, measurement, run
+from tests.reports.nights import earlier, failing, measurement, run
 
 from parity import tolerances
 from reports.verdict import changes, noise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nights import earlier, failing, measurement, run
+from tests.reports.nights import earlier, failing, measurement, run
 
 from parity.engine.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW

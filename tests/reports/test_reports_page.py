@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from nights import earlier, failing, finding, measurement, realistic, regressed, run
+from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
 
 from parity.engine.measurement import Kind, Verdict
 from reports.page import svg

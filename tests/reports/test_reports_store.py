@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from nights import failing, finding, manifest, measurement, run
+from tests.reports.nights import failing, finding, manifest, measurement, run
 
 from parity.engine.measurement import Verdict
 from reports.store import runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from nights import earlier, failing, finding, measurement, run
+from tests.reports.nights import earlier, failing, finding, measurement, run
 
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from nights import bench, earlier, failing, measurement, run
+from tests.reports.nights import bench, earlier, failing, measurement, run
 
 from parity.recordings import RecordingError
 from reports.cli import doctor as doctor_module

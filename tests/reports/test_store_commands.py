@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from nights import bench, earlier, failing, measurement, run
+from tests.reports.nights import bench, earlier, failing, measurement, run
 
 from parity.engine.measurement import Kind, Verdict
 from reports.cli import main

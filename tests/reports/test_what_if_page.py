@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from nights import bench, measurement, run
+from tests.reports.nights import bench, measurement, run
 
 from parity.megalodon.cases import BYTE_LM
 from reports.bench.run import backend_timings

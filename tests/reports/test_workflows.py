@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from nights import failing, measurement
+from tests.reports.nights import failing, measurement
 
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
