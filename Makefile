@@ -46,7 +46,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/basedpyright --level error
 
 docs: $(VENV)/.docs
-	@$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 # MEGALODON_HF_SOURCE may name a local checkout. Without either source the recordings stand in.
