@@ -14,13 +14,14 @@ WORKERS ?= 2
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test test-all lint reference record checkpoint clean
+.PHONY: help nightly test test-all lint docs reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
 	@echo "make test        lint and run the tests, but for the sweeps"
 	@echo "make test-all    lint and run every test, with every check on traced values"
 	@echo "make lint        ruff, basedpyright, import-linter"
+	@echo "make docs        the documents and interfaces as a site, in build/site"
 	@echo "make reference   install megalodon-hf, so that comparisons are live"
 	@echo "make record      renew noise floors and recordings (needs the reference)"
 	@echo "make checkpoint  train the byte-level model again"
@@ -43,6 +44,10 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/basedpyright --level error
+
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
 
 # MEGALODON_HF_SOURCE may name a local checkout. Without either source the recordings stand in.
 MEGALODON_HF := $(or $(MEGALODON_HF_SOURCE),megalodon-hf @ git+https://github.com/pszemraj/megalodon-hf@082db4b)
@@ -68,6 +73,11 @@ $(VENV)/.base: $(INPUTS)
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing what the tests need"
 	@$(PIP) -e '.[dev,torch]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	@echo "installing what the documents need"
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 clean:

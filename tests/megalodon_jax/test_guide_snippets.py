@@ -64,7 +64,8 @@ def source(name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("docs/guide.md", marks=pytest.mark.sweep), "README.md"]
+    "name",
+    [pytest.param("docs/guide.md", marks=pytest.mark.sweep), "docs/first-steps.md", "README.md"],
 )
 def test_the_snippets_of_our_documents_run(name: str) -> None:
     namespace: dict[str, Any] = {}
