@@ -62,7 +62,7 @@ record: $(VENV)/.base
 	@$(RUN) parity record
 
 checkpoint: $(VENV)/.base
-	@$(BIN)/python -m stability.experiments.train parity/data/byte_lm
+	@$(RUN) train parity/data/byte_lm
 
 $(VENV)/.base: $(INPUTS)
 	@echo "installing megalodon-numerics into $(VENV)"
