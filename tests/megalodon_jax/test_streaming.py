@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+
+from parity.megalodon import oracle
+from tests.helpers import EXACT, logits_of, model_of, rel_l2, tiny
 from tests.megalodon_jax.streams import (
     IDS,
     LOCAL,
@@ -27,9 +30,6 @@ from tests.megalodon_jax.streams import (
     whole_call,
     wide,
 )
-
-from parity.megalodon import oracle
-from tests.helpers import EXACT, logits_of, model_of, rel_l2, tiny
 
 
 @pytest.fixture

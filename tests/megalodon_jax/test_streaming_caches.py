@@ -13,21 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.megalodon_jax.streams import (
-    IDS,
-    LOCAL,
-    B,
-    chunk_local,
-    completed,
-    dense,
-    distance,
-    few,
-    fresh,
-    splits,
-    step,
-    streamed,
-    wide,
-)
 
 from megalodon_jax import (
     AttentionCache,
@@ -44,6 +29,21 @@ from megalodon_jax.inference import decode_step
 from megalodon_jax.layers import ChunkedAttention
 from megalodon_jax.types import check_cache, filled_cache
 from tests.helpers import EXACT, TINY, model_of, rel_l2, tiny
+from tests.megalodon_jax.streams import (
+    IDS,
+    LOCAL,
+    B,
+    chunk_local,
+    completed,
+    dense,
+    distance,
+    few,
+    fresh,
+    splits,
+    step,
+    streamed,
+    wide,
+)
 
 
 @pytest.fixture

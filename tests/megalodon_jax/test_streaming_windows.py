@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from megalodon_jax import AttentionCache, LayerCache, ModelCache, init_cache, trim_cache
+from megalodon_jax.layers import ChunkedAttention, attention
+from megalodon_jax.types import grown_cache
+from tests.helpers import EXACT, logits_of, rel_l2, tiny
 from tests.megalodon_jax.streams import (
     IDS,
     LOCAL,
@@ -29,11 +34,6 @@ from tests.megalodon_jax.streams import (
     wide,
     window,
 )
-
-from megalodon_jax import AttentionCache, LayerCache, ModelCache, init_cache, trim_cache
-from megalodon_jax.layers import ChunkedAttention, attention
-from megalodon_jax.types import grown_cache
-from tests.helpers import EXACT, logits_of, rel_l2, tiny
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import pytest
 from click.testing import CliRunner
-from tests.reports.nights import bench, earlier, measurement, realistic, run
 
 from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.reference import why_unavailable
@@ -33,6 +32,7 @@ from reports.store import runs
 from reports.store.runs import Run, StoreError, list_runs, read_run, write_run
 from reports.verdict.decide import decide
 from reports.verdict.history import History, load_history
+from tests.reports.nights import bench, earlier, measurement, realistic, run
 
 TINY = MegalodonConfig(
     vocab_size=32,

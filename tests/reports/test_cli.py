@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from tests.reports.nights import earlier, failing, measurement, run
 
 from reports.cli import main
 from reports.cli.console import Progress
@@ -17,6 +16,7 @@ from reports.cli.views.summary import LIMIT, markdown
 from reports.store import runs
 from reports.store.runs import write_run
 from reports.verdict.decide import ExitCode, decide
+from tests.reports.nights import earlier, failing, measurement, run
 
 
 def commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.reports.nights import failing, finding, measurement, run
 
 from parity.engine.measurement import Kind
 from parity.pooling import POOLED
@@ -31,6 +30,7 @@ from reports.verdict.drift import hold, levels_of, limit
 from reports.verdict.history import Past
 from reports.verdict.pinned import golden_of
 from stability.core.findings import Severity
+from tests.reports.nights import failing, finding, measurement, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 HERE = dict.fromkeys(FIELDS, "known")

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from tests.reports.nights import measurement
 
 from megalodon_jax.gemm import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
@@ -31,6 +30,7 @@ from reports.verdict.document import seams
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
+from tests.reports.nights import measurement
 
 
 def quiet(line):

@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.reports.nights import described, earlier, failing, finding, manifest, measurement, run
 
 from parity.engine.deviation import HIGH, LOW, Deviation, Worst
 from parity.engine.measurement import Kind, Verdict
@@ -26,6 +25,7 @@ from reports.verdict.changes import key_of, settle
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from stability.core.findings import Severity
+from tests.reports.nights import described, earlier, failing, finding, manifest, measurement, run
 
 
 def unpacked(night, history=None, drilldowns=None):

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.reports.nights import earlier, failing, measurement, run
 
 from parity import tolerances
 from reports.verdict import changes, noise
@@ -16,6 +15,7 @@ from reports.verdict.decide import Word, decide
 from reports.verdict.history import Past
 from reports.verdict.noise import step
 from reports.verdict.pinned import golden_of
+from tests.reports.nights import earlier, failing, measurement, run
 from tools.rates import SCENARIOS, Scenario, measure
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from tests.reports.nights import earlier, failing, measurement, run
-
 from parity.engine.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW
 from reports.store.runs import write_run
 from reports.verdict.history import WINDOW, Past, load_history, worst_over
+from tests.reports.nights import earlier, failing, measurement, run
 
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
 

@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
 
 from parity.engine.measurement import Kind, Verdict
 from reports.page import svg
@@ -24,6 +23,7 @@ from reports.verdict.history import History, load_history
 from stability.core.findings import Severity
 from stability.moe import results
 from stability.moe.fixed_bugs import reference_scatter
+from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
 
 MEGABYTE = 1_000_000
 HOSTILE = (

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.reports.nights import failing, finding, manifest, measurement, run
 
 from parity.engine.measurement import Verdict
 from reports.store import runs
 from reports.store.runs import StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS
 from reports.verdict.history import load_history
+from tests.reports.nights import failing, finding, manifest, measurement, run
 
 
 def as_schema_1(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.reports.nights import earlier, failing, finding, measurement, run
 
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
@@ -13,6 +12,7 @@ from parity.megalodon.suite import culprit
 from reports.verdict.changes import What, settle
 from reports.verdict.decide import ExitCode, Word, decide
 from stability.core.findings import Severity
+from tests.reports.nights import earlier, failing, finding, measurement, run
 
 PARTIAL = {"name": "parity", "status": "ran", "planned": 13, "executed": 12, "reason": "stopped"}
 SKIPPED = {"name": "parity", "status": "skipped", "planned": 13, "executed": 0, "reason": "absent"}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.reports.nights import bench, earlier, failing, measurement, run
 
 from parity.recordings import RecordingError
 from reports.cli import doctor as doctor_module
 from reports.cli import main
 from reports.cli.doctor import examine
 from reports.store.runs import write_run
+from tests.reports.nights import bench, earlier, failing, measurement, run
 
 GATE = {"identity": "one"}
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]

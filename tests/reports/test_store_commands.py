@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from tests.reports.nights import bench, earlier, failing, measurement, run
 
 from parity.engine.measurement import Kind, Verdict
 from reports.cli import main
@@ -24,6 +23,7 @@ from reports.store.runs import write_run
 from reports.store.schema import StoreError
 from reports.verdict import pinned
 from reports.verdict.decide import Word
+from tests.reports.nights import bench, earlier, failing, measurement, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.reports.nights import bench, measurement, run
 
 from parity.megalodon.cases import BYTE_LM
 from reports.bench.run import backend_timings
@@ -21,6 +20,7 @@ from reports.verdict.decide import decide
 from reports.verdict.history import History
 from stability.products import what_if
 from stability.products.what_if import LADDER, Products, costs
+from tests.reports.nights import bench, measurement, run
 
 
 def products(wild: bool = False) -> Products:

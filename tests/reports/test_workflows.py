@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from tests.reports.nights import failing, measurement
 
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
@@ -21,6 +20,7 @@ from reports.nightly.shards import Shard, find_shards, merged
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding
+from tests.reports.nights import failing, measurement
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
