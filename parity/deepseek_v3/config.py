@@ -1,7 +1,7 @@
 """Sizes of an MLA + mixture-of-experts decoder, under DeepSeek-V3's names, and what they must obey.
 
-Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.1; YaRN (arXiv 2309.00071); the
-stability guide for MLA models, "Architectural" (`min_moe_layer`).
+Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.1; YaRN (arXiv 2309.00071);
+docs/mla-moe.md "The stability guide" (`min_moe_layer`).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _yarn(given: Any, whole: Mapping[str, Any]) -> Yarn | None:
 
 _MAY_BE_ZERO = ("min_moe_layer",)
 SMALL = MLAMoEConfig()
-"""Widths are this project's choice: the guide names the four sizes and gives no numbers but 768."""
+"""Widths are this project's choice: docs/mla-moe.md "Limits"."""
 SIZES = {
     "small": SMALL,
     "medium": replace(

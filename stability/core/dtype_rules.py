@@ -1,7 +1,7 @@
 """Which parameter is stored in which dtype: the rules of `megalodon_jax.policy`, of dtypes.
 
-Generic: it knows no architecture. Source: the stability guide for MLA models, "Precision
-Configuration" (critical parameters stay wide while the rest is float8).
+Generic: it knows no architecture. Source: docs/mla-moe.md "The
+stability guide" (critical parameters stay wide while the rest is float8).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """In which precision to train on a device, and why.
 
-Source: the stability guide for MLA models, "Recommended Optimizations by GPU", but for its float16:
-Megalodon's moving average remembers for longer than float16 reaches, and the guide's own advice
-elsewhere is bfloat16. Decided by name; nothing is run.
+Source: docs/mla-moe.md "The stability guide", but for its float16: Megalodon's moving average
+remembers for longer than float16 reaches, and the guide's own advice elsewhere is bfloat16. Decided
+by name; nothing is run.
 """
 
 from __future__ import annotations

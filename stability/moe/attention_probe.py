@@ -1,7 +1,7 @@
 """Is latent attention healthy: logits, QK-clip, low-rank products, absorbed against expanded.
 
-Source: QK-clip, Kimi K2 report (arXiv 2507.20534), section 2.1; the stability guide for MLA models,
-"Reduced dimensionality in MLA".
+Source: QK-clip, Kimi K2 report (arXiv 2507.20534), section 2.1; docs/mla-moe.md "The
+stability guide".
 """
 
 from __future__ import annotations

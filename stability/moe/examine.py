@@ -1,6 +1,6 @@
 """The test script of the stability guide: a forward pass, generation, and every probe.
 
-Source: the stability guide for MLA models, "Testing Fixed Implementation".
+Source: docs/mla-moe.md "The stability guide".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The five bugs the stability guide says were fixed, each as a probe that would find it again.
 
-Source: the stability guide for MLA models, "Critical Fixes for MLA-Model Implementation".
+Source: docs/mla-moe.md "The stability guide".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stability.moe.observe import said
 from stability.moe.policy import FP8
 
 PROBE = "fixed bugs"
-GUIDE = "stability guide for MLA models, critical fix {}"
+GUIDE = 'docs/mla-moe.md "The stability guide", bug {}'
 TOKENS = 8
 LIVE_BUG = "4_index_add"
 """The metric of what Transformers itself says."""

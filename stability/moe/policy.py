@@ -1,7 +1,7 @@
 """Which parameters of MLA + MoE may be float8, and which must not.
 
-Source: the stability guide for MLA models, "Precision Configuration"; DeepSeek-V3 report, section
-3.3.1 (embedding, head, gating, norms and attention stay wide).
+Source: docs/mla-moe.md "The stability guide"; DeepSeek-V3 report (arXiv 2412.19437), section 3.3.1
+(embedding, head, gating, norms and attention stay wide).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Is the router healthy: logits, z-loss, load, choices bfloat16 would change, bias, counts.
 
-Thresholds are named once, with their source. Source: the stability guide for MLA models, "Routing
-in MoE layers" and "Extreme sparsity"; ST-MoE (arXiv 2202.08906), section 3.3.
+Thresholds are named once, with their source. Source: docs/mla-moe.md "The
+stability guide"; ST-MoE (arXiv 2202.08906), section 3.3.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A short training run that is broken on purpose, and what the guard makes of it.
 
 After some healthy steps the learning rate is multiplied and the router's z-loss dropped. The same
-run without a guard, and one that nothing happens to, are the controls. Source: the stability guide
-for MLA models, "Detection and Recovery Techniques"; docs/mla-moe.md "Recovery".
+run without a guard, and one that nothing happens to, are the controls. Source:
+docs/mla-moe.md "The stability guide", docs/mla-moe.md "Recovery".
 """
 
 from __future__ import annotations
