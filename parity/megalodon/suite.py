@@ -56,7 +56,7 @@ class Reference(Protocol):
         ...
 
     def low_precision(self, case: Case) -> Arrays:
-        """Return logits and loss in bfloat16, by mode (`lowprecision`)."""
+        """Return logits and loss in bfloat16, by mode (`reference.low_precision`)."""
         ...
 
     def seams(self) -> Arrays:

@@ -13,8 +13,8 @@ from megalodon_jax.config import MegalodonConfig
 from parity.engine.compare import COTANGENT
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.reference.installed import identity, package, why_unavailable
-from parity.megalodon.reference.lowprecision import low_precision
-from parity.megalodon.reference.seams import seam_facts
+from parity.megalodon.reference.known_differences import seam_facts
+from parity.megalodon.reference.low_precision import low_precision
 from parity.megalodon.reference.timed import workloads
 from parity.megalodon.reference.training import trajectory
 from parity.megalodon.taps import BLOCK_TAPS, Tap
@@ -62,11 +62,11 @@ class LiveReference:
         return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss in bfloat16 by mode (`lowprecision`)."""
+        """Return logits and loss in bfloat16 by mode (`reference.low_precision`)."""
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
     def seams(self) -> dict[str, np.ndarray]:
-        """Return what every seam is measured from, by its id (`seams`)."""
+        """Return what every seam is measured from, by its id (`reference.known_differences`)."""
         return seam_facts(self)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
