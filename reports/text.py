@@ -8,6 +8,10 @@ from __future__ import annotations
 import hashlib
 import math
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 _SIDES = {
     "jax64": "JAX float64",
@@ -171,3 +175,15 @@ def record_id(case: str, edge: str, quantity: str, metric: str) -> str:
     """Return what names a row in a link: the same on every night, ten hexadecimal digits."""
     key = "\x1f".join((case, edge, quantity, metric))
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+
+
+def for_json(value: Any) -> Any:
+    """Return a value as JSON has it, containers included: None for a number that is not finite.
+
+    JSON has no NaN and no infinity: one written anyway is unreadable elsewhere.
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: for_json(item) for name, item in value.items()}
+    return [for_json(v) for v in value] if isinstance(value, list | tuple | np.ndarray) else value

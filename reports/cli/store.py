@@ -59,9 +59,9 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
     most = EVERYTHING if as_json else limit
     found = look_back(place, case, quantity, most, RunKind(kind))
     if as_json:
-        from reports.registry.lookup import finite
+        from reports.text import for_json
 
-        rows = [{k: finite(v) for k, v in row.items()} for row in found.rows]
+        rows = [for_json(row) for row in found.rows]
         lost = [{"folder": folder, "why": why} for folder, why in found.unreadable]
         click.echo(json.dumps({"runs": found.runs, "rows": rows, "unreadable": lost}))
         return

@@ -27,12 +27,12 @@ def examined(
 ) -> int:
     """Run `stability --subject`: print what was found, and return the exit code."""
     unchecked()
-    from reports.cli.views.diagnosis import plain
+    from reports.text import for_json
     from stability.moe.examine import examine
 
     found = examine(size, batch_size, block_size, fp8_params, path, progress(quiet))
     if as_json:
-        rows = [plain(asdict(f)) for f in found.findings]
+        rows = [for_json(asdict(f)) for f in found.findings]
         click.echo(json.dumps({"what": found.what, "findings": rows, "seconds": found.seconds}))
     else:
         click.echo(found.text())

@@ -5,20 +5,17 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from parity.engine.measurement import Verdict
 from reports.provenance.host import fingerprint
 from reports.store.query import Table
 from reports.store.runs import Run, Stored, list_runs, read_run
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError, kind_of
-from reports.text import contrast, count, edge_name, metric_name
+from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pinned as goldens
 from reports.verdict.anchors import anchored, find_anchors
 from reports.verdict.changes import Change
@@ -221,18 +218,11 @@ def as_document(decision: Decision) -> dict[str, Any]:
                 "edge": change.edge,
                 "quantity": change.quantity,
                 "metric": change.metric,
-                "before": finite(change.before),
-                "now": finite(change.now),
-                "tolerance": finite(change.tolerance),
+                "before": for_json(change.before),
+                "now": for_json(change.now),
+                "tolerance": for_json(change.tolerance),
                 "note": change.note,
             }
             for change in decision.changes
         ],
     }
-
-
-def finite(value: Any) -> Any:
-    """Return a value fit for JSON, which has no NaN: one written anyway is unreadable elsewhere."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return [finite(v) for v in value] if isinstance(value, list | np.ndarray) else value

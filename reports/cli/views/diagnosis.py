@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.convert import load_from_pretrained
+from reports.text import for_json
 from reports.user_text import BYTES
 from stability.core.findings import Severity
 from stability.core.number_formats import by_name
@@ -62,9 +62,9 @@ def as_document(found: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as JSON has it: numbers that are not finite are None."""
     return {
         "worst": found.worst().value,
-        "findings": [plain(asdict(f)) for f in found.findings],
+        "findings": [for_json(asdict(f)) for f in found.findings],
         "remedies": [
-            plain(
+            for_json(
                 {"kind": kind, "leaf": found.representatives[kind], "remedy": trial.remedy.name}
                 | asdict(trial.survival)
                 | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
@@ -89,12 +89,3 @@ def _batches(text: Path, vocab_size: int) -> np.ndarray:
     if (held := text.stat().st_size) < LENGTH:
         raise ValueError(f"{text} has {held} bytes, at least {LENGTH} are needed.")
     return Checkpoint(text.parent, text).batches()
-
-
-def plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON has them: numbers that are not finite are None."""
-
-    def one(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {name: one(value) for name, value in fields.items()}

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from parity.engine.measurement import Measurement, Verdict
 from reports.cli.checkpoint_pair import Result
-from reports.text import edge_name, edge_rank, number, share
+from reports.text import edge_name, edge_rank, for_json, number, share
 
 _SHOWN = 12
 
@@ -46,7 +46,7 @@ def as_document(result: Result) -> dict[str, Any]:
         "losses": dict(zip(("jax", "reference"), layers.losses, strict=True)) if layers else {},
         "measurements": [asdict(m) for m in result.measurements],
     }
-    return _finite(document)
+    return for_json(document)
 
 
 def _weights(result: Result) -> RenderableType:
@@ -93,11 +93,3 @@ def _table(title: str, *columns: str) -> Table:
     for i, column in enumerate(columns):
         table.add_column(column, overflow="fold", justify="left" if i == 0 else "right")
     return table
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
