@@ -65,7 +65,10 @@ def source(name: str) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("docs/guide.md", marks=pytest.mark.sweep), "docs/first-steps.md", "README.md"],
+    [
+        *(pytest.param(f"docs/{d}.md", marks=pytest.mark.sweep) for d in ("guide", "first-steps")),
+        "README.md",
+    ],
 )
 def test_the_snippets_of_our_documents_run(name: str) -> None:
     namespace: dict[str, Any] = {}
