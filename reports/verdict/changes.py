@@ -100,6 +100,9 @@ def environment_diff(run: Run, baseline: Run) -> tuple[str, ...]:
     pairs: list[tuple[str, object, object]] = []
     for part in ("versions", "device", "host", "flags"):
         a, b = then.get(part) or {}, now.get(part) or {}
+        if part == "flags":
+            # An empty variable is none: an older run does not know those that were added since.
+            a, b = ({name: v for name, v in flags.items() if v} for flags in (a, b))
         pairs += [(name, a.get(name), b.get(name)) for name in sorted({*a, *b})]
     pairs.append(("threads", then.get("threads"), now.get("threads")))
     for part in ("kind", "commit", "capability"):

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from safetensors.numpy import save_file
 
 from megalodon_jax.weights import build_model, weight_table
 from parity import recordings
+from parity.engine import instrument
 from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
 from parity.megalodon.recordings import FOLDER, RecordedReference
@@ -82,6 +84,19 @@ def test_capture_changes_no_operation_and_names_every_stage():
     assert set(taps) == set(stages(case.config))
     zero = {"layers.0.cema": jnp.zeros((), jnp.float32)}
     assert operations(capture(logits, offsets=zero), params, ids) != plain
+
+
+def test_a_mark_that_is_passed_twice_has_two_names_or_none():
+    """Without counting, the last value would stand for both, and the first be compared by nobody."""
+
+    def twice(x):
+        return checkpoint_name(checkpoint_name(x, "q") + 1.0, "q")
+
+    counted = instrument.capture(twice, numbered={"q": "blocks.{}.q"})
+    _, marks = counted(jnp.float32(2.0))
+    assert {name: float(x) for name, x in marks.items()} == {"blocks.0.q": 2.0, "blocks.1.q": 3.0}
+    with pytest.raises(ValueError, match="the mark 'q' is passed twice. Give each value a name"):
+        instrument.capture(twice)(jnp.float32(2.0))
 
 
 def test_the_oracles_derivative_is_its_derivative():

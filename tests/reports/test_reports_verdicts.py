@@ -191,6 +191,12 @@ def test_only_equal_work_in_equal_environments_is_changed(
     assert bool(decision.environment) is bool(changes)
 
 
+def test_a_variable_that_an_older_run_does_not_know_is_as_good_as_empty() -> None:
+    """The night after an update still says which value changed."""
+    decision = decide(run(measurement()), earlier(measurement(value=2e-6), flags={}))
+    assert (decision.environment, decision.word) == ((), Word.CHANGED)
+
+
 @pytest.mark.parametrize("replayed", [False, None])
 def test_only_what_a_replay_repeated_is_held_to_repeat(replayed: bool | None) -> None:
     night = run(measurement(deterministic=replayed))
