@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,9 @@ from parity.engine.measurement import Kind
 from parity.megalodon.cases import Case
 from parity.megalodon.noise_floors import extended
 from parity.tolerances import NoiseFloors, rule
+
+ROOT = Path(__file__).parents[1]
+"""Of the repository."""
 
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""

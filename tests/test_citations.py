@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
+
 DOCS = ROOT / "docs"
 SUFFIXES = (".py", ".md", ".toml", ".yml", ".html", ".j2", ".js")
 MENTION = re.compile(r"\bdocs/([a-z][a-z0-9-]*)\.md\b")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import ROOT
+
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports", "tests")
 POSITION = {"read_text": 0, "write_text": 1}
 """Where `encoding` stands when it is not given by name."""

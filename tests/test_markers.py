@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -13,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 from megalodon_jax.checks import checked
+from tests.helpers import ROOT
 
-ROOT = Path(__file__).parent.parent
-TRIANGLE = "tests/parity/test_parity_triangle.py"
+TRIANGLE = "tests/parity/megalodon/test_triangle.py"
 
 
 def run(*arguments):

@@ -34,14 +34,14 @@ DOCUMENT = ROOT / "docs" / "verdicts.md"
 HOSTS_TABLE, BOUNDS_TABLE = "simulated hosts", "bounds by host"
 """What stands in the comments around each table of the document."""
 TESTS = (
-    "tests/stability/mla_moe/test_mla_parity.py",
-    "tests/stability/mla_moe/test_mla_model.py",
-    "tests/parity/test_parity_triangle.py",
-    "tests/parity/test_lowprecision.py",
-    "tests/stability/test_activations.py",
-    "tests/stability/test_nonfinite.py",
-    "tests/stability/test_what_if.py",
-    "tests/megalodon_jax/test_gemm.py",
+    "tests/parity/deepseek_v3/test_comparison.py",
+    "tests/parity/deepseek_v3/test_model.py",
+    "tests/parity/megalodon/test_triangle.py",
+    "tests/parity/megalodon/test_low_precision.py",
+    "tests/stability/activations/test_activations.py",
+    "tests/stability/nonfinite/test_nonfinite.py",
+    "tests/stability/products/test_what_if.py",
+    "tests/megalodon_jax/quantization/test_gemm.py",
 )
 """What compares with stored numbers, or holds something to a bound that no noise floor gives."""
 LOSS_CASES = ("plain", "byte_lm")

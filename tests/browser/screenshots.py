@@ -14,7 +14,7 @@ from typing import Any
 
 from reports.store.schema import PAGE
 from tests.browser.chromium import executable
-from tests.reports.demonstration import demonstrate
+from tests.reports.page.demonstration import demonstrate
 
 CASES = ("plain", "slow_decay", "large_mean", "right_padding", "stream", "byte_lm")
 COLOURS = 128

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.browser import chromium
 
-ROOT = Path(__file__).parents[2]
 BLIND = """
 import sys, pytest
 from tests.browser import chromium
+from tests.helpers import ROOT
 chromium.executable = lambda: None
 sys.exit(pytest.main(sys.argv[1:]))
 """

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from megalodon_jax import MegalodonConfig
 from megalodon_jax.weights import weight_table
+from tests.helpers import ROOT
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "model.md"
+DOCUMENT = ROOT / "docs" / "model.md"
 # Sizes that no two symbols share, so that a shape says which symbols it is made of.
 SIZES = {"V": 61, "D": 32, "Z": 16, "E": 48, "F": 40, "N": 5, "`output_size`": 41}
 CONFIG = MegalodonConfig(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +9,10 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from parity.port import OUTPUT, check, watched
+from tests.helpers import ROOT
 from tests.megalodon_jax.test_guide_snippets import blocks
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "your-own-port.md"
+DOCUMENT = ROOT / "docs" / "your-own-port.md"
 RNG = np.random.default_rng(0)
 MODEL = {"up": RNG.normal(size=(24, 16)), "down": RNG.normal(size=(8, 24))}
 MODEL = {name: w.astype(np.float32) for name, w in MODEL.items()}

@@ -41,6 +41,11 @@ def test_an_edit_of_code_that_moved_on_says_so(tmp_path: Path) -> None:
         mutant.source(tmp_path)
 
 
+def test_a_test_is_found_by_its_files_name() -> None:
+    files = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(set(files)) == len(files)
+
+
 def test_every_mutant_has_a_name_a_fault_and_tests_that_are_there() -> None:
     assert len(MUTANTS) >= LEAST and len(CONTROLS) == 6
     assert len({m.name for m in EVERY}) == len(EVERY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.mutant_list.mutant import of
 
-_CHECKPOINT = "test_native_checkpoint.py"
+_CHECKPOINT = "test_checkpoint.py"
 _QUANTIZE = "test_quantize.py"
 _GEMM = "test_gemm.py"
 
@@ -15,7 +15,7 @@ CONVERT = of(
         "an export in bfloat16 rounds sensitive parameters too",
         "if role_of(name) in SENSITIVE:",
         "if asked is None and role_of(name) in SENSITIVE:",
-        "test_model_convert.py::test_a_narrow_export_keeps_sensitive_parameters_in_float32",
+        "test_convert.py::test_a_narrow_export_keeps_sensitive_parameters_in_float32",
     ),
     (
         "rates_at_another_base",
@@ -37,7 +37,7 @@ CONVERT = of(
         "shards = sorted(set(places.values()))",
         'shards = sorted({p.name for p in index.parent.glob("*.safetensors")})',
         "test_model_interop.py::test_a_shard_of_an_earlier_save_is_not_loaded "
-        "test_model_interop.py test_model_convert.py",
+        "test_model_interop.py test_convert.py",
     ),
     (
         "two_models_in_a_file_accepted",
@@ -52,21 +52,21 @@ CONVERT = of(
         "    if config is None:\n        config = read_config",
         '    if config is None or (file.parent / "config.json").is_file():\n'
         "        config = read_config",
-        "test_model_convert.py::test_a_passed_configuration_wins_over_the_one_beside_the_weights",
+        "test_convert.py::test_a_passed_configuration_wins_over_the_one_beside_the_weights",
     ),
     (
         "param_dtype_ignored_on_loading",
         "load_from_pretrained keeps the dtype of the configuration",
         "config = dataclasses.replace(config, param_dtype=dtype)",
         "config = dataclasses.replace(config)",
-        "test_model_convert.py",
+        "test_convert.py",
     ),
     (
         "exported_head_shares_memory",
         "the exported head is the embedding's own buffer",
         "tensors[HEAD] = tensors[EMBEDDING].copy()",
         "tensors[HEAD] = tensors[EMBEDDING]",
-        "test_model_convert.py::test_a_tied_head_is_exported_as_a_copy_of_its_own",
+        "test_convert.py::test_a_tied_head_is_exported_as_a_copy_of_its_own",
     ),
 )
 
@@ -77,35 +77,35 @@ WEIGHTS = of(
         "a tied head that differs from the embedding is dropped without a word",
         "if not np.array_equal(head, embed):",
         "if head.shape != embed.shape:",
-        "test_model_weights.py test_model_convert.py",
+        "test_weights.py test_convert.py",
     ),
     (
         "unexpected_tensors_accepted",
         "tensors that are no parameters are dropped without a word",
         "for n in sorted(set(given) - allowed)]",
         "for n in sorted(set(given) - allowed - set(given))]",
-        "test_model_weights.py::test_building_reports_every_problem_in_one_error",
+        "test_weights.py::test_building_reports_every_problem_in_one_error",
     ),
     (
         "query_gains_not_sensitive",
         "gains of queries and keys are stored narrow",
         '(r"(^|\\.)attn\\.(gamma|beta)$", Role.QK_AFFINE)',
         '(r"(^|\\.)attn\\.(gamma|beta)$", Role.LINEAR)',
-        "test_model_weights.py::test_the_sensitive_set_is_ema_norms_and_the_query_key_affine",
+        "test_weights.py::test_the_sensitive_set_is_ema_norms_and_the_query_key_affine",
     ),
     (
         "files_keep_their_dtype",
         "a model has the dtypes of the file instead of its configuration",
         "jnp.asarray(given[row.name], row.dtype)",
         "jnp.asarray(given[row.name])",
-        "test_model_convert.py test_model_weights.py",
+        "test_convert.py test_weights.py",
     ),
     (
         "integers_are_weights",
         "a tensor of integers is cast and loaded",
         "if not jnp.issubdtype(given[n].dtype, jnp.floating)",
         "if not jnp.issubdtype(given[n].dtype, jnp.number)",
-        "test_model_weights.py::test_building_reports_every_problem_in_one_error",
+        "test_weights.py::test_building_reports_every_problem_in_one_error",
     ),
 )
 
@@ -116,21 +116,21 @@ PRECISION = of(
         "a leaf of ones is said to have been rounded",
         "if values.size < 2 or np.all(values == values.flat[0]):",
         "if values.size < 2:",
-        "test_model_precision.py",
+        "test_precision.py",
     ),
     (
         "wide_leaves_not_reported",
         "only leaves narrower than expected are named",
         "if leaf.dtype != expected}",
         "if leaf.dtype.itemsize < expected.itemsize}",
-        "test_model_precision.py",
+        "test_precision.py",
     ),
     (
         "one_rounded_value_is_enough",
         "a leaf is said to be rounded where any value is a bfloat16 number",
         "if np.array_equal(values.astype(ml_dtypes.bfloat16).astype(values.dtype), values):",
         "if np.any(values.astype(ml_dtypes.bfloat16).astype(values.dtype) == values):",
-        "test_model_precision.py::test_one_wide_value_clears_a_leaf test_model_precision.py",
+        "test_precision.py::test_one_wide_value_clears_a_leaf test_precision.py",
     ),
 )
 
@@ -223,14 +223,14 @@ GEMM = of(
         "gradients are rounded to nearest whatever the backend says",
         "key, fmt = key if backend.stochastic else None, backend.gradients",
         "key, fmt = None, backend.gradients",
-        f"{_GEMM} stability/test_products.py",
+        f"{_GEMM} test_products.py",
     ),
     (
         "one_operand_rotated",
         "only the output gradient is rotated",
         "left, right = (rotated(a.T) if backend.rotated else a.T for a in (dy, x))",
         "left, right = rotated(dy.T) if backend.rotated else dy.T, x.T",
-        f"{_GEMM} stability/test_products.py",
+        f"{_GEMM} test_products.py",
         "nvfp4-nearest",
     ),
     (
@@ -238,14 +238,14 @@ GEMM = of(
         "the random signs come after the Hadamard transform, where they spread nothing",
         "return signs[:, None] * hadamard / np.sqrt",
         "return signs[None, :] * hadamard / np.sqrt",
-        f"{_GEMM} stability/test_products.py",
+        f"{_GEMM} test_products.py",
     ),
     (
         "one_tensor_scale_lost",
         "a product is not multiplied with the tensor scale of its second operand",
         "return y * a.outer * b.outer",
         "return y * a.outer * a.outer",
-        f"{_GEMM} stability/test_products.py",
+        f"{_GEMM} test_products.py",
         "nvfp4-nearest-unrotated",
     ),
     (
@@ -300,7 +300,7 @@ QUANTIZE = of(
         "values below the smallest normal number of a format are rounded as normal ones",
         "rounded = jnp.where(jnp.abs(x) < 2.0**info.minexp, subnormal, rounded)",
         "rounded = jnp.where(jnp.abs(x) < 0.0, subnormal, rounded)",
-        f"{_QUANTIZE}::test_mx_is_the_truth stability/test_stability_rounding.py",
+        f"{_QUANTIZE}::test_mx_is_the_truth test_rounding.py",
         "mxfp8",
     ),
     (

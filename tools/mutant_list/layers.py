@@ -32,7 +32,7 @@ ATTEND = of(
         "the peak is not subtracted before the exponential",
         "weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))",
         "weights = jnp.exp(scores)",
-        "test_layers_attention.py",
+        "test_attention.py",
     ),
     (
         "attention_scaled_twice",
@@ -40,14 +40,14 @@ ATTEND = of(
         "scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)",
         "scores = jnp.where(\n"
         "        mask[..., None, :, :], scores / math.sqrt(q.shape[-1]), -jnp.inf\n    )",
-        "test_layers_attention.py",
+        "test_attention.py",
     ),
     (
         "attention_nothing_to_see_is_nan",
         "a query that sees no key divides 0 by 0",
         "weights / jnp.where(total > 0, total, 1.0)",
         "weights / total",
-        "test_layers_attention.py::test_a_query_without_a_key_gets_zero_and_no_gradient",
+        "test_attention.py::test_a_query_without_a_key_gets_zero_and_no_gradient",
         "left_padding",
     ),
     (
@@ -55,7 +55,7 @@ ATTEND = of(
         "-1e9 instead of -inf: a query that sees no key sees all of them",
         "jnp.where(mask[..., None, :, :], scores, -jnp.inf)",
         "jnp.where(mask[..., None, :, :], scores, -1e9)",
-        "test_layers_attention.py::test_a_query_without_a_key_gets_zero_and_no_gradient",
+        "test_attention.py::test_a_query_without_a_key_gets_zero_and_no_gradient",
     ),
     (
         "rope_starts_at_zero",
@@ -106,7 +106,7 @@ ATTEND = of(
         "tail = None if mask is None else mask[:, whole:]",
         "tail = None",
         "test_model_forward.py::test_what_stands_at_masked_positions_does_not_matter "
-        "test_layers_attention.py test_model_forward.py test_properties.py",
+        "test_attention.py test_model_forward.py test_properties.py",
         "right_padding",
     ),
     (
@@ -135,14 +135,14 @@ ATTEND = of(
         "a token sees the one after it",
         "jnp.tril(jnp.ones((size, size), bool))",
         "jnp.tril(jnp.ones((size, size), bool), k=1)",
-        "test_layers_attention.py",
+        "test_attention.py",
     ),
     (
         "mask_over_queries",
         "the mask hides queries where it should hide keys",
         "mask[:, :L].reshape(B, chunks, 1, size)",
         "mask[:, :L].reshape(B, chunks, size, 1)",
-        "test_layers_attention.py::test_chunks_and_tail_are_those_of_the_plain_loop",
+        "test_attention.py::test_chunks_and_tail_are_those_of_the_plain_loop",
     ),
     (
         "stale_keys_believed_new",
@@ -298,7 +298,7 @@ ATTEND = of(
         "norm_eps does not reach the TimestepNorm of a layer",
         "TimestepNorm(D, config.norm_num_groups, config.norm_eps, affine, sensitive)",
         "TimestepNorm(D, config.norm_num_groups, affine=affine, dtype=sensitive)",
-        "test_properties.py test_arguments.py test_model_forward.py test_model_config.py",
+        "test_properties.py test_arguments.py test_model_forward.py test_config.py",
     ),
     (
         "attention_sites_share_a_key",
@@ -352,7 +352,7 @@ EMA = of(
         "1 - alpha delta is rounded to float32 before its logarithm",
         "return jnp.log1p(-decay), jax.nn.sigmoid",
         "return jnp.log((1.0 - decay).astype(jnp.float32)).astype(jnp.float64), jax.nn.sigmoid",
-        "test_layers_ema.py",
+        "test_complex_ema.py",
         "slow_decay",
     ),
     (
@@ -360,7 +360,7 @@ EMA = of(
         "log(1 - x) instead of log1p(-x): a slow decay loses digits",
         "return jnp.log1p(-decay), jax.nn.sigmoid",
         "return jnp.log(1.0 - decay), jax.nn.sigmoid",
-        "test_layers_ema.py test_long_context.py",
+        "test_complex_ema.py test_long_context.py",
         "slow_decay",
     ),
     (
@@ -382,21 +382,21 @@ EMA = of(
         "where a pole has become 0 the gradient divides by 0",
         "rest = jnp.maximum(b + a * e, jnp.finfo(a.dtype).tiny)",
         "rest = b + a * e",
-        "test_layers_ema.py test_derivatives.py",
+        "test_complex_ema.py test_derivatives.py",
     ),
     (
         "ema_convolution_wraps",
         "the transform is too short: the end of a text reaches its start",
         "n = next_fast_len(2 * L - 1, real=True)",
         "n = next_fast_len(L, real=True)",
-        "test_layers_ema.py::test_the_convolution_is_the_recurrence",
+        "test_complex_ema.py::test_the_convolution_is_the_recurrence",
     ),
     (
         "ema_history_one_step_late",
         "a carried state acts on the first token undamped",
         "y = y + response(gamma * self.q(dtype) * h_init, tables, L)",
         "y = y + response(gamma * h_init, tables, L)",
-        "test_layers_ema.py",
+        "test_complex_ema.py",
         "stream",
     ),
     (
@@ -404,28 +404,28 @@ EMA = of(
         "the final state lets the carried one decay by L - 1 steps",
         "state = state + self._power(L, u.dtype) * h_init",
         "state = state + self._power(L - 1, u.dtype) * h_init",
-        "test_layers_ema.py",
+        "test_complex_ema.py",
     ),
     (
         "ema_state_not_reversed",
         "the final state weighs the first token as the latest",
         "late_first = jnp.pad(u[..., ::-1], ",
         "late_first = jnp.pad(u, ",
-        "test_layers_ema.py",
+        "test_complex_ema.py",
     ),
     (
         "ema_mask_forgotten",
         "masked inputs enter the filter",
         "u = jnp.where(mask[:, None, :], u, 0.0)",
         "u = jnp.where(mask[:, None, :], u, u)",
-        "test_layers_ema.py::test_a_masked_token_enters_as_zero",
+        "test_complex_ema.py::test_a_masked_token_enters_as_zero",
     ),
     (
         "ema_not_at_rest",
         "rounding noise of the transform stands before the first valid token",
         "y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)",
         "y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, y)",
-        "test_layers_ema.py::test_the_filter_is_at_rest_until_the_first_valid_token",
+        "test_complex_ema.py::test_the_filter_is_at_rest_until_the_first_valid_token",
         "left_padding",
     ),
     (
@@ -433,7 +433,7 @@ EMA = of(
         "the path around the filter lets masked tokens through",
         "y = y + self._skip(u)",
         "y = y + self._skip(x.astype(dtype))",
-        "test_layers_ema.py",
+        "test_complex_ema.py",
         "left_padding",
     ),
     (
@@ -441,7 +441,7 @@ EMA = of(
         "a token-by-token stream does not apply what rounding its poles lost",
         "lost = self._lost(u.dtype) * h + jax.lax.complex(drive, jnp.zeros_like(drive))",
         "lost = jax.lax.complex(drive, jnp.zeros_like(drive))",
-        "test_layers_ema.py"
+        "test_complex_ema.py"
         "::test_a_long_stream_of_single_tokens_applies_what_rounding_the_poles_lost",
     ),
     (
@@ -449,14 +449,16 @@ EMA = of(
         "alpha and delta are drawn with one key",
         "self.delta = 0.2 * jax.random.normal(d_key, ",
         "self.delta = 0.2 * jax.random.normal(a_key, ",
-        "test_layers_ema.py::test_initial_parameters_follow_their_distributions test_model_init.py",
+        "test_complex_ema.py::test_initial_parameters_follow_their_distributions "
+        "test_model_init.py",
     ),
     (
         "ema_angles_in_order",
         "the schedule of angles is not permuted over channels",
         "jax.random.permutation(t_key, schedule)",
         "schedule",
-        "test_layers_ema.py::test_initial_parameters_follow_their_distributions test_model_init.py",
+        "test_complex_ema.py::test_initial_parameters_follow_their_distributions "
+        "test_model_init.py",
     ),
 )
 
@@ -467,7 +469,7 @@ NORMS = of(
         "epsilon is added to the root mean square instead of under the root",
         "y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)",
         "y = wide / (jnp.sqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True)) + self.eps)",
-        "test_layers_norms.py",
+        "test_norms.py",
         "plain",
     ),
     (
@@ -482,7 +484,7 @@ NORMS = of(
         "the variance divides by one less",
         "var = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)",
         "var = jnp.sum(jnp.square(centred), axis=-1, keepdims=True) / (self.dim - 1)",
-        "test_layers_norms.py",
+        "test_norms.py",
         "plain byte_lm",
     ),
     (
@@ -501,7 +503,7 @@ ROTARY = of(
         "rope_base does not reach the angles",
         "float(self.base) ** (-np.arange(half) / half)",
         "10_000.0 ** (-np.arange(half) / half)",
-        f"{_MIXED}::test_another_base_turns_and_is_exported_as_it_is test_layers_attention.py",
+        f"{_MIXED}::test_another_base_turns_and_is_exported_as_it_is test_attention.py",
         "multi_head",
     ),
     (
@@ -509,14 +511,14 @@ ROTARY = of(
         "the exponent of a rate runs over the width instead of half of it",
         "(-np.arange(half) / half)",
         "(-np.arange(half) / self.dim)",
-        "test_layers_attention.py",
+        "test_attention.py",
     ),
     (
         "rope_pairs_interleaved",
         "pairs are neighbours instead of halves",
         "real, imag = jnp.split(x.astype(cos.dtype), 2, axis=-1)",
         "real, imag = (x.astype(cos.dtype)[..., i::2] for i in range(2))",
-        "test_layers_attention.py",
+        "test_attention.py",
     ),
     (
         "rope_tables_narrow",
@@ -530,7 +532,7 @@ ROTARY = of(
         "one sign of the rotation is wrong",
         "imag * cos + real * sin",
         "imag * cos - real * sin",
-        "test_layers_attention.py",
+        "test_attention.py",
     ),
 )
 
@@ -541,28 +543,28 @@ TIMENORM = of(
         "a variance of 0 is not floored",
         "return mean, jnp.maximum(var, VARIANCE_FLOOR), count[:, -1]",
         "return mean, var, count[:, -1]",
-        "test_layers_norms.py::test_a_constant_stream_is_floored_not_infinite test_layers_norms.py",
+        "test_norms.py::test_a_constant_stream_is_floored_not_infinite test_norms.py",
     ),
     (
         "timenorm_origin_lost",
         "the carried mean is relative to an origin nobody knows",
         "mean=mean[:, -1] + origin",
         "mean=mean[:, -1]",
-        "test_layers_norms.py",
+        "test_norms.py",
     ),
     (
         "timenorm_origin_of_padding",
         "the origin is the first token even where that is padding",
         "first = groups[:, 0] if mask is None else _take(groups, jnp.argmax(mask, axis=1))",
         "first = groups[:, 0]",
-        "test_layers_norms.py::test_a_nan_before_the_first_valid_token_is_no_origin",
+        "test_norms.py::test_a_nan_before_the_first_valid_token_is_no_origin",
     ),
     (
         "timenorm_forgets_its_first_variance",
         "a fresh stream starts from variance 0 instead of 1",
         "m2 = var0[:, None] * jnp.maximum(n0, 1.0)",
         "m2 = var0[:, None] * n0",
-        "test_layers_norms.py",
+        "test_norms.py",
         "plain",
     ),
     (
@@ -570,21 +572,21 @@ TIMENORM = of(
         "the running variance takes the new mean twice",
         "(mu - previous) * (mu - mean)",
         "(mu - mean) * (mu - mean)",
-        "test_layers_norms.py",
+        "test_norms.py",
     ),
     (
         "timenorm_counts_padding",
         "masked tokens count in the statistics",
         "jnp.cumsum(valid, axis=1, dtype=jnp.int32)",
         "jnp.cumsum(jnp.ones_like(valid), axis=1, dtype=jnp.int32)",
-        "test_layers_norms.py",
+        "test_norms.py",
     ),
     (
         "timenorm_single_token",
         "a stream's first token, fed alone, gets another variance",
         "(n - jnp.maximum(n0, 1.0))) / n",
         "(n - n0)) / n",
-        "test_layers_norms.py test_layer_suite.py::test_streamed_is_whole",
+        "test_norms.py test_layer_suite.py::test_streamed_is_whole",
         "stream_tokens",
     ),
     (
@@ -599,7 +601,7 @@ TIMENORM = of(
         "epsilon is a least variance instead of being added to it",
         "jax.lax.rsqrt(var + self.eps)",
         "jax.lax.rsqrt(jnp.maximum(var, self.eps))",
-        "test_layers_norms.py",
+        "test_norms.py",
         "plain",
     ),
     (
@@ -607,7 +609,7 @@ TIMENORM = of(
         "before the first valid token the variance is not the carried one",
         "var = jnp.where(seen, var, var0[:, None])",
         "var = jnp.where(seen, var, jnp.ones_like(var))",
-        "test_layers_norms.py",
+        "test_norms.py",
     ),
 )
 
@@ -697,7 +699,7 @@ LINEAR = of(
         "products come out in the compute dtype and are widened afterwards",
         "        preferred_element_type=config.accum_dtype,\n    )",
         "        preferred_element_type=config.compute_dtype,\n    ).astype(config.accum_dtype)",
-        f"{_MIXED} stability/test_dtype_audit.py"
+        f"{_MIXED} test_dtype_audit.py"
         "::test_products_of_the_narrow_model_read_bfloat16_and_return_float32",
         "plain byte_lm",
     ),

@@ -9,7 +9,7 @@ _ORACLE = f"{_FORWARD}::test_the_logits_are_those_of_the_oracle"
 _STREAM = "test_streaming.py"
 _CACHES = "test_streaming_caches.py"
 _WINDOWS = "test_streaming_windows.py"
-_LOSS = "test_model_loss.py"
+_LOSS = "test_loss.py"
 _GENERATION = "test_generation.py"
 
 MODEL = of(
@@ -122,28 +122,28 @@ MODEL = of(
         "compute_loss ignores another ignore_index",
         'rules: Any = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}',
         'rules: Any = {"dtype": config.softmax_dtype}',
-        "test_arguments.py test_model_loss.py",
+        "test_arguments.py test_loss.py",
     ),
     (
         "loss_drops_softmax_dtype",
         "compute_loss is taken in float32 whatever softmax_dtype says",
         'rules: Any = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}',
         'rules: Any = {"ignore_index": ignore_index}',
-        "test_arguments.py test_model_loss.py test_layer_suite.py test_mixed_dtypes.py",
+        "test_arguments.py test_loss.py test_layer_suite.py test_mixed_dtypes.py",
     ),
     (
         "loss_without_dropout",
         "compute_loss is deterministic whatever it is told",
         "logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)",
         "logits, _ = self(input_ids, attention_mask, deterministic=True, key=key)",
-        "test_arguments.py test_model_forward.py test_model_loss.py",
+        "test_arguments.py test_model_forward.py test_loss.py",
     ),
     (
         "chunked_loss_drops_the_mask",
         "with loss_chunk, masked targets count",
         "            labels,\n            attention_mask,\n            chunk=loss_chunk,",
         "            labels,\n            None,\n            chunk=loss_chunk,",
-        "test_arguments.py test_model_loss.py",
+        "test_arguments.py test_loss.py",
     ),
 )
 
@@ -506,7 +506,7 @@ CACHES = of(
         "a fresh stream's variance is 0",
         "var=jnp.ones((batch_size, num_groups), dtype),",
         "var=jnp.zeros((batch_size, num_groups), dtype),",
-        "test_layers_norms.py",
+        "test_norms.py",
     ),
     (
         "filled_cache_forgets_where_it_is",
@@ -546,7 +546,7 @@ INPUTS = of(
         "if number is None or isinstance(value, (bool, np.bool_)) or not",
         "if number is None or not",
         "test_inputs.py test_generation.py test_streaming_caches.py "
-        "test_model_loss.py::test_a_chunk_without_positions_is_refused",
+        "test_loss.py::test_a_chunk_without_positions_is_refused",
     ),
     (
         "axes_not_counted",
@@ -564,49 +564,49 @@ CONFIG = of(
         "a head as large as the vocabulary, said so, is not the embedding",
         "return self.output_size in (-1, self.vocab_size)",
         "return self.output_size == -1",
-        "test_model_config.py test_model_weights.py test_model_forward.py",
+        "test_config.py test_weights.py test_model_forward.py",
     ),
     (
         "whole_dropout_refused",
         "a dropout rate of 1 is refused",
         "0.0 <= getattr(self, name) <= 1.0",
         "0.0 <= getattr(self, name) < 1.0",
-        "test_model_config.py test_model_forward.py::test_dropout_at_its_ends",
+        "test_config.py test_model_forward.py::test_dropout_at_its_ends",
     ),
     (
         "window_of_a_chunk_refused",
         "max_cache_len may not equal chunk_size",
         "self.max_cache_len is None or self.max_cache_len >= self.chunk_size",
         "self.max_cache_len is None or self.max_cache_len > self.chunk_size",
-        "test_model_config.py test_streaming_windows.py",
+        "test_config.py test_streaming_windows.py",
     ),
     (
         "padding_token_beyond_the_vocabulary",
         "pad_token_id may be vocab_size",
         "0 <= self.pad_token_id < self.vocab_size",
         "0 <= self.pad_token_id <= self.vocab_size",
-        "test_model_config.py::test_a_broken_rule_names_field_value_and_rule test_model_config.py",
+        "test_config.py::test_a_broken_rule_names_field_value_and_rule test_config.py",
     ),
     (
         "accumulator_narrower_than_operands",
         "accum_dtype may be narrower than compute_dtype",
         "accum.itemsize >= compute.itemsize",
         "accum.itemsize >= 2",
-        "test_model_config.py::test_a_broken_rule_names_field_value_and_rule",
+        "test_config.py::test_a_broken_rule_names_field_value_and_rule",
     ),
     (
         "infinite_eps_accepted",
         "norm_eps may be infinite",
         "value is None or 0 < value < math.inf",
         "value is None or 0 < value",
-        "test_model_config.py::test_what_is_divided_by_or_raised_is_positive_and_finite",
+        "test_config.py::test_what_is_divided_by_or_raised_is_positive_and_finite",
     ),
     (
         "true_is_a_token",
         "True passes for the EOS token 1",
         "all(type(token) is int for token in several)",
         "all(isinstance(token, int) for token in several)",
-        "test_model_config.py",
+        "test_config.py",
     ),
     (
         "widened_keeps_bf16",
@@ -664,7 +664,7 @@ CONFIG = of(
         "from_dict ignores a field that is none",
         "if unknown := sorted(set(fields) - known):",
         "if unknown := sorted(known - known):",
-        "test_model_config.py::test_an_unknown_field_is_refused_and_the_right_reader_named",
+        "test_config.py::test_an_unknown_field_is_refused_and_the_right_reader_named",
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
@@ -50,15 +51,21 @@ class Mutant:
 Row = tuple[str, str, str, str, str] | tuple[str, str, str, str, str, str]
 """Name, fault, old text, new text, tests and cases of a night, the last two with spaces between.
 
-A test without a folder is one of the package's own."""
+A test is named by its file alone, wherever that lies under `tests/`: no two files there share a
+name."""
+
+
+@cache
+def _test_files() -> dict[str, str]:
+    return {p.name: p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py")}
 
 
 def of(file: str, *rows: Row) -> tuple[Mutant, ...]:
     """Return the mutants of one file."""
-    package = PurePosixPath(file).parts[0]
 
     def place(test: str) -> str:
-        return f"tests/{test}" if "/" in test.partition("::")[0] else f"tests/{package}/{test}"
+        name, separator, rest = test.partition("::")
+        return f"{_test_files().get(name, name)}{separator}{rest}"
 
     return tuple(
         Mutant(name, file, fault, old, new, tuple(map(place, tests.split())), tuple(night.split()))

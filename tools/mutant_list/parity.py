@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tools.mutant_list.mutant import of
 
-_COMPARE = "test_parity_compare.py"
-_TRIANGLE = "test_parity_triangle.py"
+_COMPARE = "test_compare.py"
+_TRIANGLE = "test_triangle.py"
 _LOCALIZE = "test_localize.py"
-_VERDICTS = "reports/test_reports_verdicts.py"
+_VERDICTS = "test_verdicts.py"
 
 COMPARE = of(
     "parity/engine/compare.py",
@@ -218,7 +218,7 @@ LOCALIZE = (
             "amplification is forced over free",
             "return self.free / self.forced",
             "return self.forced / self.free",
-            f"{_LOCALIZE} reports/test_run_commands.py",
+            f"{_LOCALIZE} test_run_commands.py",
         ),
     ),
     *of(
@@ -426,14 +426,14 @@ SOURCES = (
             "a recording of another case is compared",
             'if provenance["case_hash"] != work:',
             'if not provenance["case_hash"]:',
-            "test_parity_sources.py::test_a_recording_of_other_work_is_refused",
+            "test_sources.py::test_a_recording_of_other_work_is_refused",
         ),
         (
             "recording_of_another_schema",
             "a recording of another schema is read",
             'if provenance.get("schema") != SCHEMA:',
             'if not provenance.get("schema"):',
-            "test_parity_sources.py::test_a_recording_of_another_schema_is_refused",
+            "test_sources.py::test_a_recording_of_another_schema_is_refused",
         ),
     ),
     *of(
@@ -443,7 +443,7 @@ SOURCES = (
             "recordings are said to hold what they do not",
             'return not quantity.startswith(COTANGENT) and tap not in ("v", "gate")',
             "return not quantity.startswith(COTANGENT)",
-            f"{_TRIANGLE} test_parity_sources.py",
+            f"{_TRIANGLE} test_sources.py",
         ),
     ),
     *of(
@@ -453,21 +453,21 @@ SOURCES = (
             "a deliberate difference that is gone passes",
             "Verdict.PASS if least <= value <= most else",
             "Verdict.PASS if value <= most else",
-            "test_seams.py",
+            "test_known_differences.py",
         ),
         (
             "empty_loss_of_any_reference",
             "a reference whose empty loss became a number passes",
             "return ours if np.isnan(theirs) else math.nan",
             "return ours",
-            "test_seams.py",
+            "test_known_differences.py",
         ),
         (
             "seam_over_padding_too",
             "a difference is measured at padding as well",
             "return relative_l2(ours[case.valid], theirs[case.valid])",
             "return relative_l2(ours, theirs)",
-            "test_seams.py",
+            "test_known_differences.py",
         ),
     ),
     *of(
@@ -517,7 +517,7 @@ SOURCES = (
             "intermediates of the first layer are named after the second",
             "name = self.numbered[name].format(self._passed[name] - 1)",
             "name = self.numbered[name].format(self._passed[name])",
-            "test_parity_sources.py::test_capture_changes_no_operation_and_names_every_stage",
+            "test_sources.py::test_capture_changes_no_operation_and_names_every_stage",
             "plain",
         ),
     ),
@@ -545,14 +545,14 @@ SOURCES = (
             "of bfloat16 only the logits are gated",
             'if side == OURS and name != "loss":',
             'if side == OURS and name == "logits":',
-            "test_lowprecision.py",
+            "test_low_precision.py",
         ),
         (
             "autocast_over_ours",
             "the ratio is autocast's error over ours",
             'errors[OURS, "logits"] / errors["autocast", "logits"]',
             'errors["autocast", "logits"] / errors[OURS, "logits"]',
-            "test_lowprecision.py",
+            "test_low_precision.py",
         ),
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tools.mutant_list.mutant import of
 
-_VERDICTS = "test_reports_verdicts.py"
+_VERDICTS = "test_verdicts.py"
 _HOSTS = "test_hosts.py"
-_HISTORY = "test_reports_history.py"
-_STORE = "test_reports_store.py"
+_HISTORY = "test_history.py"
+_STORE = "test_store.py"
 _RATES = "test_rates.py"
 _COMMANDS = "test_store_commands.py"
 
@@ -122,7 +122,7 @@ CHANGES = of(
         "a note that is no number twice has changed",
         "return a == b or (math.isnan(a) and math.isnan(b))",
         "return a == b",
-        f"{_VERDICTS} test_reports_page.py",
+        f"{_VERDICTS} test_page.py",
     ),
     (
         "flags_are_no_environment",
@@ -172,7 +172,7 @@ CHANGES = of(
         "a suite that failed before it planned anything counts as nothing not run",
         'max(1, int(s.get("planned") or 0) - int(s.get("executed") or 0))',
         'int(s.get("planned") or 0) - int(s.get("executed") or 0)',
-        f"{_VERDICTS} test_cli.py",
+        f"{_VERDICTS} test_program.py",
     ),
     (
         "drifts_not_counted",
@@ -425,7 +425,7 @@ REGISTRY = (
             "a warning marks its section as failed",
             "for f in findings if f.severity is Severity.ERROR}",
             "for f in findings if f.severity is not Severity.OK}",
-            f"{_HOSTS}::test_red_sections_are_marked test_reports_page.py",
+            f"{_HOSTS}::test_red_sections_are_marked test_page.py",
         ),
         (
             "bf16_marked_elsewhere",
@@ -652,8 +652,7 @@ HOST = (
             "a case that was explained counts as holding",
             'return f"{_forward(told, told.culprit)}\\n{replay}", False',
             'return f"{_forward(told, told.culprit)}\\n{replay}", True',
-            "parity/test_localize.py::test_an_account_names_stage_parameters_and_replay "
-            "parity/test_localize.py",
+            "test_localize.py::test_an_account_names_stage_parameters_and_replay test_localize.py",
         ),
     ),
     *of(

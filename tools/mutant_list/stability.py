@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from tools.mutant_list.mutant import of
 
-_SURVIVAL = "test_stability_survival.py"
+_SURVIVAL = "test_survival.py"
 _GUARD = "test_guard.py"
-_MLA = "stability/mla_moe/test_mla_model.py"
-_MLA_PARITY = (
-    "stability/mla_moe/test_mla_parity.py::test_logits_and_blocks_are_those_of_transformers"
-)
+_MLA = "test_model.py"
+_MLA_PARITY = "test_comparison.py::test_logits_and_blocks_are_those_of_transformers"
 
 PROBES = (
     *of(
@@ -51,7 +49,7 @@ PROBES = (
             "a compiler that removes the rounding is not noticed",
             "wrong = int(np.sum(got != fmt.round(x)))",
             "wrong = int(np.sum(got != got))",
-            "test_stability_rounding.py::test_a_compiler_that_removes_the_rounding_is_noticed",
+            "test_rounding.py::test_a_compiler_that_removes_the_rounding_is_noticed",
         ),
     ),
     *of(
@@ -61,14 +59,14 @@ PROBES = (
             "values beyond the range of e4m3 become NaN",
             "return self.clamp(x).astype(self.dtype)",
             "return np.asarray(x, np.float32).astype(self.dtype)",
-            "test_stability_formats.py",
+            "test_number_formats.py",
         ),
         (
             "spacing_below_normal",
             "below the smallest normal number the spacing goes on shrinking",
             "normal = np.maximum(exponent - 1, self.min_exponent)",
             "normal = exponent - 1",
-            "test_stability_formats.py",
+            "test_number_formats.py",
         ),
     ),
     *of(
@@ -158,14 +156,14 @@ PROBES = (
             "a counter is said to stop one bit early",
             ".nmant + 1)\n",
             ".nmant)\n",
-            "test_stability_optimiser_state.py::test_counters_stop_where_their_dtype_does",
+            "test_optimiser_state.py::test_counters_stop_where_their_dtype_does",
         ),
         (
             "norm_too_large_is_fine",
             "a norm that comes out too large is fine",
             "wrong = not abs(ratio - 1.0) <= bound",
             "wrong = not 1.0 - ratio <= bound",
-            "test_stability_optimiser_state.py",
+            "test_optimiser_state.py",
         ),
     ),
     *of(
@@ -175,14 +173,14 @@ PROBES = (
             "the probe's phases run from order 0",
             "return np.arange(1, N + 1) * expit(self.theta) / N",
             "return np.arange(N) * expit(self.theta) / N",
-            "test_stability_poles.py",
+            "test_ema_poles.py",
         ),
         (
             "memory_of_the_logits",
             "poles are rounded as parameters where |q| is asked about",
             "stored = radius if fmt is None else fmt.round(radius)",
             "stored = radius",
-            "test_stability_poles.py",
+            "test_ema_poles.py",
         ),
     ),
     *of(
@@ -192,28 +190,28 @@ PROBES = (
             "an accumulator is narrow where an input is",
             "return [row for row in inside if row.output and is_narrow(row.output)]",
             "return [row for row in inside if any(map(is_narrow, row.inputs))]",
-            "test_dtype_policy.py test_dtype_audit.py::test_the_model_keeps_the_policy",
+            "test_policy.py test_dtype_audit.py::test_the_model_keeps_the_policy",
         ),
         (
             "wide_where_all_are_narrow",
             "a rule of width is broken where every number is narrow",
             "any(map(is_narrow, _numbers(row)))",
             "all(map(is_narrow, _numbers(row)))",
-            "test_dtype_policy.py",
+            "test_policy.py",
         ),
         (
             "every_rounding_kept",
             "a rounding the compiler left out is not found",
             "if row.how == ROUND_TRIP and not kept(row)]",
             "if row.how == ROUND_TRIP and not kept(row) and not compiled]",
-            "test_dtype_policy.py::test_a_rounding_the_compiler_left_out_is_found",
+            "test_policy.py::test_a_rounding_the_compiler_left_out_is_found",
         ),
         (
             "exception_of_any_rule",
             "an exception excuses rows outside of its phases",
             "and (not self.phases or row.phase in self.phases)",
             "and (not self.phases or bool(row.phase))",
-            "test_dtype_policy.py::test_a_scope_holds_what_fits_all_it_names",
+            "test_policy.py::test_a_scope_holds_what_fits_all_it_names",
         ),
     ),
     *of(
@@ -230,7 +228,7 @@ PROBES = (
             "bfloat16 is not narrow",
             "jnp.dtype(dtype).itemsize < 4",
             "jnp.dtype(dtype).itemsize < 2",
-            "test_dtype_policy.py",
+            "test_policy.py",
         ),
     ),
 )

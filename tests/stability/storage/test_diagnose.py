@@ -21,7 +21,7 @@ from stability.experiments.founding import BEGIN, END, VARIANTS, Size, train
 from stability.storage.diagnose import kind_of, report
 from stability.storage.remedies import NOTHING, REMEDIES, try_remedies
 from stability.storage.update_rules import AdamW
-from tests.helpers import TINY, model_of, tiny
+from tests.helpers import ROOT, TINY, model_of, tiny
 
 LR = 3e-4
 NORM = "layers.0.norm.weight"
@@ -184,7 +184,7 @@ def test_the_document_is_rewritten_between_its_markers(tmp_path: Path) -> None:
 
 
 def test_the_committed_document_names_every_variant() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "stability.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
     table = text.split(BEGIN)[1].split(END)[0]
     assert all(f"| {v.name} | {v.option} |" in table for v in VARIANTS)
 

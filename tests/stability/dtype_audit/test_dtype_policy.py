@@ -168,7 +168,7 @@ def test_a_planted_defect_is_found_and_its_remedy_passes(rule: str) -> None:
     assert bad and all(f.severity in (Severity.ERROR, Severity.WARNING) for f in bad)
     assert all(f.value >= 1 and f.threshold == 0 and f.remedy for f in bad)
     assert any(f.subject.startswith(defect.where) for f in bad)
-    assert any("tests/stability/test_dtype_policy.py:" in f.message for f in bad)
+    assert any("tests/stability/dtype_audit/test_dtype_policy.py:" in f.message for f in bad)
     (good,) = findings(net(defect.where, defect.mended), rule)
     assert good.severity is Severity.OK
 

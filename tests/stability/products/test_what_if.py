@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,10 +32,10 @@ from stability.products.what_if import (
     findings,
     rules,
 )
-from tests.helpers import TINY, arrays
+from tests.helpers import ROOT, TINY, arrays
 
 ROUNDING = rule("jax32:reference32", Kind.GRADIENT).absolute
-DOC = Path(__file__).parents[2] / "docs" / "formats.md"
+DOC = ROOT / "docs" / "formats.md"
 BYTES = replace(TINY, vocab_size=256, num_layers=1, output_size=200)
 
 

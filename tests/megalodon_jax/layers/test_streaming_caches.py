@@ -29,7 +29,7 @@ from megalodon_jax.inference import decode_step
 from megalodon_jax.layers import ChunkedAttention
 from megalodon_jax.types import check_cache, filled_cache
 from tests.helpers import EXACT, TINY, model_of, rel_l2, tiny
-from tests.megalodon_jax.streams import (
+from tests.megalodon_jax.layers.streams import (
     IDS,
     LOCAL,
     B,

@@ -14,7 +14,7 @@ from megalodon_jax import AttentionCache, LayerCache, ModelCache, init_cache, tr
 from megalodon_jax.layers import ChunkedAttention, attention
 from megalodon_jax.types import grown_cache
 from tests.helpers import EXACT, logits_of, rel_l2, tiny
-from tests.megalodon_jax.streams import (
+from tests.megalodon_jax.layers.streams import (
     IDS,
     LOCAL,
     SLIDING,

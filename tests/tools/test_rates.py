@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,12 @@ from reports.verdict.decide import Word, decide
 from reports.verdict.history import Past
 from reports.verdict.noise import step
 from reports.verdict.pinned import golden_of
+from tests.helpers import ROOT
 from tests.reports.nights import earlier, failing, measurement, run
 from tools.rates import SCENARIOS, Scenario, measure
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "verdicts.md"
+DOCUMENT = ROOT / "docs" / "verdicts.md"
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
 TRIALS = 40
 

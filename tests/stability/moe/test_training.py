@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -17,7 +16,7 @@ from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core.recommendation import NEVER, recommend
 from stability.moe import results, training
 from stability.recovery.guard import GuardConfig, guard
-from tests.helpers import same_leaves
+from tests.helpers import ROOT, same_leaves
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_a_plan_that_injects_after_its_end_is_refused():
 
 @pytest.mark.parametrize("name", ["defect", "training"])
 def test_the_document_shows_what_was_stored(name):
-    text = (Path(__file__).parents[3] / "docs" / "mla-moe.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "mla-moe.md").read_text(encoding="utf-8")
     content = results.read({"defect": "defects"}.get(name, name))
     assert getattr(results, f"{name}_markdown")(content) in text, f"run subject {name} and copy it"
 

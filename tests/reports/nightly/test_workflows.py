@@ -20,9 +20,9 @@ from reports.nightly.shards import Shard, find_shards, merged
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding
+from tests.helpers import ROOT
 from tests.reports.nights import failing, measurement
 
-ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 TINY = ["--case", "length_c", "--case", "stream_tokens", "--reference", "recorded"]
 TINY += ["--checkpoint", str(BYTE_LM)]

@@ -250,7 +250,7 @@ def test_equations_inside_every_kind_of_call_are_counted() -> None:
     (exp,) = (row for row in rows if row.family == "exp")
     assert exp.count == 5 + 1 + 1 + 1 + 1 + 1
     assert exp.trips == 5
-    assert exp.source.startswith("tests/stability/test_dtype_audit.py:")
+    assert exp.source.startswith("tests/stability/dtype_audit/test_dtype_audit.py:")
 
 
 def test_a_function_of_jax_is_given_the_line_that_calls_it() -> None:

@@ -13,7 +13,7 @@ from reports.store.runs import read_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word
 from reports.verdict.history import load_history
-from tests.reports.demonstration import BAD, FAULT, demonstrate
+from tests.reports.page.demonstration import BAD, FAULT, demonstrate
 
 # Of real nights, which want the program as users compile it: `make test` does without LLVM's
 # optimisations, and sums one after another lose what a night tells.

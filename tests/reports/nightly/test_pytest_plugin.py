@@ -14,10 +14,10 @@ from reports.registry.lookup import judged
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import Word
 
-ROOT = Path(__file__).parents[2]
 TESTS = """
 import pytest
 from parity.engine.measurement import Kind, Measurement, Verdict
+from tests.helpers import ROOT
 
 
 def row(case, value):

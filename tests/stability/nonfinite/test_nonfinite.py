@@ -158,7 +158,7 @@ def test_a_bad_derivative_of_a_good_value_is_found_backward(jitted: bool) -> Non
     assert locate(inner, jnp.zeros(3)) is None
     origin = locate(jax.grad(inner), jnp.zeros(3))
     assert origin is not None and origin.name in ("div", "mul")
-    assert "tests/stability/test_nonfinite.py:" in origin.source
+    assert "tests/stability/nonfinite/test_nonfinite.py:" in origin.source
 
 
 def test_the_root_is_the_overflow_and_not_the_nan_that_follows() -> None:

@@ -22,7 +22,7 @@ from parity.megalodon.reference import why_unavailable
 from reports.cli import checkpoint_pair, main
 from reports.verdict.decide import ExitCode, Word
 from tests.helpers import tiny
-from tests.parity import synthetic
+from tests.parity.checkpoint_pair import synthetic
 
 CONFIG = tiny(num_layers=3, vocab_size=256)
 LENGTH = "9"

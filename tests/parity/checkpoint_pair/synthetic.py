@@ -1,6 +1,6 @@
 """A synthetic checkpoint, sharded on disk: one shard in memory at a time, the same bytes each time.
 
-`python -m tests.parity.synthetic FOLDER` writes the one of `BIG`, 3.8 GB.
+`python -m tests.parity.checkpoint_pair.synthetic FOLDER` writes the one of `BIG`, 3.8 GB.
 """
 
 from __future__ import annotations

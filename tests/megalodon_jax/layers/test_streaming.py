@@ -11,7 +11,7 @@ from hypothesis import given
 
 from parity.megalodon import oracle
 from tests.helpers import EXACT, logits_of, model_of, rel_l2, tiny
-from tests.megalodon_jax.streams import (
+from tests.megalodon_jax.layers.streams import (
     IDS,
     LOCAL,
     B,
