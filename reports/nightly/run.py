@@ -37,13 +37,13 @@ from reports.nightly.shards import (
 )
 from reports.page.render import render
 from reports.provenance.device import device_kind
-from reports.provenance.environment import describe, environment
+from reports.provenance.environment import describe, new_manifest
 from reports.registry.lookup import held_against, judge
+from reports.store.manifest import CheckpointInfo, Manifest, SuiteResult
 from reports.store.runs import Run, write_run
-from reports.store.schema import RunKind, kind_of
-from reports.verdict.changes import key_of
+from reports.store.schema import RunKind
 from reports.verdict.decide import Decision
-from reports.verdict.document import case_entry, derived
+from reports.verdict.document import case_info, with_tables
 from reports.verdict.levels import Calibrated, spreads_of
 from stability import suite as stability
 from stability.core.findings import Finding
@@ -94,10 +94,9 @@ class _Suite:
     responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """What rounding does to the quantities of each case (`reports.verdict.levels.spreads_of`)."""
 
-    def entry(self) -> dict[str, Any]:
+    def result(self) -> SuiteResult:
         status = "ran" if self.executed == self.planned and not self.reason else "failed"
-        fields = ("name", "planned", "executed", "reason")
-        return {name: getattr(self, name) for name in fields} | {"status": status}
+        return SuiteResult(self.name, self.planned, self.executed, self.reason, status)
 
 
 def nightly(options: Options, report: Report, step: Step = lambda done, planned: None) -> Outcome:
@@ -153,22 +152,21 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         step(len(parts) - 1, len(parts))
         done.suites.append(run_controls(reference, report))
     step(len(parts), len(parts))
-    tested = {
-        "cases": [case_entry(case) for case in mine],
-        "checkpoint": _about(checkpoint, model),
-        "selected": list(options.cases),
-        "fault": options.fault,
-    }
-    return store(options.out, done.run(started, tested), report)
-
-
-def _about(checkpoint: stability.Checkpoint, model: Any) -> dict[str, Any]:
-    return {
-        "name": checkpoint.folder.name,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
-        "config": model.config.to_dict(),
-        "training": checkpoint.training,
-    }
+    manifest = replace(
+        done.manifest(started),
+        cases=tuple(map(case_info, mine)),
+        checkpoint=CheckpointInfo(
+            name=checkpoint.folder.name,
+            parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
+            config=model.config.to_dict(),
+            training=checkpoint.training,
+        ),
+        selected=options.cases,
+        fault=options.fault,
+    )
+    rows, findings = tuple(done.measurements), tuple(done.findings)
+    run = Run(manifest, rows, findings, tensors=tuple(done.tensors))
+    return store(options.out, run, report)
 
 
 def store(root: Path, run: Run, report: Report) -> Outcome:
@@ -177,14 +175,13 @@ def store(root: Path, run: Run, report: Report) -> Outcome:
     Raises:
         StoreError: the folder cannot be written; `report` got the verdict before.
     """
-    if kind_of(run.manifest) is RunKind.SHARD:
+    if run.manifest.kind is RunKind.SHARD:
         return Outcome(run, None, write_run(root, run))
     found = judge(root, run)
-    run = replace(run, manifest={**run.manifest, "verdict": found.decision.word.value})
-    page = render(run, found.decision, found.history)
+    run = replace(run, manifest=replace(run.manifest, verdict=found.decision.word.value))
     # Should the disk be full, the night's answer is not lost with the night's numbers.
     report(f"verdict: {found.decision.word}")
-    folder = write_run(root, run, page)
+    folder = write_run(root, run, lambda run: render(run, found.decision, found.history))
     return Outcome(run, found.decision, folder, tuple(held_against(found)))
 
 
@@ -208,27 +205,20 @@ class _Done:
         self.responses |= suite.responses
         self.suites.append(suite)
 
-    def run(self, started: datetime, tested: dict[str, Any]) -> Run:
-        kind = RunKind.SHARD if self.shard else RunKind.NIGHTLY
-        document = {
-            **environment(started, kind),
-            "reference": describe(self.reference),
-            "durations": {suite.name: round(suite.seconds, 3) for suite in self.suites},
-            "suites": [suite.entry() for suite in self.suites],
-            **tested,
-            **derived(self.measurements, tested["fault"]),
-            "spreads": spreads_of(self.measurements, self.responses),
-            "stability": self.shown,
-        }
-        if self.shard:
-            document["id"] += f"-{self.shard.index}-of-{self.shard.count}"
-            document |= {"shard": asdict(self.shard), "plan": list(self.plan)}
-        return Run(
-            document,
-            tuple(self.measurements),
-            tuple(self.findings),
-            tensors=tuple(self.tensors),
+    def manifest(self, started: datetime) -> Manifest:
+        manifest = new_manifest(started, RunKind.SHARD if self.shard else RunKind.NIGHTLY)
+        manifest = replace(
+            with_tables(manifest, self.measurements),
+            environment=replace(manifest.environment, reference=describe(self.reference)),
+            durations={suite.name: round(suite.seconds, 3) for suite in self.suites},
+            suites=tuple(suite.result() for suite in self.suites),
+            spreads=spreads_of(self.measurements, self.responses),
+            stability=self.shown,
         )
+        if self.shard is None:
+            return manifest
+        name = f"{manifest.id}-{self.shard.index}-of-{self.shard.count}"
+        return replace(manifest, id=name, shard=asdict(self.shard), plan=self.plan)
 
 
 def select_cases(options: Options) -> list[Case]:
@@ -418,10 +408,10 @@ def run_controls(reference: Reference, report: Report) -> _Suite:
 
 def replayed(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
     """Return `rows` that know whether doing the same work again gave the same bits."""
-    values = {key_of(m): m.value for m in again}
+    values = {m.key: m.value for m in again}
 
     def repeats(m: Measurement) -> bool:
-        second = values.get(key_of(m), math.inf)
+        second = values.get(m.key, math.inf)
         return second == m.value or (math.isnan(second) and math.isnan(m.value))
 
     return [replace(m, deterministic=repeats(m)) for m in rows]

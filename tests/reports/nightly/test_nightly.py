@@ -65,11 +65,11 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert "recorded" in page
     stored = read_run(folder)
     assert judged(folder).decision.word is Word.PASS
-    assert stored.manifest["reference"]["kind"] == "recorded"
+    assert stored.manifest.environment.reference.kind == "recorded"
     assert {m.case for m in stored.measurements} == {"length_c"}
     probes = {f.probe for f in stored.findings}
     assert {"survival", "dtypes", "values"} <= probes
-    assert stored.manifest["stability"].keys() == {"drill"}
+    assert stored.manifest.stability.keys() == {"drill"}
 
 
 def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
@@ -91,7 +91,7 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
     assert nightly_module.select_cases(options) == []
     outcome = nightly(options, quiet)
     assert asked == {"(products)": {"mxfp8"}, "(mla-moe)": {"mla-moe moe"}}
-    assert {s["name"] for s in outcome.run.manifest["suites"]} == asked.keys(), "no probes"
+    assert {suite.name for suite in outcome.run.manifest.suites} == asked.keys(), "no probes"
 
 
 def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_probes):
@@ -112,8 +112,8 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
     assert outcome.decision.word is Word.PASS
     # Of two shards, the one whose part they are runs them.
     shards = [Options(tmp_path / "two", reference="recorded", shard=Shard(k, 2)) for k in (1, 2)]
-    suites = [nightly(options, quiet).run.manifest["suites"] for options in shards]
-    assert sum(suite["name"] == "controls" for shard in suites for suite in shard) == 1
+    suites = [nightly(options, quiet).run.manifest.suites for options in shards]
+    assert sum(suite.name == "controls" for shard in suites for suite in shard) == 1
 
 
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
@@ -121,7 +121,7 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     monkeypatch.setattr(nightly_module, "measure_products", lambda device: iter(rows))
     found, suite = nightly_module.run_products(None, quiet)
     assert found == rows
-    assert suite.entry()["status"] == "ran"
+    assert suite.result().status == "ran"
 
     def broken(device):
         yield rows[0]
@@ -129,7 +129,7 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
 
     monkeypatch.setattr(nightly_module, "measure_products", broken)
     _, suite = nightly_module.run_products(None, quiet)
-    assert suite.entry()["status"] == "failed"
+    assert suite.result().status == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
 
 
@@ -145,7 +145,7 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: found)
     rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
     assert [row.deterministic for row in rows] == [True, True]
-    assert suite.entry()["status"] == "ran"
+    assert suite.result().status == "ran"
     assert [f.metric for f in suite.findings] == [LIVE_BUG]
     assert suite.responses[dense.title, "rel_l2"] == {"logits": (1e-7, 2e-7)}
 
@@ -155,7 +155,7 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     monkeypatch.setattr(mla_moe, "answer", lost)
     rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
     assert rows == []
-    assert suite.entry()["status"] == "failed"
+    assert suite.result().status == "failed"
     assert suite.reason == "RecordingError: dense has no recording"
 
 
@@ -166,7 +166,7 @@ def test_a_seam_that_cannot_be_measured_is_not_what_it_was():
 
     rows, suite = nightly_module.run_seams(Silent(), quiet)
     assert rows == []
-    assert suite.entry()["status"] == "failed"
+    assert suite.result().status == "failed"
     assert "no recording" in suite.reason
 
 
@@ -175,7 +175,7 @@ def test_seams_are_measured_and_told_with_their_reason(monkeypatch):
     measured = [_judged(seam, SEAM_BOUNDS[seam.id][0], "cpu") for seam in SEAMS]
     monkeypatch.setattr(nightly_module, "measure_seams", lambda *_: iter(measured))
     rows, suite = nightly_module.run_seams(RecordedReference(), lines.append)
-    assert suite.entry()["status"] == "ran"
+    assert suite.result().status == "ran"
     assert "5 of 5" in lines[-1]
     told = {entry["id"]: entry for entry in seams(rows)}
     assert told["untied-head"]["value"] == 0.0
@@ -300,9 +300,9 @@ def test_a_replay_repeats_where_it_gives_the_same_bits():
 def test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down():
     suite = nightly_module._Suite
     whole = suite("parity", planned=2, executed=2)
-    assert whole.entry()["status"] == "ran"
+    assert whole.result().status == "ran"
     for partial in (replace(whole, executed=1), replace(whole, reason="broken")):
-        assert partial.entry()["status"] == "failed"
+        assert partial.result().status == "failed"
 
 
 def test_a_night_says_what_was_planted_in_it(tmp_path, monkeypatch, no_probes):
@@ -313,4 +313,4 @@ def test_a_night_says_what_was_planted_in_it(tmp_path, monkeypatch, no_probes):
     monkeypatch.setattr(nightly_module, "fault_by_name", {"conjugate": fault}.get)
     for planted in (None, "conjugate"):
         options = Options(tmp_path, ("length_c",), "recorded", fault=planted)
-        assert nightly(options, quiet).run.manifest["fault"] == planted
+        assert nightly(options, quiet).run.manifest.fault == planted
