@@ -198,7 +198,7 @@ def record(cases: tuple[str, ...], quiet: bool) -> None:
         for path in recordings.record(case, reference):
             report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
     if not cases:
-        recordings.record_seams(reference)
+        recordings.record_known_differences(reference)
     click.echo(recordings.FOLDER)
 
 

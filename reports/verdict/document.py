@@ -1,4 +1,7 @@
-"""What the run document says beyond the environment: cases, tolerances, seams, replay commands."""
+"""What the run document says beyond the environment.
+
+Cases, tolerances, known differences and replay commands.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import Case
-from parity.megalodon.known_differences import SEAMS
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
@@ -20,7 +23,11 @@ def derived(rows: Sequence[Measurement], fault: str | None) -> dict[str, Any]:
 
     A merged run has them made anew: each shard knows only its own.
     """
-    return {"tolerances": _tolerances(), "seams": seams(rows), "replay": _replay(rows, fault)}
+    return {
+        "tolerances": _tolerances(),
+        "seams": known_differences(rows),
+        "replay": _replay(rows, fault),
+    }
 
 
 def suite_of(m: Measurement) -> str:
@@ -29,7 +36,7 @@ def suite_of(m: Measurement) -> str:
         return "products"
     if m.edge in PORT_EDGES:
         return "mla-moe"
-    return "seams" if m.kind is Kind.SEAM else "parity"
+    return "seams" if m.kind is Kind.KNOWN_DIFFERENCE else "parity"
 
 
 def case_entry(case: Case) -> dict[str, Any]:
@@ -45,13 +52,13 @@ def case_entry(case: Case) -> dict[str, Any]:
     }
 
 
-def seams(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+def known_differences(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Return every deliberate difference, and its value where it was measured."""
-    values = {m.quantity: m for m in measurements if m.kind is Kind.SEAM}
+    values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
-    for seam in SEAMS:
-        found = values.get(seam.id)
-        entry = {name: getattr(seam, name) for name in ("id", "reason", "bound", "measured")}
+    for difference in KNOWN_DIFFERENCES:
+        found = values.get(difference.id)
+        entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
         if found is not None and math.isfinite(found.value):
             entry["value"] = found.value
         entry["holds"] = found is None or found.verdict is Verdict.PASS
@@ -72,7 +79,7 @@ def _replay(measurements: Sequence[Measurement], planted: str | None) -> list[di
     failed = [m for m in measurements if m.verdict is Verdict.FAIL]
     fault = f" --fault {planted}" if planted else ""
     # A deliberate difference is asked for by its own name; its case is what it was measured on.
-    broken = {m.quantity if m.kind is Kind.SEAM else m.case for m in failed}
+    broken = {m.quantity if m.kind is Kind.KNOWN_DIFFERENCE else m.case for m in failed}
     return entries + [alone(name, fault) for name in sorted(broken)]
 
 

@@ -449,7 +449,7 @@ SOURCES = (
     *of(
         "parity/megalodon/known_differences.py",
         (
-            "closed_seam_passes",
+            "closed_difference_passes",
             "a deliberate difference that is gone passes",
             "Verdict.PASS if least <= value <= most else",
             "Verdict.PASS if value <= most else",
@@ -463,7 +463,7 @@ SOURCES = (
             "test_known_differences.py",
         ),
         (
-            "seam_over_padding_too",
+            "difference_over_padding_too",
             "a difference is measured at padding as well",
             "return relative_l2(ours[case.valid], theirs[case.valid])",
             "return relative_l2(ours, theirs)",

@@ -13,7 +13,7 @@ from megalodon_jax.config import MegalodonConfig
 from parity.engine.compare import COTANGENT
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.reference.installed import identity, package, why_unavailable
-from parity.megalodon.reference.known_differences import seam_facts
+from parity.megalodon.reference.known_differences import known_difference_facts
 from parity.megalodon.reference.low_precision import low_precision
 from parity.megalodon.reference.timed import workloads
 from parity.megalodon.reference.training import trajectory
@@ -65,9 +65,9 @@ class LiveReference:
         """Return logits and loss in bfloat16 by mode (`reference.low_precision`)."""
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
-    def seams(self) -> dict[str, np.ndarray]:
-        """Return what every seam is measured from, by its id (`reference.known_differences`)."""
-        return seam_facts(self)
+    def known_differences(self) -> dict[str, np.ndarray]:
+        """Return what every known difference is measured from, by its id."""
+        return known_difference_facts(self)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
         """Return every tap, the loss and every gradient; or what a stream or a trajectory gives."""
