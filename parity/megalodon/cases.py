@@ -23,7 +23,7 @@ from megalodon_jax.convert import read_config, read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
 from parity.engine.compare import Work
 from parity.engine.metrics import IGNORED
-from parity.megalodon.taps import computed, trajectory
+from parity.megalodon.intermediates import computed, trajectory
 
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 """The committed checkpoint: a byte-level model trained by `train`, with held-out text."""

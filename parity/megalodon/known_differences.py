@@ -50,7 +50,7 @@ class Facts(Protocol):
 
 def _ema_mask(theirs: np.ndarray) -> float:
     case = by_name("left_padding")
-    ours = JaxSubject().taps(case)["logits"]
+    ours = JaxSubject().intermediates(case)["logits"]
     return relative_l2(ours[case.valid], theirs[case.valid])
 
 

@@ -39,8 +39,8 @@ class RecordedReference:
 
     def gives(self, quantity: str) -> bool:
         """Whether recordings hold a quantity the oracle has; see `omits`."""
-        tap = quantity.rpartition(".")[-1] if not quantity.startswith("state/") else ""
-        return not quantity.startswith(COTANGENT) and tap not in ("v", "gate")
+        name = quantity.rpartition(".")[-1] if not quantity.startswith("state/") else ""
+        return not quantity.startswith(COTANGENT) and name not in ("v", "gate")
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def known_differences_recorded():
 def test_a_known_difference_that_closed_or_grew_fails(reference, difference):
     facts = dict(reference.known_differences())
     closed = {
-        "ema-mask": lambda: known_differences.JaxSubject().taps(
+        "ema-mask": lambda: known_differences.JaxSubject().intermediates(
             known_differences.by_name("left_padding")
         )["logits"],
         "loss-mask": lambda: known_differences.JaxSubject().run(
