@@ -36,19 +36,19 @@ FORCED = "port32:original32"
 
 
 @contextlib.contextmanager
-def watched(module: Any, taps: Mapping[str, str]) -> Iterator[Arrays]:
+def watched(module: Any, paths: Mapping[str, str]) -> Iterator[Arrays]:
     """Context in which the outputs of submodules of a torch module are kept, by name.
 
     Args:
         module: a `torch.nn.Module`.
-        taps: path of a submodule by the name its output is to have; the path "" is the module.
+        paths: path of a submodule by the name its output is to have; the path "" is the module.
 
     Raises:
         ValueError: a path leads nowhere.
     """
     kept: Arrays = {}
     known = dict(module.named_modules())
-    if lost := sorted(set(taps.values()) - set(known)):
+    if lost := sorted(set(paths.values()) - set(known)):
         raise ValueError(
             f"watched: no submodule {', '.join(map(repr, lost))}; there are "
             f"{', '.join(map(repr, known))}."
@@ -60,7 +60,7 @@ def watched(module: Any, taps: Mapping[str, str]) -> Iterator[Arrays]:
 
         return hook
 
-    hooks = [known[path].register_forward_hook(keep(name)) for name, path in taps.items()]
+    hooks = [known[path].register_forward_hook(keep(name)) for name, path in paths.items()]
     try:
         yield kept
     finally:
@@ -256,8 +256,8 @@ def _marked(
     def call(params: Any, inputs: Any) -> Any:
         return function(eqx.combine(params, static), *inputs)
 
-    output, taps = capture(call, offsets=offsets, forced=held)(params, inputs)
-    return taps | {OUTPUT: output + offsets.get(OUTPUT, 0.0)}
+    output, intermediates = capture(call, offsets=offsets, forced=held)(params, inputs)
+    return intermediates | {OUTPUT: output + offsets.get(OUTPUT, 0.0)}
 
 
 _compiled = eqx.filter_jit(_marked)

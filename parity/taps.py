@@ -1,3 +1,3 @@
-"""`parity.megalodon.taps` under the name it had: programs import it from here."""
+"""`parity.megalodon.intermediates` under the name it had: programs import it from here."""
 
-from parity.megalodon.taps import *  # noqa: F403
+from parity.megalodon.intermediates import *  # noqa: F403

@@ -19,7 +19,7 @@ from parity.engine import rounding_noise
 from parity.engine.compare import Work
 from parity.engine.measurement import Kind
 
-SEAM_BOUNDS = {
+KNOWN_DIFFERENCE_BOUNDS = {
     "ema-mask": (1e-3, 1.0),
     "loss-mask": (1e-3, 1.0),
     "empty-loss": (0.0, 0.0),
@@ -276,9 +276,10 @@ TABLE = (
 )
 
 
-SEAMS_RECORDED = 1e-4
-"""Largest relative difference between what a seam amounts to live and in its recording: it is told
-to four digits. 0 measured with the versions that recorded it; another torch may round otherwise."""
+KNOWN_DIFFERENCES_RECORDED = 1e-4
+"""Largest relative difference between what a known difference amounts to live and in its recording:
+it is told to four digits. 0 measured with the versions that recorded it; another torch may round
+otherwise."""
 INDEPENDENT = 0.05
 """Largest relative difference between a product's error and that of two operands whose errors are
 independent, root of the sum of squares: what is left is sampling, over 10^4 and more elements."""

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 MOVED = {
-    "parity.taps": ("parity.megalodon.taps", ("capture", "computed", "stages")),
+    "parity.taps": ("parity.megalodon.intermediates", ("capture", "computed", "stages")),
     "stability.diagnose": ("stability.storage.diagnose", ("report",)),
     "stability.guard": ("stability.recovery.guard", ("GuardConfig", "guard")),
     "stability.nonfinite": ("stability.nonfinite.flags", ("broken", "in_order", "watched_loss")),

@@ -29,7 +29,7 @@ from parity.checkpoint_pair.one_layer import (
     OracleLayer,
     ReferenceLayer,
     jax_logits,
-    last_tap,
+    last_intermediate,
     looked_up,
     return_freed_memory,
 )
@@ -61,7 +61,7 @@ class Step:
     share: float
     """Largest share of a tolerance that a gate of this step uses; infinite where none applies."""
     where: str
-    """Tap and edge of that gate."""
+    """Intermediate and edge of that gate."""
 
 
 @dataclass
@@ -128,14 +128,14 @@ class Walk:
         self._table(EMBEDDING)
         ours, theirs = looked_up(self.ours, self.ids), looked_up(self.theirs, self.ids)
         exact = {"embed": looked_up(self.theirs, self.ids, np.float64)}
-        # The table and the tap each moved by one unit roundoff, signs at random.
+        # The table and the intermediate each moved by one unit roundoff, signs at random.
         floors = {"embed": math.sqrt(2) * UNIT_ROUNDOFF}
         live = {"embed": theirs} if self.reference else None
         self._compare("embed", "embed", {"embed": ours}, live, exact, floors)
         return ours, theirs
 
     def _layer(self, index: int, free: np.ndarray, fed: np.ndarray):
-        last = last_tap(index)
+        last = last_intermediate(index)
         layer = JaxLayer(self.ours, self.config, index)
         self.outcome.weights += layer.weights(self.theirs)
         ours = layer.run(fed)
@@ -236,7 +236,7 @@ class Walk:
 
 
 def _closest(rows: list[Measurement]) -> tuple[float, str]:
-    """Return the largest share of a tolerance used, and by which tap on which edge."""
+    """Return the largest share of a tolerance used, and by which intermediate on which edge."""
     gates = [row for row in rows if row.verdict is not Verdict.INFO]
     shares = [math.inf if math.isnan(row.fraction) else row.fraction for row in gates]
     share = max(shares, default=math.inf)

@@ -27,9 +27,9 @@ from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves, weigh
 from parity.checkpoint_pair.files import Held, Stored, WeightRow, compare_values
 from parity.engine.rounding_noise import SEEDS, floors, moved, row_blocks
 from parity.megalodon import oracle
+from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate, capture
 from parity.megalodon.perturbation import of_weight
 from parity.megalodon.reference import LiveReference
-from parity.megalodon.taps import BLOCK_TAPS, Tap, capture
 
 Arrays = dict[str, np.ndarray]
 FINAL = -1
@@ -47,9 +47,9 @@ def prefix_of(index: int) -> str:
     return "model.norm." if index == FINAL else f"model.layers.{index}."
 
 
-def last_tap(index: int) -> str:
-    """Return the tap that is the output of a layer, or of the final norm."""
-    return "norm" if index == FINAL else f"layers.{index}.{BLOCK_TAPS[-1].name}"
+def last_intermediate(index: int) -> str:
+    """Return the intermediate that is the output of a layer, or of the final norm."""
+    return "norm" if index == FINAL else f"layers.{index}.{BLOCK_INTERMEDIATES[-1].name}"
 
 
 def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
@@ -90,13 +90,16 @@ class JaxLayer:
         return rows
 
     def run(self, x: np.ndarray, dtype: str = "float32") -> Arrays:
-        """Return the taps, by full name, on activations x (B, L, D)."""
+        """Return the intermediates, by full name, on activations x (B, L, D)."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             module, x_in = self._module(dtype), jnp.asarray(x, dtype)
             if self.index == FINAL:
                 return {"norm": np.asarray(_normalised(module, x_in))}
-            taps = _watched(module, x_in)
-            full = {n.replace("layers.0.", f"layers.{self.index}.", 1): a for n, a in taps.items()}
+            intermediates = _watched(module, x_in)
+            full = {
+                n.replace("layers.0.", f"layers.{self.index}.", 1): a
+                for n, a in intermediates.items()
+            }
             return {name: np.asarray(a) for name, a in full.items()}
 
     def _module(self, dtype: str) -> Any:
@@ -160,7 +163,7 @@ class ReferenceLayer:
             parameter.data = parameter.new_empty(0)
 
     def run(self, theirs: Stored, index: int, x: np.ndarray) -> Arrays:
-        """Return the taps of layer `index`, or of the final norm, on activations x (B, L, D)."""
+        """Return the intermediates of a layer, or of the final norm, on activations x (B, L, D)."""
         if index == FINAL:
             with self._filled(self._model.model.norm, theirs, index) as norm:
                 return {"norm": _array(norm(self._tensor(x))[0])}
@@ -168,15 +171,18 @@ class ReferenceLayer:
             # The residual's scale is a constant that the constructor derives from the index.
             block = type(self._block)(self._model.config, index)
             self._block, self._index = block.requires_grad_(False).eval(), index
-        taps: Arrays = {}
-        hooks = [self._watch(tap, f"layers.{index}.{tap.name}", taps) for tap in BLOCK_TAPS]
+        intermediates: Arrays = {}
+        hooks = [
+            self._watch(row, f"layers.{index}.{row.name}", intermediates)
+            for row in BLOCK_INTERMEDIATES
+        ]
         try:
             with self._filled(self._block, theirs, index) as block:
                 block(self._tensor(x))
         finally:
             for hook in hooks:
                 hook.remove()
-        return taps
+        return intermediates
 
     def logits(self, x: np.ndarray, head: np.ndarray) -> np.ndarray:
         """Return the product of x (B, L, D) and rows of the head (V', D), as torch computes it."""
@@ -194,14 +200,14 @@ class ReferenceLayer:
         for parameter in module.parameters():
             parameter.data = parameter.new_empty(0)
 
-    def _watch(self, tap: Tap, name: str, taps: Arrays) -> Any:
+    def _watch(self, row: Intermediate, name: str, intermediates: Arrays) -> Any:
         def keep(value: Any) -> None:
-            value = value * value.sigmoid() if tap.silu else value
-            taps[name] = _array(value.transpose(1, 2) if tap.channels_first else value)
+            value = value * value.sigmoid() if row.silu else value
+            intermediates[name] = _array(value.transpose(1, 2) if row.channels_first else value)
 
-        module = self._block.get_submodule(tap.reference)
-        if tap.argument is not None:
-            return module.register_forward_pre_hook(lambda _, given: keep(given[tap.argument]))
+        module = self._block.get_submodule(row.reference)
+        if row.argument is not None:
+            return module.register_forward_pre_hook(lambda _, given: keep(given[row.argument]))
         return module.register_forward_hook(
             lambda _, given, out: keep(out[0] if isinstance(out, tuple) else out)
         )
@@ -241,29 +247,30 @@ class OracleLayer:
         self.size = sum(math.prod(t.shape) for t in named)
 
     def run(self, x: np.ndarray, rng: np.random.Generator | None = None) -> Arrays:
-        """Return the taps in float64 on activations x (B, L, D).
+        """Return the intermediates in float64 on activations x (B, L, D).
 
         Args:
             x: the input.
-            rng: moves the input, every weight and every tap by one unit roundoff, up or down.
+            rng: moves the input, every weight and every intermediate by one unit roundoff, up or
+                down.
         """
-        taps: Arrays = {}
+        intermediates: Arrays = {}
 
-        def tap(name: str, value: np.ndarray) -> np.ndarray:
-            taps[name] = value if rng is None else moved(value, rng)
-            return taps[name]
+        def hook(name: str, value: np.ndarray) -> np.ndarray:
+            intermediates[name] = value if rng is None else moved(value, rng)
+            return intermediates[name]
 
         weights, start = Widened(self.theirs, prefix_of(self.index), rng), x.astype(np.float64)
         start = start if rng is None else moved(start, rng)
-        context = _context(self.theirs.config, x.shape[:2], tap)
+        context = _context(self.theirs.config, x.shape[:2], hook)
         if self.index == FINAL:
-            tap("norm", oracle.timestep_norm(context, start, weights, "", ""))  # pyright: ignore[reportArgumentType]
+            hook("norm", oracle.timestep_norm(context, start, weights, "", ""))  # pyright: ignore[reportArgumentType]
         else:
             oracle.block(context, weights, start, self.index)  # pyright: ignore[reportArgumentType]
-        return taps
+        return intermediates
 
     def floors(self, x: np.ndarray, exact: Arrays) -> dict[str, float]:
-        """Return the root mean square response of every tap to one unit roundoff, relative L2."""
+        """Return the RMS response of every intermediate to one unit roundoff, relative L2."""
         seeds = SEEDS if self.size * x.shape[0] * x.shape[1] <= CHEAP else FEW_SEEDS
         return floors(exact, lambda rng: self.run(x, rng), seeds)
 
@@ -281,7 +288,7 @@ class Widened:
 
 
 def _context(
-    config: MegalodonConfig, shape: tuple[int, ...], tap: Callable[[str, Any], Any]
+    config: MegalodonConfig, shape: tuple[int, ...], hook: Callable[[str, Any], Any]
 ) -> oracle.Context:
     visible = oracle.visibility(config, shape[1], ())
-    return oracle.Context(config, np.ones(shape, bool), visible, True, tap, {}, frozenset())
+    return oracle.Context(config, np.ones(shape, bool), visible, True, hook, {}, frozenset())

@@ -133,6 +133,6 @@ class Absent:
 
     low_precision = run
 
-    def seams(self) -> dict[str, np.ndarray]:
+    def known_differences(self) -> dict[str, np.ndarray]:
         """Nothing."""
         return {}

@@ -20,7 +20,7 @@ from parity.recordings import ReferenceUnavailableError
 NAME = "transformers DeepseekV3ForCausalLM"
 LEAST, BELOW = (4, 57), (5, 0)
 INSTALL = "pip install 'megalodon-numerics[dev]'"
-_TAPS = {
+_INTERMEDIATES = {
     "attn_norm": "input_layernorm",
     "q_latent": "self_attn.q_a_layernorm",
     "kv_latent": "self_attn.kv_a_layernorm",
@@ -69,8 +69,8 @@ def run(
         gradients: whether those of the loss by every parameter are wanted, as `grad/<parameter>`.
 
     Returns:
-        `embed`, `layers.{i}.<tap>`, `layers.{i}.router_logits`, `layers.{i}.chosen` (T, k) of
-        integers, `norm`, `logits`, `loss`, and the gradients.
+        `embed`, `layers.{i}.<intermediate>`, `layers.{i}.router_logits`, `layers.{i}.chosen` (T, k)
+        of integers, `norm`, `logits`, `loss`, and the gradients.
 
     Raises:
         ReferenceUnavailableError: it cannot run here.
@@ -85,8 +85,7 @@ def run(
         if wide:
             stack.enter_context(_no_narrowing())
         model = _model(fields, weights).to(getattr(torch, dtype))
-        taps = _paths(model)
-        kept = stack.enter_context(watched(model, taps))
+        kept = stack.enter_context(watched(model, _paths(model)))
         routed = stack.enter_context(_routers(model))
         tokens = torch.from_numpy(np.asarray(ids, np.int64))
         with torch.set_grad_enabled(gradients):
@@ -146,7 +145,7 @@ def _paths(model: Any) -> dict[str, str]:
     paths = {"embed": "model.embed_tokens", "norm": "model.norm", "logits": "lm_head"}
     for i in range(len(model.model.layers)):
         block = f"model.layers.{i}"
-        for name, inner in _TAPS.items():
+        for name, inner in _INTERMEDIATES.items():
             path = f"{block}.{inner}" if inner else block
             paths |= {f"layers.{i}.{name}": path} if path in known else {}
     return paths

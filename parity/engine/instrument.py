@@ -2,7 +2,7 @@
 
 A function marks an intermediate with `jax.ad_checkpoint.checkpoint_name`, an identity that costs
 nothing when nobody asks; `capture` makes the marked values extra outputs. Source: docs/parity.md
-"Taps".
+"Intermediates".
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Kind(StrEnum):
     """Parameters after conversion, by hash."""
     TRAJECTORY = "trajectory"
     """Losses over training, moments of the optimiser, drift of parameters."""
-    SEAM = "seam"
+    KNOWN_DIFFERENCE = "seam"  # as stored runs have it
     """What a deliberate difference amounts to (`parity.megalodon.known_differences`)."""
 
 

@@ -1,6 +1,6 @@
-"""The kill matrix: every planted fault is run against the suite, and must be found where it is.
+"""The detection table: every planted fault is run, and must be found where it is.
 
-A fault counts as killed when its witness case breaks a shipped tolerance on an edge against the
+A fault counts as detected when its witness case breaks a shipped tolerance on an edge against the
 oracle, and as localised when the culprit is the stage it declares. Programs run operation by
 operation: a fault changes what is traced, so compiled ones could not be kept from one fault to
 the next. Source: docs/parity.md "Faults".
@@ -37,7 +37,7 @@ REFUSED = "load"
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Detection:
     """What became of one fault on one case."""
 
     fault: Fault
@@ -62,10 +62,10 @@ class Kill:
 
 
 @dataclass
-class Matrix:
+class DetectionTable:
     """What became of every fault, and how much of its tolerances a healthy model used."""
 
-    kills: list[Kill]
+    detections: list[Detection]
     used: dict[tuple[str, Kind], float]
     """Largest share of a tolerance, by edge and kind, in the witnesses without a fault."""
 
@@ -83,7 +83,7 @@ class Laboratory:
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _sound: set[tuple[str, str]] = field(default_factory=set)
 
-    def kill(self, fault: Fault, case: Case, edges: Sequence[str] = ()) -> Kill:
+    def detect(self, fault: Fault, case: Case, edges: Sequence[str] = ()) -> Detection:
         """Plant a fault and return what the first edge that objects says.
 
         Raises:
@@ -97,10 +97,12 @@ class Laboratory:
                 # Only the loader may refuse; elsewhere an error is a mistake of the patch.
                 if fault.stage != REFUSED:
                     raise
-                return Kill(fault, case.name, edge, REFUSED, math.inf, str(error).split("\n")[0])
+                return Detection(
+                    fault, case.name, edge, REFUSED, math.inf, str(error).split("\n")[0]
+                )
             if found is not None:
-                return Kill(fault, case.name, edge, found.quantity, signal(found), found.note)
-        return Kill(fault, case.name)
+                return Detection(fault, case.name, edge, found.quantity, signal(found), found.note)
+        return Detection(fault, case.name)
 
     def rows(self, fault: Fault | None, case: Case, edge: str) -> list[Measurement]:
         """Return what the suite measures on one edge with a fault planted, or with none."""
@@ -147,14 +149,14 @@ def run(
     workers: int = 1,
     *,
     each: bool = False,
-) -> Matrix:
-    """Return the kill of each fault on its witness, in the order of the faults.
+) -> DetectionTable:
+    """Return the detection of each fault on its witness, in the order of the faults.
 
     Args:
         faults: which; with more than one worker they are found by name in the catalogue.
         report: called with a line of progress.
         workers: processes to share the work.
-        each: ask every edge about every fault, a kill for each; not only those before the first
+        each: ask every edge about every fault, a row for each; not only those before the first
             that objects.
 
     Raises:
@@ -170,8 +172,8 @@ def run(
     for part in found:
         for at, share in part.used.items():
             used[at] = max(used.get(at, 0.0), share)
-    kills = [kill for part in found for kill in part.kills]
-    return Matrix(sorted(kills, key=lambda kill: order[kill.fault.name]), used)
+    rows = [row for part in found for row in part.detections]
+    return DetectionTable(sorted(rows, key=lambda row: order[row.fault.name]), used)
 
 
 def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
@@ -183,28 +185,30 @@ def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _inline(batch: list[Fault], each: bool) -> Matrix:
+def _inline(batch: list[Fault], each: bool) -> DetectionTable:
     laboratory = Laboratory()
     asked = [(edge,) for edge in EDGES] if each else [()]
-    kills = [
-        laboratory.kill(fault, by_name(fault.witness), edges) for fault in batch for edges in asked
+    detections = [
+        laboratory.detect(fault, by_name(fault.witness), edges)
+        for fault in batch
+        for edges in asked
     ]
-    return Matrix(kills, laboratory.used)
+    return DetectionTable(detections, laboratory.used)
 
 
 def _in_processes(
     batches: list[list[Fault]], report: Callable[[str], None], workers: int, each: bool
-) -> Iterator[Matrix]:
+) -> Iterator[DetectionTable]:
     # A forked process would inherit the locks of JAX's threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         work = [pool.submit(_batch, [fault.name for fault in batch], each) for batch in batches]
         try:
             for done in as_completed(work):
                 rows, used = done.result()
-                kills = [Kill(fault_by_name(name), *rest) for name, *rest in rows]
-                names = {kill.fault.name for kill in kills}
-                report(f"  {kills[0].case} and cases of its shape: {len(names)} faults")
-                yield Matrix(kills, used)
+                detections = [Detection(fault_by_name(name), *rest) for name, *rest in rows]
+                names = {detection.fault.name for detection in detections}
+                report(f"  {detections[0].case} and cases of its shape: {len(names)} faults")
+                yield DetectionTable(detections, used)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -214,34 +218,34 @@ def _batch(names: list[str], each: bool) -> tuple[list[tuple[Any, ...]], dict]:
     """Run a batch in a process of its own; a fault holds functions, so only its name travels."""
     with traced_checks(False):
         done = _inline([fault_by_name(name) for name in names], each)
-    rows = [(k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in done.kills]
+    rows = [(k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in done.detections]
     return rows, done.used
 
 
-def spread(fault: Fault, laboratory: Laboratory, cases: Iterable[Case] = CASES) -> list[Kill]:
-    """Return the kills of a fault on every case that can show it."""
-    return [laboratory.kill(fault, case) for case in cases if fault.shows(case)]
+def spread(fault: Fault, laboratory: Laboratory, cases: Iterable[Case] = CASES) -> list[Detection]:
+    """Return the detections of a fault on every case that can show it."""
+    return [laboratory.detect(fault, case) for case in cases if fault.shows(case)]
 
 
-def survivors(kills: Iterable[Kill]) -> list[Kill]:
-    """Return the kills that are none: undetected, or reported at another stage."""
-    kills = list(kills)
-    found = {kill.fault.name for kill in kills if kill.localised}
-    return [kill for kill in kills if kill.fault.name not in found]
+def missed(detections: Iterable[Detection]) -> list[Detection]:
+    """Return the faults that were missed: undetected, or reported at another stage."""
+    detections = list(detections)
+    localised = {row.fault.name for row in detections if row.localised}
+    return [row for row in detections if row.fault.name not in localised]
 
 
-def as_dict(kill: Kill) -> dict[str, Any]:
-    """Return a kill as JSON values; an infinite signal is None."""
+def as_dict(detection: Detection) -> dict[str, Any]:
+    """Return a detection as JSON values; an infinite signal is None."""
     return {
-        "fault": kill.fault.name,
-        "family": kill.fault.family.value,
-        "how": kill.fault.how,
-        "stage": kill.fault.stage,
-        "case": kill.case,
-        "edge": kill.edge,
-        "detected": kill.detected,
-        "found": kill.found,
-        "localised": kill.localised,
-        "signal": kill.signal if math.isfinite(kill.signal) else None,
-        "note": kill.note,
+        "fault": detection.fault.name,
+        "family": detection.fault.family.value,
+        "how": detection.fault.how,
+        "stage": detection.fault.stage,
+        "case": detection.case,
+        "edge": detection.edge,
+        "detected": detection.detected,
+        "found": detection.found,
+        "localised": detection.localised,
+        "signal": detection.signal if math.isfinite(detection.signal) else None,
+        "note": detection.note,
     }

@@ -48,7 +48,7 @@ def account(case: Case, dtype: str = "float64") -> Account:
     """Run every stage of a case free and forced, and compare both with the oracle.
 
     Args:
-        case: one without cuts; a stream has states, not taps.
+        case: one without cuts; a stream has states, not intermediates.
         dtype: "float64" asks whether the mathematics is the same, "float32" whether the rounding
             is no worse than calibrated (ten more runs of the oracle).
 
@@ -57,11 +57,11 @@ def account(case: Case, dtype: str = "float64") -> Account:
     """
     if case.cuts:
         raise ValueError(
-            f"{case.name} is a stream: its states are compared, but its stages have no taps. "
+            f"{case.name} is a stream: its states are compared, but its stages have no names. "
             "Explain the same configuration without cuts, for example case 'plain'."
         )
     subject, exact = JaxSubject(dtype), forward_truth(case)
-    free, forced = subject.taps(case), subject.taps(case, exact)
+    free, forced = subject.intermediates(case), subject.intermediates(case, exact)
     floors = {} if dtype == "float64" else forced_floors(case)
     edge = "jax64:oracle" if dtype == "float64" else "jax32:oracle"
     found = tuple(

@@ -23,7 +23,7 @@ from megalodon_jax.convert import read_config, read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
 from parity.engine.compare import Work
 from parity.engine.metrics import IGNORED
-from parity.megalodon.taps import computed, trajectory
+from parity.megalodon.intermediates import computed, trajectory
 
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 """The committed checkpoint: a byte-level model trained by `train`, with held-out text."""
@@ -88,7 +88,7 @@ class Case:
     """How many steps of AdamW are taken; 0 means none (`parity.megalodon.trajectory`)."""
     labels_at_padding: bool = False
     """Leave labels where the mask is False, for the loss to leave out by itself."""
-    seam: str = ""
+    known_difference: str = ""
     """The deliberate difference (`known_differences`) that keeps the reference out of this case."""
 
     @cached_property
@@ -138,6 +138,8 @@ class Case:
         """What identifies the case besides its bytes, as JSON values."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["why"], fields["overrides"]
+        # The hash of a case knows the field by the name it had when recordings were made.
+        fields["seam"] = fields.pop("known_difference")
         # What a case does not use leaves its hash, and so its recording, as it was.
         unused = {n for n in ("steps", "labels_at_padding", "seam") if not fields[n]}
         fields = {name: value for name, value in fields.items() if name not in unused}
@@ -278,7 +280,7 @@ CASES = (
         "left_padding",
         "left padding kept out of the EMA",
         padding="left",
-        seam="ema-mask",
+        known_difference="ema-mask",
     ),
     Case(
         "labels_at_padding",
@@ -286,7 +288,7 @@ CASES = (
         length=C + 9,
         padding="right",
         labels_at_padding=True,
-        seam="loss-mask",
+        known_difference="loss-mask",
     ),
     Case(
         "adamw",

@@ -1,8 +1,8 @@
 """Deliberate differences from the reference: each has an id, a reason, a measured bound and a test.
 
-A seam is measured from what the reference does there, live or recorded. It must be as large as it
-was when the decision was made, neither more nor gone: a difference that vanished is a reference
-that changed. Source: docs/parity.md "Seams".
+A known difference is measured from what the reference does there, live or recorded. It must be as
+large as it was when the decision was made, neither more nor gone: a difference that vanished is a
+reference that changed. Source: docs/parity.md "Known differences".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.metrics import relative_l2
 from parity.megalodon.cases import by_name
 from parity.megalodon.runner import JaxSubject
-from parity.tolerances import SEAM_BOUNDS
+from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS
 
 EDGE = "jax32:reference32"
 INITIAL_SPREAD = 0.02
@@ -27,7 +27,7 @@ INITIAL_SPREAD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class KnownDifference:
     """One place where being different is the decision."""
 
     id: str
@@ -41,16 +41,16 @@ class Seam:
 
 
 class Facts(Protocol):
-    """A reference that knows what it does at the seams: live or recorded."""
+    """A reference that knows what it does at the known differences: live or recorded."""
 
-    def seams(self) -> dict[str, np.ndarray]:
-        """Return what every seam is measured from, by its id."""
+    def known_differences(self) -> dict[str, np.ndarray]:
+        """Return what every known difference is measured from, by its id."""
         ...
 
 
 def _ema_mask(theirs: np.ndarray) -> float:
     case = by_name("left_padding")
-    ours = JaxSubject().taps(case)["logits"]
+    ours = JaxSubject().intermediates(case)["logits"]
     return relative_l2(ours[case.valid], theirs[case.valid])
 
 
@@ -71,29 +71,29 @@ def _initial_spread(theirs: np.ndarray) -> float:
     return abs(float(theirs) / INITIAL_SPREAD - 1)
 
 
-SEAMS = (
-    Seam(
+KNOWN_DIFFERENCES = (
+    KnownDifference(
         "ema-mask",
         "the reference lets padding into the EMA; here masked inputs enter as 0",
         "none at valid positions under right padding; masked positions are not compared",
         "relative L2 of the logits at valid positions behind left padding",
         _ema_mask,
     ),
-    Seam(
+    KnownDifference(
         "loss-mask",
         "the reference ignores the attention mask in the loss; here masked targets do not count",
         "none when labels at padding are -100",
         "relative difference of the loss with labels at padding",
         _loss_mask,
     ),
-    Seam(
+    KnownDifference(
         "empty-loss",
         "without a valid target the reference's loss is NaN; here it is 0",
         "only when no target is valid",
         "our loss where the reference's is NaN",
         _empty_loss,
     ),
-    Seam(
+    KnownDifference(
         "untied-head",
         "Transformers 4.57 ties the head whatever output_size says; `to_hf` sets "
         "tie_word_embeddings=False",
@@ -101,7 +101,7 @@ SEAMS = (
         "largest difference of head and embedding in a reference that was not told",
         _itself,
     ),
-    Seam(
+    KnownDifference(
         "initialisation",
         "Transformers' post_init redraws every linear weight and the embedding with standard "
         f"deviation {INITIAL_SPREAD}; here init_mode is followed, except that 'he' "
@@ -114,34 +114,36 @@ SEAMS = (
 
 
 def work_hash() -> str:
-    """Return what identifies the work that seams are measured on."""
+    """Return what identifies the work that known differences are measured on."""
     cases = ("left_padding", "labels_at_padding", "plain", "untied_head")
-    parts = [by_name(name).hash for name in cases] + [seam.id for seam in SEAMS]
+    parts = [by_name(name).hash for name in cases] + [
+        difference.id for difference in KNOWN_DIFFERENCES
+    ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def measure(reference: Facts, device: str = "cpu") -> Iterator[Measurement]:
-    """Yield one measurement per seam: a failure where it is not what it was.
+    """Yield one measurement per known difference: a failure where it is not what it was.
 
     Raises:
         RecordingError: there is no recording of exactly this work.
     """
-    facts = reference.seams()
-    for seam in SEAMS:
-        value = seam.measure(facts[seam.id]) if seam.id in facts else math.nan
-        yield _judged(seam, value, device)
+    facts = reference.known_differences()
+    for difference in KNOWN_DIFFERENCES:
+        value = difference.measure(facts[difference.id]) if difference.id in facts else math.nan
+        yield _judged(difference, value, device)
 
 
-def _judged(seam: Seam, value: float, device: str) -> Measurement:
-    least, most = SEAM_BOUNDS[seam.id]
+def _judged(difference: KnownDifference, value: float, device: str) -> Measurement:
+    least, most = KNOWN_DIFFERENCE_BOUNDS[difference.id]
     note = ""
     if not value >= least:
         note = f"the difference is gone: at least {least:g} was measured when it was decided"
     return Measurement(
         case="seams",
         edge=EDGE,
-        quantity=seam.id,
-        kind=Kind.SEAM,
+        quantity=difference.id,
+        kind=Kind.KNOWN_DIFFERENCE,
         stage=-1,
         metric="seam",
         value=value,
@@ -150,6 +152,8 @@ def _judged(seam: Seam, value: float, device: str) -> Measurement:
         verdict=Verdict.PASS if least <= value <= most else Verdict.FAIL,
         dtype="float32",
         device=device,
-        identity=hashlib.sha256(repr((seam.id, work_hash(), device)).encode()).hexdigest()[:16],
+        identity=hashlib.sha256(repr((difference.id, work_hash(), device)).encode()).hexdigest()[
+            :16
+        ],
         note=note,
     )

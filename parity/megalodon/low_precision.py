@@ -33,7 +33,8 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield the error of every side on logits and loss, and gate ours, also over autocast's.
 
-    Ours is known for every tap. The error of the loss, a scalar, is near 0 by luck: no gate.
+    Ours is known for every intermediate. The error of the loss, a scalar, is near 0 by luck: no
+    gate.
 
     Args:
         case: one without cuts and steps.
@@ -42,7 +43,7 @@ def measure(
         floors: those of float32, which the table scales.
         device: what this ran on.
     """
-    ours = JaxSubject("bfloat16").taps_and_loss(case)
+    ours = JaxSubject("bfloat16").intermediates_and_loss(case)
     answers = {OURS: ours}
     for side, mode in SIDES.items():
         if mode:

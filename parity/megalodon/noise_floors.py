@@ -30,7 +30,7 @@ def truth(case: Case, *, mask_ema: bool | None = None) -> Arrays:
 
 
 def forward_truth(case: Case) -> Arrays:
-    """Return the oracle's taps of a case without cuts, float64, and no derivatives."""
+    """Return the oracle's intermediates of a case without cuts, float64, and no derivatives."""
     return _forward(case, _wide(case.weights), oracle.unchanged)
 
 
@@ -40,27 +40,27 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
     def run(rng: np.random.Generator) -> Arrays:
         if case.steps:
             return trajectory.of_oracle(case, rng)
-        tap = perturbation.tap(rng, case.config.model_dim)
-        return _run(case, perturbation.weights(case.weights, rng), tap, None)
+        hook = perturbation.hook(rng, case.config.model_dim)
+        return _run(case, perturbation.weights(case.weights, rng), hook, None)
 
     return rounding_noise.responses(truth(case), run, seeds)
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
-    """Return the floor of every tap of a case computed from the taps before it, as relative L2.
+    """Return the floor of every stage of a case, fed the right values, as relative L2.
 
     Weights, what a stage is fed and what it returns are moved, and nothing is carried on.
     """
     exact = forward_truth(case)
 
     def run(rng: np.random.Generator) -> Arrays:
-        found, move = {}, perturbation.tap(rng, case.config.model_dim)
+        found, move = {}, perturbation.hook(rng, case.config.model_dim)
 
-        def tap(name: str, value: np.ndarray) -> np.ndarray:
+        def hook(name: str, value: np.ndarray) -> np.ndarray:
             found[name] = move(name, value)
             return rounding_noise.moved(exact[name], rng)
 
-        _forward(case, perturbation.weights(case.weights, rng), tap)
+        _forward(case, perturbation.weights(case.weights, rng), hook)
         return found
 
     return rounding_noise.floors(exact, run, seeds)
@@ -96,25 +96,25 @@ def _wide(weights: Mapping[str, np.ndarray]) -> Arrays:
     return {name: np.asarray(w, np.float64) for name, w in weights.items()}
 
 
-def _forward(case: Case, weights: Arrays, tap: oracle.Tap) -> Arrays:
-    taps = {}
+def _forward(case: Case, weights: Arrays, hook: oracle.Hook) -> Arrays:
+    intermediates = {}
 
     def keep(name: str, value: np.ndarray) -> np.ndarray:
-        taps[name] = tap(name, value)
-        return taps[name]
+        intermediates[name] = hook(name, value)
+        return intermediates[name]
 
     batch, mask_ema = case.batch, case.config.mask_ema
-    oracle.forward(case.config, weights, batch.ids, batch.mask, mask_ema=mask_ema, tap=keep)
-    return taps
+    oracle.forward(case.config, weights, batch.ids, batch.mask, mask_ema=mask_ema, hook=keep)
+    return intermediates
 
 
-def _run(case: Case, weights: Arrays, tap: oracle.Tap, mask_ema: bool | None) -> Arrays:
+def _run(case: Case, weights: Arrays, hook: oracle.Hook, mask_ema: bool | None) -> Arrays:
     batch = case.batch
     if case.steps:
         return trajectory.of_oracle(case)
     if case.cuts:
-        return oracle.stream(case.config, weights, batch.ids, case.cuts, NEW_TOKENS, tap=tap)
+        return oracle.stream(case.config, weights, batch.ids, case.cuts, NEW_TOKENS, hook=hook)
     mask_ema = case.config.mask_ema if mask_ema is None else mask_ema
     return oracle.run(
-        case.config, weights, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, tap=tap
+        case.config, weights, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, hook=hook
     )

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Array = Any
 Weights = Mapping[str, Array]
-Tap = Callable[[str, Array], Array]
-"""Sees every named intermediate (`parity.megalodon.taps`) and returns the value to go on with."""
+Hook = Callable[[str, Array], Array]
+"""Sees every named intermediate (`parity.megalodon.intermediates`) and returns the value to go on
+with."""
 
 VARIANCE_FLOOR = 1e-6
 
@@ -40,14 +41,14 @@ class Context:
     mask: Array
     visible: Array
     mask_ema: bool
-    tap: Tap
+    hook: Hook
     states: dict[str, Array]
     call_ends: frozenset[int]
     """Positions at which a stream hands its states to the next call, rounded once more."""
 
 
 def unchanged(name: str, value: Array) -> Array:
-    """The tap that only lets values pass."""
+    """The hook that only lets values pass."""
     return value
 
 
@@ -58,7 +59,7 @@ def forward(
     mask: Array | None = None,
     *,
     mask_ema: bool = True,
-    tap: Tap = unchanged,
+    hook: Hook = unchanged,
     cuts: tuple[int, ...] = (),
     states: dict[str, Array] | None = None,
 ) -> Array:
@@ -70,22 +71,22 @@ def forward(
         ids: token ids (B, L).
         mask: True where a token is valid, (B, L).
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
-        tap: called with the name and value of every intermediate; what it returns goes on.
+        hook: called with the name and value of every intermediate; what it returns goes on.
         cuts: lengths of the calls a cached stream is fed in; empty means one uncached call.
         states: filled with what a cache holds after the last token.
     """
     mask = np.ones(ids.shape, bool) if mask is None else mask
     visible = visibility(config, ids.shape[1], cuts)
     states = {} if states is None else states
-    context = Context(config, mask, visible, mask_ema, tap, states, frozenset(accumulate(cuts)))
+    context = Context(config, mask, visible, mask_ema, hook, states, frozenset(accumulate(cuts)))
     x = embed(config, weights["model.embed.weight"], ids)
-    x = tap("embed", x)
+    x = hook("embed", x)
     for i in range(config.num_layers):
         x = block(context, _under(weights, f"model.layers.{i}."), x, i)
     x = timestep_norm(context, x, weights, "model.norm.", "")
-    x = tap("norm", x)
+    x = hook("norm", x)
     head = weights["model.embed.weight" if config.tied else "lm_head.weight"]
-    return tap("logits", x @ head.T)
+    return hook("logits", x @ head.T)
 
 
 def loss(logits: Array, labels: Array, mask: Array | None, ignore_index: int = -100) -> Array:
@@ -110,28 +111,28 @@ def run(
     mask: Array | None = None,
     *,
     mask_ema: bool = True,
-    tap: Tap = unchanged,
+    hook: Hook = unchanged,
 ) -> dict[str, Array]:
-    """Return every tap, the `loss`, and its derivatives, by reverse differentiation.
+    """Return every intermediate, the `loss`, and its derivatives, by reverse differentiation.
 
-    Derivatives by parameters are named `grad/<name>`, by taps `bar/<name>`; the latter are
-    intermediates too and pass through `tap`. Arguments as for `forward` and `loss`.
+    Derivatives by parameters are named `grad/<name>`, by intermediates `bar/<name>`; the latter are
+    intermediates too and pass through `hook`. Arguments as for `forward` and `loss`.
     """
-    taps: dict[str, Array] = {}
+    intermediates: dict[str, Array] = {}
     bars: dict[str, Array] = {}
 
     def keep(name: str, value: Array) -> Array:
-        value = tap(name, value)
-        taps[name] = getval(value)
-        return watched(value, "bar/" + name, bars, tap)
+        value = hook(name, value)
+        intermediates[name] = getval(value)
+        return watched(value, "bar/" + name, bars, hook)
 
     def objective(weights: Weights) -> Array:
-        logits = forward(config, weights, ids, mask, mask_ema=mask_ema, tap=keep)
+        logits = forward(config, weights, ids, mask, mask_ema=mask_ema, hook=keep)
         return loss(logits, labels, mask)
 
     value, gradients = value_and_grad(objective)(dict(weights))
     gradients = {f"grad/{n}": g for n, g in gradients.items()}
-    return taps | {"loss": np.asarray(value)} | bars | gradients
+    return intermediates | {"loss": np.asarray(value)} | bars | gradients
 
 
 def stream(
@@ -141,7 +142,7 @@ def stream(
     cuts: tuple[int, ...],
     new_tokens: int,
     *,
-    tap: Tap = unchanged,
+    hook: Hook = unchanged,
 ) -> dict[str, Array]:
     """Return the `logits` of a cached stream, its final `state/...`, and `generated` tokens.
 
@@ -149,12 +150,12 @@ def stream(
     cuts imply, and each greedy token is one more call.
     """
     states: dict[str, Array] = {}
-    logits = forward(config, weights, ids, tap=tap, cuts=cuts, states=states)
+    logits = forward(config, weights, ids, hook=hook, cuts=cuts, states=states)
     text, last = ids, logits
     for _ in range(new_tokens):
         text = np.concatenate([text, np.argmax(last[:, -1:], axis=-1)], axis=1)
         cuts = (*cuts, 1)
-        last = forward(config, weights, text, tap=tap, cuts=cuts)
+        last = forward(config, weights, text, hook=hook, cuts=cuts)
     generated = text[:, ids.shape[1] :].astype(float)
     return {"logits": logits, "generated": generated} | {f"state/{n}": s for n, s in states.items()}
 
@@ -180,22 +181,22 @@ def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> A
 def block(ctx: Context, w: Weights, x: Array, index: int) -> Array:
     """One layer; names in `w` are relative to `model.layers.{index}.`."""
     config, name = ctx.config, f"layers.{index}."
-    u = ctx.tap(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
-    c = ctx.tap(name + "cema", complex_ema(ctx, u, w, name))
+    u = ctx.hook(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
+    c = ctx.hook(name + "cema", complex_ema(ctx, u, w, name))
     m = c / np.sqrt(np.mean(c**2, axis=-1, keepdims=True) + config.norm_eps)
     if config.norm_affine:
         m = m * (w["attn.rmsnorm.gamma"] + 1)
-    m = ctx.tap(name + "rmsnorm", m)
-    o = ctx.tap(name + "inner", attention(ctx, m, u, w, name))
-    r = ctx.tap(name + "gate", silu(linear(m, w, "attn.wr")))
+    m = ctx.hook(name + "rmsnorm", m)
+    o = ctx.hook(name + "inner", attention(ctx, m, u, w, name))
+    r = ctx.hook(name + "gate", silu(linear(m, w, "attn.wr")))
     y = linear(m, w, "attn.wh1") + linear(o * r, w, "attn.wh2") + x
-    y = ctx.tap(name + "attn", y)
+    y = ctx.hook(name + "attn", y)
     f = layer_norm(config, y, w)
     s = silu(linear(f, w, "ffn.fc1"))
     if config.swiglu:
         s = s * linear(f, w, "ffn.fc3")
     scale = 0.1 * 0.5**index if config.rescale_nffn else 1.0
-    return ctx.tap(name + "ffn", x + scale * linear(s, w, "ffn.fc2"))
+    return ctx.hook(name + "ffn", x + scale * linear(s, w, "ffn.fc2"))
 
 
 def embed(config, table: Array, ids: Array) -> Array:
@@ -224,7 +225,7 @@ def timestep_norm(ctx: Context, x: Array, w: Weights, prefix: str, name: str) ->
         mean = new_mean
         var = np.maximum(m2 / n, VARIANCE_FLOOR)
         if t + 1 in ctx.call_ends:
-            mean, m2 = ctx.tap(name + "norm_mean", mean), ctx.tap(name + "norm_m2", m2)
+            mean, m2 = ctx.hook(name + "norm_mean", mean), ctx.hook(name + "norm_m2", m2)
         out.append((groups[:, t] - mean[..., None]) / np.sqrt(var + config.norm_eps)[..., None])
     ctx.states[name + "norm_count"] = count[:, 0]
     ctx.states[name + "norm_mean"], ctx.states[name + "norm_var"] = mean, var
@@ -248,7 +249,7 @@ def complex_ema(ctx: Context, u: Array, w: Weights, name: str) -> Array:
     for t in range(u.shape[1]):
         h = q * h + alpha * u[:, t, :, None]
         out.append(np.sum(np.real(gamma * h), axis=-1))
-        h = ctx.tap(name + "ema", h) if t + 1 in ctx.call_ends else h
+        h = ctx.hook(name + "ema", h) if t + 1 in ctx.call_ends else h
     ctx.states[name + "ema"] = np.stack([np.real(h), np.imag(h)], axis=-1)
     return np.stack(out, axis=1) + w["attn.cema.omega"] * u
 
@@ -262,9 +263,9 @@ def attention(ctx: Context, m: Array, u: Array, w: Weights, name: str) -> Array:
     z = z / np.sqrt(np.mean(z**2, axis=-1, keepdims=True) + config.norm_eps)
     scale = ((w["attn.gamma"] + 1) / math.sqrt(d)).reshape(2, H, d)
     shift = w["attn.beta"].reshape(2, H, d)
-    q = ctx.tap(name + "q", z * scale[0] + shift[0])
-    k = ctx.tap(name + "k", z * scale[1] + shift[1])
-    v = ctx.tap(name + "v", silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1))
+    q = ctx.hook(name + "q", z * scale[0] + shift[0])
+    k = ctx.hook(name + "k", z * scale[1] + shift[1])
+    v = ctx.hook(name + "v", silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1))
     q, k = rope(config, q), rope(config, k)
     held = held_tokens(config, L)
     ctx.states[name + "k"], ctx.states[name + "v"] = k[:, L - held :], v[:, L - held :]
@@ -330,14 +331,14 @@ defvjp(constant, lambda ans, x: lambda g: np.zeros_like(x))
 
 
 @primitive
-def watched(x: Array, name: str, store: dict[str, Array], tap: Tap) -> Array:
-    """Return `x` as it is; the derivative by it passes through `tap` and is put into `store`."""
+def watched(x: Array, name: str, store: dict[str, Array], hook: Hook) -> Array:
+    """Return `x` as it is; the derivative by it passes through `hook` and is put into `store`."""
     return x
 
 
-def _watch(ans, x, name, store, tap):
+def _watch(ans, x, name, store, hook):
     def pull_back(g):
-        store[name] = tap(name, g)
+        store[name] = hook(name, g)
         return store[name]
 
     return pull_back

@@ -14,8 +14,8 @@ from megalodon_jax.weights import Role, role_of
 from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, summed
 
 
-def tap(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
-    """Return a tap for the oracle that moves what passes, also while it is being differentiated.
+def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
+    """Return a hook for the oracle that moves what passes, also while it is being differentiated.
 
     Args:
         rng: where the signs come from.

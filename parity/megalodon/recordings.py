@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 BFLOAT16 = ".bfloat16"
 """What follows a case's name in the name of its recording in bfloat16."""
-SEAMS = "seams"
+DIFFERENCES_FILE = "known_differences"
 RENEW = "make record"
 """The command that makes recordings of megalodon-hf."""
 
@@ -39,8 +39,8 @@ class RecordedReference:
 
     def gives(self, quantity: str) -> bool:
         """Whether recordings hold a quantity the oracle has; see `omits`."""
-        tap = quantity.rpartition(".")[-1] if not quantity.startswith("state/") else ""
-        return not quantity.startswith(COTANGENT) and tap not in ("v", "gate")
+        name = quantity.rpartition(".")[-1] if not quantity.startswith("state/") else ""
+        return not quantity.startswith(COTANGENT) and name not in ("v", "gate")
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class RecordedReference:
         """Return logits and loss in bfloat16 by mode; errors as `run`."""
         return self._read(case.name + BFLOAT16, case.hash)
 
-    def seams(self) -> dict[str, np.ndarray]:
-        """Return what every seam is measured from, by its id; errors as `run`."""
-        return self._read(SEAMS, known_differences.work_hash())
+    def known_differences(self) -> dict[str, np.ndarray]:
+        """Return what every known difference is measured from, by its id; errors as `run`."""
+        return self._read(DIFFERENCES_FILE, known_differences.work_hash())
 
     def _read(self, name: str, work: str) -> dict[str, np.ndarray]:
         return read(self.folder / f"{name}.safetensors", work, RENEW)
@@ -73,9 +73,9 @@ class RecordedReference:
 def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[Path]:
     """Run the reference on a case and write what it gives, in bfloat16 too where that is measured.
 
-    A case that a seam keeps the reference out of has no recording.
+    A case that a known difference keeps the reference out of has no recording.
     """
-    if case.seam:
+    if case.known_difference:
         return []
     provenance, notes = reference.provenance, {"case": case.definition}
     given = reference.run(case)
@@ -87,8 +87,12 @@ def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[
     return paths
 
 
-def record_seams(reference: LiveReference, folder: Path = FOLDER) -> Path:
-    """Run the reference at every seam and write what it does there."""
+def record_known_differences(reference: LiveReference, folder: Path = FOLDER) -> Path:
+    """Run the reference at every known difference and write what it does there."""
     return write(
-        SEAMS, known_differences.work_hash(), reference.seams(), reference.provenance, folder
+        DIFFERENCES_FILE,
+        known_differences.work_hash(),
+        reference.known_differences(),
+        reference.provenance,
+        folder,
     )

@@ -22,11 +22,11 @@ from parity.engine.compare import COTANGENT
 from parity.engine.metrics import IGNORED
 from parity.megalodon import trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.megalodon.intermediates import capture
 from parity.megalodon.oracle import held_tokens
-from parity.megalodon.taps import capture
 
 Outputs = dict[str, np.ndarray]
-"""Arrays by name: taps, `logits`, `loss`, `grad/<parameter>` and `bar/<tap>`."""
+"""Arrays by name: intermediates, `logits`, `loss`, `grad/<parameter>` and `bar/<intermediate>`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,8 @@ class JaxSubject:
     def run(self, case: Case) -> Outputs:
         """Return what a case computes; or what its stream or its trajectory gives.
 
-        That is every tap, the loss, and its derivatives by every parameter and every tap.
+        That is every intermediate, the loss, and its derivatives by every parameter and every
+        intermediate.
         """
         batch = case.batch
         if case.steps:
@@ -53,35 +54,39 @@ class JaxSubject:
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
-            (loss, taps), (gradients, cotangents) = evaluate(
+            (loss, intermediates), (gradients, cotangents) = evaluate(
                 model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
             )
             named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
             named |= {COTANGENT + name: g for name, g in cotangents.items()}
-            return {name: np.asarray(a) for name, a in (taps | {"loss": loss} | named).items()}
+            return {
+                name: np.asarray(a) for name, a in (intermediates | {"loss": loss} | named).items()
+            }
 
-    def taps(self, case: Case, forced: Mapping[str, np.ndarray] | None = None) -> Outputs:
-        """Return every tap of a forward pass.
+    def intermediates(self, case: Case, forced: Mapping[str, np.ndarray] | None = None) -> Outputs:
+        """Return every intermediate of a forward pass.
 
-        With `forced`, each is computed from those taps in place of the ones before it: every stage
-        on its own.
+        With `forced`, each is computed from those intermediates in place of the ones before it:
+        every stage on its own.
         """
         batch = case.batch
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
             held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
-            taps = evaluate_taps(model, jnp.asarray(batch.ids), mask, held)
-            return {name: np.asarray(a) for name, a in taps.items()}
+            intermediates = evaluate_intermediates(model, jnp.asarray(batch.ids), mask, held)
+            return {name: np.asarray(a) for name, a in intermediates.items()}
 
-    def taps_and_loss(self, case: Case) -> Outputs:
-        """Return every tap of a forward pass, and the loss."""
-        taps = self.taps(case)
-        return taps | {"loss": self._loss(case, taps["logits"], case.batch.labels)}
+    def intermediates_and_loss(self, case: Case) -> Outputs:
+        """Return every intermediate of a forward pass, and the loss."""
+        intermediates = self.intermediates(case)
+        return intermediates | {
+            "loss": self._loss(case, intermediates["logits"], case.batch.labels)
+        }
 
     def loss_without_targets(self, case: Case) -> float:
         """Return the loss where every label is ignored."""
-        logits = self.taps(case)["logits"]
+        logits = self.intermediates(case)["logits"]
         return float(self._loss(case, logits, np.full_like(case.batch.labels, IGNORED)))
 
     def _loss(self, case: Case, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -161,7 +166,7 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
 
 @eqx.filter_jit
 def evaluate(model, ids, labels, mask):
-    """Return ((loss, taps), (gradients, cotangents)); one compilation per configuration."""
+    """Return ((loss, intermediates), (gradients, cotangents)); compiled once per configuration."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def loss(params, ids, labels, mask):
@@ -172,14 +177,14 @@ def evaluate(model, ids, labels, mask):
     def objective(params, offsets):
         return capture(loss, offsets=offsets)(params, ids, labels, mask)
 
-    _, taps = jax.eval_shape(capture(loss), params, ids, labels, mask)
-    zeros = {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in taps.items()}
+    _, intermediates = jax.eval_shape(capture(loss), params, ids, labels, mask)
+    zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in intermediates.items()}
     return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, zeros)
 
 
 @eqx.filter_jit
-def evaluate_taps(model, ids, mask, forced):
-    """Return the taps, each computed from those forced in place of the ones before it."""
+def evaluate_intermediates(model, ids, mask, forced):
+    """Return the intermediates, each computed from those forced in place of the ones before it."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params, ids, mask):

@@ -13,9 +13,9 @@ from parity.engine.compare import Comparison
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Measurement
 from parity.megalodon.cases import SMALL, Case
+from parity.megalodon.intermediates import stages
 from parity.megalodon.noise_floors import forward_truth, truth
 from parity.megalodon.runner import JaxSubject
-from parity.megalodon.taps import stages
 from parity.tolerances import NoiseFloors
 
 EDGE = "jax64:oracle"
@@ -29,14 +29,15 @@ def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
     comparison = Comparison(case.work, EDGE, NoiseFloors({}), "float64")
     subject = JaxSubject("float64")
     if forward_only:
-        return first_divergence(comparison.run(subject.taps(case), forward_truth(case)))
+        return first_divergence(comparison.run(subject.intermediates(case), forward_truth(case)))
     return first_divergence(comparison.run(subject.run(case), truth(case)))
 
 
 def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
-    """Return the smallest case found that fails at the same tap, and its first divergence.
+    """Return the smallest case found that fails at the same intermediate, and its first divergence.
 
-    The layer may change, the tap within it not: otherwise the search would wander to another bug.
+    The layer may change, the intermediate within it not: otherwise the search would wander to
+    another bug.
 
     Raises:
         ValueError: the case does not fail, so there is nothing to shrink.
@@ -52,7 +53,7 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
             f"case {case.name} holds on {EDGE}: there is nothing to shrink. "
             "Plant a fault with --fault, or name a case that fails."
         )
-    wanted, forward_only = _tap(found), found.quantity in stages(case.config) and not case.cuts
+    wanted, forward_only = _stage_of(found), found.quantity in stages(case.config) and not case.cuts
     # What made the failure go away once is not tried again on each smaller case.
     held: set[str] = set()
     while True:
@@ -60,7 +61,7 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
             if change in held:
                 continue
             again = _try(candidate, forward_only)
-            if again is not None and _tap(again) == wanted:
+            if again is not None and _stage_of(again) == wanted:
                 report(f"  {change}: still fails at {again.quantity}")
                 case, found = candidate, again
                 break
@@ -77,7 +78,7 @@ def _try(case: Case, forward_only: bool) -> Measurement | None:
         return None
 
 
-def _tap(found: Measurement) -> str:
+def _stage_of(found: Measurement) -> str:
     return found.quantity.rpartition(".")[-1]
 
 

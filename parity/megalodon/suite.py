@@ -59,8 +59,8 @@ class Reference(Protocol):
         """Return logits and loss in bfloat16, by mode (`reference.low_precision`)."""
         ...
 
-    def seams(self) -> Arrays:
-        """Return what every seam is measured from, by its id (`known_differences`)."""
+    def known_differences(self) -> Arrays:
+        """Return what every known difference is measured from, by its id (`known_differences`)."""
         ...
 
 
@@ -116,7 +116,7 @@ class Suite:
         ours = self.subject.run(case)
         yield from edge("jax32:oracle").run(ours, exact)
         yield edge("jax32:oracle").judged(*_converted(round_trip(case), case))
-        if case.seam:
+        if case.known_difference:
             # Where being different is the decision there is no edge;
             # `parity.megalodon.known_differences` measures it.
             return

@@ -94,22 +94,22 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
         rng: moves, in every step, whatever float32 would round: weights as `perturbation` has it,
             intermediates, and the moments and parameters that are stored.
     """
-    tap = oracle.unchanged if rng is None else perturbation.tap(rng, case.config.model_dim)
+    hook = oracle.unchanged if rng is None else perturbation.hook(rng, case.config.model_dim)
     w = {name: np.asarray(p, np.float64) for name, p in case.weights.items()}
     mu, nu = ({name: np.zeros_like(p) for name, p in w.items()} for _ in range(2))
     diary = Diary(case, w, "float64")
     for k, batch in enumerate(batches(case), start=1):
         seen = w if rng is None else perturbation.weights(w, rng)
-        out = oracle.run(case.config, seen, batch.ids, batch.labels, batch.mask, tap=tap)
+        out = oracle.run(case.config, seen, batch.ids, batch.labels, batch.mask, hook=hook)
         for name in w:
             g = out[f"grad/{name}"]
-            mu[name] = tap("mu", HYPER.beta1 * mu[name] + (1 - HYPER.beta1) * g)
-            nu[name] = tap("nu", HYPER.beta2 * nu[name] + (1 - HYPER.beta2) * g**2)
+            mu[name] = hook("mu", HYPER.beta1 * mu[name] + (1 - HYPER.beta1) * g)
+            nu[name] = hook("nu", HYPER.beta2 * nu[name] + (1 - HYPER.beta2) * g**2)
             first = mu[name] / (1 - HYPER.beta1**k)
             second = nu[name] / (1 - HYPER.beta2**k)
             shrink = HYPER.weight_decay * w[name] if decays(name) else 0.0
             step = HYPER.lr * (first / (np.sqrt(second) + HYPER.eps) + shrink)
-            w[name] = tap("parameter", w[name] - step)
+            w[name] = hook("parameter", w[name] - step)
         diary.note(out["loss"], w, mu, nu)
     return diary.arrays()
 

@@ -112,12 +112,12 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 )
 @click.option("--fault", "names", multiple=True, help="Plant only this fault (repeatable).")
 @click.option("--family", help="Plant only the faults of this family.")
-@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option(
     "--markdown",
     "as_markdown",
     is_flag=True,
-    help="Print docs/kill-matrix.md: both edges about every fault, and the room on both sides.",
+    help="Print docs/detection.md: both edges about every fault, and the room on both sides.",
 )
 @click.option(
     "--healthy",
@@ -156,18 +156,18 @@ def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, qu
     from rich.console import Console
 
     from parity.faults import detection, select
-    from reports.cli.views.detection import markdown, print_matrix, summary
+    from reports.cli.views.detection import markdown, print_table, summary
 
-    matrix = detection.run(select(names, family), report, workers, each=as_markdown)
-    kills = matrix.kills
+    table = detection.run(select(names, family), report, workers, each=as_markdown)
+    detections = table.detections
     if as_markdown:
-        click.echo(markdown(matrix), nl=False)
+        click.echo(markdown(table), nl=False)
     elif as_json:
-        click.echo(json.dumps([detection.as_dict(kill) for kill in kills]))
+        click.echo(json.dumps([detection.as_dict(row) for row in detections]))
     else:
-        print_matrix(kills, Console())
-        click.echo(summary(kills))
-    ctx.exit(REGRESSED if detection.survivors(kills) else OK)
+        print_table(detections, Console())
+        click.echo(summary(detections))
+    ctx.exit(REGRESSED if detection.missed(detections) else OK)
 
 
 @parity.command(epilog=examples("parity calibrate"))
@@ -198,7 +198,7 @@ def record(cases: tuple[str, ...], quiet: bool) -> None:
         for path in recordings.record(case, reference):
             report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
     if not cases:
-        recordings.record_seams(reference)
+        recordings.record_known_differences(reference)
     click.echo(recordings.FOLDER)
 
 

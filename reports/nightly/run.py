@@ -21,18 +21,18 @@ from parity.engine.measurement import Measurement, Verdict
 from parity.faults import by_name as fault_by_name
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
-from parity.megalodon.known_differences import SEAMS
-from parity.megalodon.known_differences import measure as measure_seams
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from parity.megalodon.known_differences import measure as measure_known_differences
 from parity.megalodon.noise_floors import extended
 from parity.megalodon.suite import Reference, Suite, choose_reference, culprit
 from parity.pooling import POOLED
 from parity.tolerances import NoiseFloors
 from reports.nightly.shards import (
     CONTROLS_PART,
+    KNOWN_DIFFERENCES_PART,
     MLA_MOE_PART,
     PROBES_PART,
     PRODUCTS_PART,
-    SEAMS_PART,
     Shard,
 )
 from reports.page.render import render
@@ -248,7 +248,7 @@ def select_cases(options: Options) -> list[Case]:
 def elsewhere() -> dict[str, set[str]]:
     """Return what can be asked for besides cases of the triangle, by the part of the plan."""
     return {
-        SEAMS_PART: {seam.id for seam in SEAMS},
+        KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),
         MLA_MOE_PART: {case.title for case in mla_moe.CASES},
     }
@@ -295,25 +295,25 @@ def run_parity(
     return measurements, suite
 
 
-def run_seams(
+def run_known_differences(
     reference: Reference, report: Report, only: Collection[str] = ()
 ) -> tuple[list[Measurement], _Suite]:
     """Measure every deliberate difference, or those asked for by id; one that cannot be measured
     leaves the suite incomplete.
     """
-    suite, clock = _Suite("seams", planned=len(only or SEAMS)), time.perf_counter()
+    suite, clock = _Suite("seams", planned=len(only or KNOWN_DIFFERENCES)), time.perf_counter()
     rows: list[Measurement] = []
     try:
-        for row in measure_seams(reference, device_kind()):
+        for row in measure_known_differences(reference, device_kind()):
             if not only or row.quantity in only:
                 rows.append(row)
                 suite.executed += 1
-        rows = replayed(rows, list(measure_seams(reference, device_kind())))
+        rows = replayed(rows, list(measure_known_differences(reference, device_kind())))
     except (ArithmeticError, RuntimeError, ValueError) as error:
         suite.reason = f"{type(error).__name__}: {error}"[:400]
     suite.seconds = time.perf_counter() - clock
-    open_ = sum(row.verdict is Verdict.PASS for row in rows)
-    report(f"  seams: {open_} of {suite.planned} are what they were ({suite.seconds:.1f} s)")
+    same = f"{sum(row.verdict is Verdict.PASS for row in rows)} of {suite.planned}"
+    report(f"  known differences: {same} are what they were ({suite.seconds:.1f} s)")
     return rows, suite
 
 
@@ -368,7 +368,7 @@ def run_mla_moe(
 
 Measured = Callable[[Reference, Report, Collection[str]], tuple[list[Measurement], _Suite]]
 MEASURED: dict[str, Measured] = {
-    SEAMS_PART: run_seams,
+    KNOWN_DIFFERENCES_PART: run_known_differences,
     PRODUCTS_PART: run_products,
     MLA_MOE_PART: run_mla_moe,
 }

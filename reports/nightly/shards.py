@@ -15,11 +15,11 @@ from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
 from reports.verdict.document import with_tables
 
-SEAMS_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
+KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
 PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
 """Parts of a nightly's plan that are no case; no case can be named so."""
 SUITE_OF = {
-    SEAMS_PART: "seams",
+    KNOWN_DIFFERENCES_PART: "seams",
     PRODUCTS_PART: "products",
     MLA_MOE_PART: "mla-moe",
     PROBES_PART: "stability",

@@ -1,4 +1,7 @@
-"""What the run document says beyond the environment: cases, tolerances, seams, replay commands."""
+"""What the run document says beyond the environment.
+
+Cases, tolerances, known differences and replay commands.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import Case
-from parity.megalodon.known_differences import SEAMS
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
@@ -23,7 +26,7 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
 
     A merged run has them made anew: each shard knows the values of its own only.
     """
-    return replace(manifest, tolerances=_tolerances(), seams=seams(rows))
+    return replace(manifest, tolerances=_tolerances(), seams=known_differences(rows))
 
 
 def suite_of(m: Measurement) -> str:
@@ -32,7 +35,7 @@ def suite_of(m: Measurement) -> str:
         return "products"
     if m.edge in PORT_EDGES:
         return "mla-moe"
-    return "seams" if m.kind is Kind.SEAM else "parity"
+    return "seams" if m.kind is Kind.KNOWN_DIFFERENCE else "parity"
 
 
 def case_info(case: Case) -> CaseInfo:
@@ -48,13 +51,13 @@ def case_info(case: Case) -> CaseInfo:
     )
 
 
-def seams(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
+def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
     """Return every deliberate difference, and its value where it was measured."""
-    values = {m.quantity: m for m in measurements if m.kind is Kind.SEAM}
+    values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
-    for seam in SEAMS:
-        found = values.get(seam.id)
-        entry = {name: getattr(seam, name) for name in ("id", "reason", "bound", "measured")}
+    for difference in KNOWN_DIFFERENCES:
+        found = values.get(difference.id)
+        entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
         if found is not None and math.isfinite(found.value):
             entry["value"] = found.value
         entry["holds"] = found is None or found.verdict is Verdict.PASS
@@ -76,7 +79,7 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     """
     # A known difference is asked for by its own name; its case is what it was measured on.
     cases = {
-        m.quantity if m.kind is Kind.SEAM else m.case
+        m.quantity if m.kind is Kind.KNOWN_DIFFERENCE else m.case
         for m in run.measurements
         if m.verdict is Verdict.FAIL
     }

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.layers.attention import MegalodonAttention
-from parity.megalodon.taps import capture
+from parity.megalodon.intermediates import capture
 from stability.core.findings import Finding, Severity
 
 WEIGHT_ERROR = 0.1
@@ -139,9 +139,9 @@ def _measure(model: Any, ids: Array, valid: Array):
     def logits(params: Any, ids: Array, mask: Array) -> Array:
         return eqx.combine(params, static)(ids, mask)[0]
 
-    _, taps = capture(logits)(params, ids, valid)
+    _, intermediates = capture(logits)(params, ids, valid)
     return tuple(
-        _heads(layer.attn, taps[f"layers.{i}.q"], taps[f"layers.{i}.k"], valid)
+        _heads(layer.attn, intermediates[f"layers.{i}.q"], intermediates[f"layers.{i}.k"], valid)
         for i, layer in enumerate(model.model.layers)
     )
 

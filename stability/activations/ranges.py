@@ -1,7 +1,7 @@
 """How large activations and gradients get, and what of them bfloat16 or float16 could not hold.
 
-Ranges per tap and per cotangent, gradient norms by module in float32. One pass forward and one
-backward. Source: docs/audits.md "Activations and attention".
+Ranges per intermediate and per cotangent, gradient norms by module in float32. One pass forward and
+one backward. Source: docs/audits.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jaxtyping import Array, Float
 
 from megalodon_jax.weights import named_leaves
 from parity.engine.compare import COTANGENT
+from parity.megalodon.intermediates import computed
 from parity.megalodon.runner import evaluate
-from parity.megalodon.taps import computed
 from stability.core.findings import Finding, Severity
 
 FORMATS = ("bfloat16", "float16")
@@ -48,9 +48,9 @@ class Range(NamedTuple):
 class Ranges:
     """What one step computes: ranges by name, all in order of computation."""
 
-    taps: Mapping[str, Range]
+    intermediates: Mapping[str, Range]
     cotangents: Mapping[str, Range]
-    """By `bar/<tap>`."""
+    """By `bar/<intermediate>`."""
     gradients: Mapping[str, Range]
     """By parameter."""
     norms: Mapping[str, float]
@@ -58,7 +58,7 @@ class Ranges:
 
 
 def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -> Ranges:
-    """Return ranges of all taps, their cotangents and all gradients for one batch.
+    """Return ranges of all intermediates, their cotangents and all gradients for one batch.
 
     All of them are in memory at once: some 30 arrays (B, L, D) per layer.
 
@@ -83,7 +83,7 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
             f"measure_ranges: labels have shape {labels.shape}, expected that of ids, {ids.shape}."
         )
     mask = None if mask is None else jnp.asarray(mask, bool)
-    (_, taps), (gradients, bars) = evaluate(model, ids, labels, mask)
+    (_, intermediates), (gradients, bars) = evaluate(model, ids, labels, mask)
     named, order = named_leaves(gradients), computed(model.config)
     bars = {COTANGENT + name: bar for name, bar in bars.items()}
 
@@ -99,7 +99,7 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
     for name, (_, square) in by_parameter.items():
         squares[name.rpartition(".")[0] or name] += float(square)
     return Ranges(
-        ranges({name: taps[name] for name in order if name in taps}),
+        ranges({name: intermediates[name] for name in order if name in intermediates}),
         ranges({name: bars[name] for name in order if name in bars}),
         {name: found for name, (found, _) in by_parameter.items()},
         {name: float(np.sqrt(square)) for name, square in squares.items()},
@@ -113,7 +113,7 @@ def range_findings(ranges: Ranges) -> list[Finding]:
     of its elements below the smallest subnormal, a warning; in float16, which nothing here is
     stored in, all three are notes. Norms are notes.
     """
-    named = {**ranges.taps, **ranges.cotangents}
+    named = {**ranges.intermediates, **ranges.cotangents}
     named |= {f"grad/{name}": found for name, found in ranges.gradients.items()}
     findings = [f for name, found in named.items() for f in _range_findings(name, found)]
     source = 'docs/audits.md "Activations and attention"'

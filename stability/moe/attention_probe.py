@@ -36,12 +36,14 @@ def attention_findings(found: Observed, tau: float = TAU) -> list[Finding]:
     """Return findings per layer: logits by head, low-rank products, absorbed MLA."""
     findings = []
     for i, block in enumerate(found.model.model.layers):
-        largest = np.asarray(largest_scores(block.self_attn, found.taps[f"layers.{i}.attn_norm"]))
+        largest = np.asarray(
+            largest_scores(block.self_attn, found.intermediates[f"layers.{i}.attn_norm"])
+        )
         name = f"layers.{i}.self_attn"
         findings += [
             score_finding(name, largest, tau),
             *rank_findings(name, block.self_attn),
-            absorbed_finding(name, block.self_attn, found.taps[f"layers.{i}.attn_norm"]),
+            absorbed_finding(name, block.self_attn, found.intermediates[f"layers.{i}.attn_norm"]),
         ]
     return findings
 

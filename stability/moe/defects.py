@@ -113,8 +113,10 @@ def _router(change: Callable[[Array], Array]) -> Look:
     """Look at a router whose logits were changed; nothing else is computed again."""
 
     def look() -> list[Finding]:
-        name, taps = f"layers.{SPARSE}.router_logits", healthy().taps
-        changed = replace(healthy(), taps={**taps, name: change(taps[name])})
+        name, intermediates = f"layers.{SPARSE}.router_logits", healthy().intermediates
+        changed = replace(
+            healthy(), intermediates={**intermediates, name: change(intermediates[name])}
+        )
         return router_probe.router_findings(changed)
 
     return look
@@ -124,7 +126,7 @@ def _router_weight(change: Callable[[Array], Array]) -> Look:
     """Look at a router whose weight was changed, and so its logits."""
 
     def look() -> list[Finding]:
-        x, old = healthy().taps[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
+        x, old = healthy().intermediates[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
         gate = Router(change(old.weight), jnp.zeros_like(old.e_score_correction_bias), old.config)
         logits = gate.logits(x.reshape(-1, x.shape[-1]))
         return router_probe.choice_findings("gate", logits, gate, x)
@@ -133,7 +135,7 @@ def _router_weight(change: Callable[[Array], Array]) -> Look:
 
 
 def _bfloat16_router() -> list[Finding]:
-    x, gate = healthy().taps[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
+    x, gate = healthy().intermediates[f"layers.{SPARSE}.mlp_norm"], _sparse(healthy_model()).gate
     flat = x.reshape(-1, x.shape[-1]).astype(jnp.bfloat16)
     return router_probe.choice_findings("gate", flat @ gate.weight.astype(jnp.bfloat16).T, gate, x)
 
@@ -168,7 +170,7 @@ def _attention(change: Callable[[Attention], Attention]) -> Look:
 
     def look() -> list[Finding]:
         attention = change(_first())
-        x = healthy().taps["layers.0.attn_norm"]
+        x = healthy().intermediates["layers.0.attn_norm"]
         largest = np.asarray(attention_probe.largest_scores(attention, x))
         return [
             attention_probe.score_finding("layers.0.self_attn", largest),
@@ -198,7 +200,7 @@ def _collapsed(a: Attention) -> Attention:
 
 def _clip(clip: attention_probe.Clip) -> Look:
     def look() -> list[Finding]:
-        x, attention = healthy().taps["layers.0.attn_norm"], _first()
+        x, attention = healthy().intermediates["layers.0.attn_norm"], _first()
         return attention_probe.clip_findings("layers.0", attention, x, CLIP_TAU, clip)
 
     return look
@@ -226,7 +228,7 @@ def _as(kind: type, module: Any) -> Any:
 
 def _absorbed(kind: type[Attention]) -> Look:
     def look() -> list[Finding]:
-        x = healthy().taps["layers.0.attn_norm"]
+        x = healthy().intermediates["layers.0.attn_norm"]
         return [attention_probe.absorbed_finding("layers.0", _as(kind, _first()), x)]
 
     return look

@@ -100,7 +100,7 @@ def examine(
     if not fp8:
         first = model.model.layers[0].self_attn
         findings += clip_findings(
-            "layers.0.self_attn", first, found.taps["layers.0.attn_norm"], TAU
+            "layers.0.self_attn", first, found.intermediates["layers.0.attn_norm"], TAU
         )
     storage = FP8.name if fp8 else "float32"
     what = f"{named}, {count:,} parameters, {storage}, {batch} x {length} tokens"
@@ -109,22 +109,22 @@ def examine(
 
 def forward_findings(found: Observed) -> list[Finding]:
     """Return whether every intermediate and the logits are finite, and of the text's shape."""
-    bad = [n for n, x in found.taps.items() if not bool(jnp.all(jnp.isfinite(x)))]
+    bad = [n for n, x in found.intermediates.items() if not bool(jnp.all(jnp.isfinite(x)))]
     first = bad[0] if bad else "all intermediates"
     shape = (*found.ids.shape, found.model.config.vocab_size)
-    same = found.taps["logits"].shape == shape
+    same = found.intermediates["logits"].shape == shape
     return [
         said(
             *("forward", first, "non_finite", float(len(bad)), 0.0),
             "the guide's NaN and Inf check of every forward pass",
-            f"{len(bad)} of {len(found.taps)} intermediates hold NaN or infinity",
+            f"{len(bad)} of {len(found.intermediates)} intermediates hold NaN or infinity",
             "replay the step with a lower learning rate, or clip activations (activation_limit)",
             grave=Severity.ERROR,
         ),
         said(
             *("forward", "logits", "shape_is_right", float(same), 1.0),
             "(batch, block, vocabulary)",
-            f"logits are {found.taps['logits'].shape}",
+            f"logits are {found.intermediates['logits'].shape}",
             f"expected {shape}",
             least=True,
             grave=Severity.ERROR,

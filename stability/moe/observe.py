@@ -21,7 +21,7 @@ class Observed:
 
     model: MLAMoEForCausalLM
     ids: Int[Array, "B L"]
-    taps: dict[str, Array]
+    intermediates: dict[str, Array]
     """By name of `checkpoint_name`: `layers.{i}.attn_norm`, `layers.{i}.router_logits`, ..."""
 
 

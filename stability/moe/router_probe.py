@@ -62,12 +62,12 @@ def router_findings(found: Observed) -> list[Finding]:
     for i, block in enumerate(found.model.model.layers):
         if isinstance(block.mlp, MoE):
             name, router = f"layers.{i}.mlp.gate", block.mlp.gate
-            logits = found.taps[f"layers.{i}.router_logits"]
+            logits = found.intermediates[f"layers.{i}.router_logits"]
             routing = router.route(logits)
             findings += [
                 *logit_findings(name, logits),
                 *load_findings(name, routing),
-                *choice_findings(name, logits, router, found.taps[f"layers.{i}.mlp_norm"]),
+                *choice_findings(name, logits, router, found.intermediates[f"layers.{i}.mlp_norm"]),
                 *signal_findings(name, routing),
                 bias_finding(name, router.e_score_correction_bias.dtype),
             ]

@@ -1,8 +1,8 @@
 """Is everything finite? Flags by name inside jit, cheap enough to leave on.
 
-`finite_flags` answers for the leaves of a pytree, `watched_loss` for every tap, cotangent, gradient
-and the loss of a training step. What they find, `stability.nonfinite.replay` takes apart operation
-by operation. Source: docs/training.md "Is everything finite?".
+`finite_flags` answers for the leaves of a pytree, `watched_loss` for every intermediate, cotangent,
+gradient and the loss of a training step. What they find, `stability.nonfinite.replay` takes apart
+operation by operation. Source: docs/training.md "Is everything finite?".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from megalodon_jax.weights import named_leaves
 from parity.engine.compare import COTANGENT
-from parity.megalodon.taps import capture
+from parity.megalodon.intermediates import capture
 from stability.core.findings import Finding, Severity
 
 LOSS, GRADIENT = "loss", "grad/"
@@ -41,34 +41,40 @@ def finite_flags(tree: Any, prefix: str = "") -> Flags:
     return {prefix + name: finite(leaf) for name, leaf in plain.items()}
 
 
-def with_tap_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
+def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
     """Return `function` with a flag per named intermediate as a second result.
 
-    Arguments must be pytrees of arrays, as for `parity.megalodon.taps.capture`. The intermediates
-    themselves do not leave the program.
+    Arguments must be pytrees of arrays, as for `parity.megalodon.intermediates.capture`. The
+    intermediates themselves do not leave the program.
     """
 
     def flagged(*args: Any) -> tuple[Any, Flags]:
-        out, taps = capture(function)(*args)
-        return out, {name: finite(tap) for name, tap in taps.items()}
+        out, intermediates = capture(function)(*args)
+        return out, {name: finite(x) for name, x in intermediates.items()}
 
     return flagged
 
 
 def watched_loss(
-    loss: Callable[..., jax.Array], *, taps: bool = True, cotangents: bool = False
+    loss: Callable[..., jax.Array],
+    *,
+    intermediates: bool = True,
+    cotangents: bool = False,
+    taps: bool | None = None,
 ) -> Callable[..., tuple[tuple[jax.Array, Any], Flags]]:
     """Return `value_and_grad` of a loss, with flags: ((loss, gradients), flags).
 
-    Flags are named as taps, `bar/<tap>` for cotangents, `grad/<parameter>` and `loss`, in the order
-    of computation. Call the result inside `eqx.filter_jit`.
+    Flags are named as intermediates, `bar/<intermediate>` for cotangents, `grad/<parameter>` and
+    `loss`, in the order of computation. Call the result inside `eqx.filter_jit`.
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
-        taps: whether to watch the forward pass by tap; without, only loss and gradients.
-        cotangents: whether to watch the backward pass by tap too; it keeps every tap's
+        intermediates: whether to watch the forward pass; without, only loss and gradients.
+        cotangents: whether to watch the backward pass by intermediate too; it keeps each one's
             derivative alive and costs more.
+        taps: the former name of `intermediates`.
     """
+    watch_forward = intermediates if taps is None else taps
 
     def watched(model: Any, *args: Any) -> tuple[tuple[jax.Array, Any], Flags]:
         params, static = eqx.partition(model, eqx.is_inexact_array)
@@ -77,12 +83,12 @@ def watched_loss(
             return loss(eqx.combine(params, static), *args)
 
         def objective(params: Any, offsets: Mapping[str, jax.Array]) -> tuple[jax.Array, Flags]:
-            if not taps:
+            if not watch_forward:
                 return plain(params, *args), {}
             value, found = capture(plain, offsets=offsets)(params, *args)
-            return value, {name: finite(tap) for name, tap in found.items()}
+            return value, {name: finite(x) for name, x in found.items()}
 
-        zeros = _zeros(plain, params, *args) if taps and cotangents else {}
+        zeros = _zeros(plain, params, *args) if watch_forward and cotangents else {}
         (value, flags), (gradients, bars) = jax.value_and_grad(
             objective, argnums=(0, 1), has_aux=True
         )(params, zeros)
@@ -133,8 +139,8 @@ def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]
 
 
 def _zeros(function: Callable[..., Any], *args: Any) -> dict[str, jax.Array]:
-    _, taps = jax.eval_shape(capture(function), *args)
-    return {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in taps.items()}
+    _, intermediates = jax.eval_shape(capture(function), *args)
+    return {name: jnp.zeros(x.shape, x.dtype) for name, x in intermediates.items()}
 
 
 def _is_key(dtype: DTypeLike) -> bool:

@@ -25,7 +25,7 @@ from megalodon_jax.layers.linear import Linear, linear_maps
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.policy import Policy
 from megalodon_jax.weights import dotted
-from parity.megalodon.taps import capture
+from parity.megalodon.intermediates import capture
 from parity.tolerances import FORMAT_BOUNDS
 from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16, E2M1, E4M3, Format
@@ -89,12 +89,12 @@ def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
     takes it; the head is not looked at.
     """
     ids = jnp.asarray(ids, jnp.int32)
-    taps, bars = _step(_marked(model), ids)
+    intermediates, bars = _step(_marked(model), ids)
     found = {}
     for name, linear in linear_maps(model).items():
         if name == "lm_head":
             continue
-        x, dy = (np.asarray(a, np.float32) for a in (taps[f"{name}/x"], bars[f"{name}/y"]))
+        x, dy = (np.asarray(a, np.float32) for a in (intermediates[f"{name}/x"], bars[f"{name}/y"]))
         rows = np.linspace(0, x[..., 0].size - 1, min(TOKENS, x[..., 0].size)).astype(int)
         x, dy = (a.reshape(-1, a.shape[-1])[rows] for a in (x, dy))
         found[name] = Products(x, np.asarray(linear.weight, np.float32), dy)
@@ -228,10 +228,10 @@ def _step(model: Any, ids: jax.Array) -> tuple[dict[str, jax.Array], dict[str, j
 
     shapes = jax.eval_shape(capture(loss), params)[1]
     zeros = {n: jnp.zeros(s.shape, s.dtype) for n, s in shapes.items() if n.endswith("/y")}
-    taken, taps = jax.grad(lambda offsets: capture(loss, offsets=offsets)(params), has_aux=True)(
-        zeros
-    )
-    return taps, taken
+    taken, intermediates = jax.grad(
+        lambda offsets: capture(loss, offsets=offsets)(params), has_aux=True
+    )(zeros)
+    return intermediates, taken
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -257,8 +257,8 @@ LOCALIZE = (
         (
             "stages_not_forced",
             "every stage after a bug is called wrong on its own",
-            "free, forced = subject.taps(case), subject.taps(case, exact)",
-            "free, forced = subject.taps(case), subject.taps(case)",
+            "free, forced = subject.intermediates(case), subject.intermediates(case, exact)",
+            "free, forced = subject.intermediates(case), subject.intermediates(case)",
             f"{_LOCALIZE}::test_the_culprit_is_the_stage_that_is_wrong_when_fed_the_right_inputs",
         ),
         (
@@ -441,7 +441,7 @@ SOURCES = (
         (
             "recordings_answer_for_cotangents",
             "recordings are said to hold what they do not",
-            'return not quantity.startswith(COTANGENT) and tap not in ("v", "gate")',
+            'return not quantity.startswith(COTANGENT) and name not in ("v", "gate")',
             "return not quantity.startswith(COTANGENT)",
             f"{_TRIANGLE} test_sources.py",
         ),
@@ -449,7 +449,7 @@ SOURCES = (
     *of(
         "parity/megalodon/known_differences.py",
         (
-            "closed_seam_passes",
+            "closed_difference_passes",
             "a deliberate difference that is gone passes",
             "Verdict.PASS if least <= value <= most else",
             "Verdict.PASS if value <= most else",
@@ -463,7 +463,7 @@ SOURCES = (
             "test_known_differences.py",
         ),
         (
-            "seam_over_padding_too",
+            "difference_over_padding_too",
             "a difference is measured at padding as well",
             "return relative_l2(ours[case.valid], theirs[case.valid])",
             "return relative_l2(ours, theirs)",

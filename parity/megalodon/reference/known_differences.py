@@ -11,8 +11,8 @@ from parity.megalodon.cases import by_name
 from parity.megalodon.reference.installed import package
 
 
-def seam_facts(live: Any) -> dict[str, np.ndarray]:
-    """Return what every seam is measured from, by its id.
+def known_difference_facts(live: Any) -> dict[str, np.ndarray]:
+    """Return what every known difference is measured from, by its id.
 
     Args:
         live: a `LiveReference`.

@@ -1,4 +1,4 @@
-"""megalodon-hf with the weights of a case: its taps, loss, gradients and streams."""
+"""megalodon-hf with the weights of a case: its intermediates, loss, gradients and streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from parity.engine.compare import COTANGENT
 from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate
 from parity.megalodon.reference.installed import identity, package, why_unavailable
-from parity.megalodon.reference.known_differences import seam_facts
+from parity.megalodon.reference.known_differences import known_difference_facts
 from parity.megalodon.reference.low_precision import low_precision
 from parity.megalodon.reference.timed import workloads
 from parity.megalodon.reference.training import trajectory
-from parity.megalodon.taps import BLOCK_TAPS, Tap
 from parity.recordings import ReferenceUnavailableError
 
 
@@ -65,12 +65,12 @@ class LiveReference:
         """Return logits and loss in bfloat16 by mode (`reference.low_precision`)."""
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
-    def seams(self) -> dict[str, np.ndarray]:
-        """Return what every seam is measured from, by its id (`reference.known_differences`)."""
-        return seam_facts(self)
+    def known_differences(self) -> dict[str, np.ndarray]:
+        """Return what every known difference is measured from, by its id."""
+        return known_difference_facts(self)
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return every tap, the loss and every gradient; or what a stream or a trajectory gives."""
+        """Return intermediates, loss and gradients; or what a stream or a trajectory gives."""
         import torch
 
         batch = case.batch
@@ -80,8 +80,8 @@ class LiveReference:
         if case.cuts:
             with torch.no_grad():
                 return self._stream(model, case)
-        taps: dict[str, np.ndarray] = {}
-        hooks = _hooks(model, taps)
+        intermediates: dict[str, np.ndarray] = {}
+        hooks = _hooks(model, intermediates)
         mask = torch.from_numpy(batch.mask) if batch.padded else None
         out = model(
             input_ids=torch.from_numpy(batch.ids).long().to(self.device),
@@ -93,12 +93,12 @@ class LiveReference:
         out.loss.backward()
         for hook in hooks:
             hook.remove()
-        taps |= {"logits": _numpy(out.logits), "loss": _numpy(out.loss)}
-        taps[COTANGENT + "logits"] = _numpy(out.logits.grad)
+        intermediates |= {"logits": _numpy(out.logits), "loss": _numpy(out.loss)}
+        intermediates[COTANGENT + "logits"] = _numpy(out.logits.grad)
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                taps[f"grad/{name}"] = _numpy(parameter.grad)
-        return taps
+                intermediates[f"grad/{name}"] = _numpy(parameter.grad)
+        return intermediates
 
     def workloads(
         self, config: MegalodonConfig, weights: dict[str, np.ndarray], ids: np.ndarray
@@ -158,25 +158,25 @@ def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
     return {f"{prefix}norm_{n}": _numpy(getattr(state, n)) for n in ("count", "mean", "var")}
 
 
-def _hooks(model: Any, taps: dict[str, np.ndarray]) -> list[Any]:
-    """Record what each tap names, and the derivative by it where the reference has a tensor for it.
+def _hooks(model: Any, intermediates: dict[str, np.ndarray]) -> list[Any]:
+    """Record each intermediate, and the derivative by it where the reference has a tensor for it.
 
     Returns the handles to remove.
     """
 
-    def keep(name: str, value: Any, tap: Tap | None = None) -> None:
+    def keep(name: str, value: Any, row: Intermediate | None = None) -> None:
         def ours(tensor: Any) -> np.ndarray:
-            return _numpy(tensor.transpose(1, 2) if tap and tap.channels_first else tensor)
+            return _numpy(tensor.transpose(1, 2) if row and row.channels_first else tensor)
 
-        if tap is not None and tap.silu:
-            taps[name] = ours(torch.nn.functional.silu(value))
+        if row is not None and row.silu:
+            intermediates[name] = ours(torch.nn.functional.silu(value))
             return
-        taps[name] = ours(value)
-        value.register_hook(lambda g: taps.__setitem__(COTANGENT + name, ours(g)))
+        intermediates[name] = ours(value)
+        value.register_hook(lambda g: intermediates.__setitem__(COTANGENT + name, ours(g)))
 
-    def after(name: str, tap: Tap | None = None) -> Callable[..., None]:
+    def after(name: str, row: Intermediate | None = None) -> Callable[..., None]:
         return lambda module, inputs, output: keep(
-            name, output[0] if isinstance(output, tuple) else output, tap
+            name, output[0] if isinstance(output, tuple) else output, row
         )
 
     def before(name: str, argument: int) -> Callable[..., None]:
@@ -187,12 +187,12 @@ def _hooks(model: Any, taps: dict[str, np.ndarray]) -> list[Any]:
     decoder = model.model
     hooks = [decoder.layers[0].register_forward_pre_hook(before("embed", 0))]
     for i, layer in enumerate(decoder.layers):
-        for tap in BLOCK_TAPS:
-            module, name = layer.get_submodule(tap.reference), f"layers.{i}.{tap.name}"
-            if tap.argument is None:
-                hooks.append(module.register_forward_hook(after(name, tap)))
+        for row in BLOCK_INTERMEDIATES:
+            module, name = layer.get_submodule(row.reference), f"layers.{i}.{row.name}"
+            if row.argument is None:
+                hooks.append(module.register_forward_hook(after(name, row)))
             else:
-                hooks.append(module.register_forward_pre_hook(before(name, tap.argument)))
+                hooks.append(module.register_forward_pre_hook(before(name, row.argument)))
     hooks.append(decoder.norm.register_forward_hook(after("norm")))
     return hooks
 

@@ -1,4 +1,4 @@
-"""The kill matrix and the alarms of healthy cases, as tables for the terminal and for the docs."""
+"""The detection table and the alarms of healthy cases, for the terminal and for the docs."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from rich.table import Table
 
 from parity.engine.compare import kind_of
 from parity.engine.measurement import Measurement
-from parity.faults.detection import EDGES, Kill, Matrix, survivors
+from parity.faults.detection import EDGES, Detection, DetectionTable, missed
 from reports.text import edge_name
 
 
-def print_matrix(kills: Sequence[Kill], console: Console) -> None:
+def print_table(detections: Sequence[Detection], console: Console) -> None:
     """Print one row per fault: whether it was found, where, and how loudly."""
     table = Table("fault", "found at", "edge", "case", "signal", box=None)
     table.columns[-1].justify = "right"
     family = None
-    for kill in kills:
-        if kill.fault.family is not family:
-            family = kill.fault.family
+    for row in detections:
+        if row.fault.family is not family:
+            family = row.fault.family
             table.add_row(f"[bold]{family}[/bold]")
-        style = "" if kill.localised else "bold red"
-        found = kill.found or "not detected"
-        row = (f"  {kill.fault.name}", found, kill.edge, kill.case, f"{kill.signal:.1e}")
-        table.add_row(*row, style=style)
+        style = "" if row.localised else "bold red"
+        found = row.found or "not detected"
+        cells = (f"  {row.fault.name}", found, row.edge, row.case, f"{row.signal:.1e}")
+        table.add_row(*cells, style=style)
     console.print(table)
     console.print("signal: error over tolerance; inf: refused, another dtype, or no number")
 
 
-def summary(kills: Sequence[Kill]) -> str:
-    """Return the counts in one line, and a line for each fault that survived."""
-    detected = sum(kill.detected for kill in kills)
-    localised = sum(kill.localised for kill in kills)
-    lines = [f"{len(kills)} faults: {detected} detected, {localised} localised"]
-    for kill in survivors(kills):
-        where = f"reported at {kill.found}" if kill.detected else "not detected"
-        lines.append(f"  {kill.fault.name}: {where}, expected {kill.fault.stage} in {kill.case}")
+def summary(detections: Sequence[Detection]) -> str:
+    """Return the counts in one line, and a line for each fault that was missed."""
+    detected = sum(row.detected for row in detections)
+    localised = sum(row.localised for row in detections)
+    lines = [f"{len(detections)} faults: {detected} detected, {localised} localised"]
+    for row in missed(detections):
+        where = f"reported at {row.found}" if row.detected else "not detected"
+        lines.append(f"  {row.fault.name}: {where}, expected {row.fault.stage} in {row.case}")
     return "\n".join(lines)
 
 
@@ -50,11 +50,11 @@ def alarm_lines(found: Iterable[Measurement]) -> list[str]:
     ]
 
 
-def markdown(matrix: Matrix) -> str:
-    """Return the document of a matrix in which each edge was asked about each fault."""
-    by_edge = {edge: _of(matrix, i) for i, edge in enumerate(EDGES)}
-    parts = ["# The kill matrix", _COUNTS, _counts(by_edge), _SIDES, _two_sided(matrix, by_edge)]
-    families: dict[str, list[tuple[Kill, ...]]] = {}
+def markdown(table: DetectionTable) -> str:
+    """Return the document of a table in which each edge was asked about each fault."""
+    by_edge = {edge: _of(table, i) for i, edge in enumerate(EDGES)}
+    parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]
+    families: dict[str, list[tuple[Detection, ...]]] = {}
     for row in zip(*by_edge.values(), strict=True):
         families.setdefault(str(row[0].fault.family), []).append(row)
     parts.append("## Every fault\n\n" + _SIGNAL)
@@ -76,15 +76,16 @@ _SIGNAL = """The signal is error over tolerance where the fault was reported. �
 refuses the weights, a dtype differs, or there is no number. A dash: that edge does not see it."""
 
 
-def _of(matrix: Matrix, index: int) -> list[Kill]:
-    """Return the kills of one edge; `killmatrix.run` gives each fault's in the order of `EDGES`."""
-    return matrix.kills[index :: len(EDGES)]
+def _of(table: DetectionTable, index: int) -> list[Detection]:
+    """Return the rows of one edge; `detection.run` gives each fault's in the order of `EDGES`."""
+    return table.detections[index :: len(EDGES)]
 
 
-def _counts(by_edge: dict[str, list[Kill]]) -> str:
+def _counts(by_edge: dict[str, list[Detection]]) -> str:
     rows = ["| edge | faults | detected | at the right stage |", "| --- | --- | --- | --- |"]
-    for edge, kills in by_edge.items():
-        numbers = len(kills), sum(k.detected for k in kills), sum(k.localised for k in kills)
+    for edge, detections in by_edge.items():
+        found, placed = (sum(getattr(d, n) for d in detections) for n in ("detected", "localised"))
+        numbers = len(detections), found, placed
         rows.append(f"| {edge_name(edge)} | {' | '.join(map(str, numbers))} |")
     either = list(zip(*by_edge.values(), strict=True))
     detected = sum(any(k.detected for k in row) for row in either)
@@ -92,12 +93,12 @@ def _counts(by_edge: dict[str, list[Kill]]) -> str:
     return "\n".join([*rows, f"| either | {len(either)} | {detected} | {localised} |"])
 
 
-def _two_sided(matrix: Matrix, by_edge: dict[str, list[Kill]]) -> str:
+def _two_sided(table: DetectionTable, by_edge: dict[str, list[Detection]]) -> str:
     rows = [
         "| edge | kind | healthy, at most | weakest fault | named |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for (edge, kind), share in sorted(matrix.used.items()):
+    for (edge, kind), share in sorted(table.used.items()):
         found = [
             k
             for k in by_edge[edge]
@@ -109,11 +110,11 @@ def _two_sided(matrix: Matrix, by_edge: dict[str, list[Kill]]) -> str:
     return "\n".join(rows)
 
 
-def _weakest(kill: Kill) -> tuple[str, str]:
-    return _signal(kill), f"`{kill.fault.name}`"
+def _weakest(row: Detection) -> tuple[str, str]:
+    return _signal(row), f"`{row.fault.name}`"
 
 
-def _faults(rows: Sequence[tuple[Kill, ...]]) -> str:
+def _faults(rows: Sequence[tuple[Detection, ...]]) -> str:
     sides = " | ".join(edge_name(edge).removesuffix(" vs oracle") for edge in EDGES)
     lines = [f"| fault | how it is made | case | reported at | {sides} |"]
     lines.append("| --- | --- | --- | --- |" + " --- |" * len(EDGES))
@@ -121,12 +122,12 @@ def _faults(rows: Sequence[tuple[Kill, ...]]) -> str:
         fault = row[0].fault
         found = next((k.found for k in row if k.detected), "nothing")
         how = fault.how.replace("|", "\\|")
-        signals = " | ".join(_signal(kill) for kill in row)
+        signals = " | ".join(_signal(detection) for detection in row)
         lines.append(f"| `{fault.name}` | {how} | {row[0].case} | `{found}` | {signals} |")
     return "\n".join(lines)
 
 
-def _signal(kill: Kill) -> str:
-    if not kill.detected:
+def _signal(row: Detection) -> str:
+    if not row.detected:
         return "–"
-    return f"{kill.signal:.1g}" if math.isfinite(kill.signal) else "∞"
+    return f"{row.signal:.1g}" if math.isfinite(row.signal) else "∞"

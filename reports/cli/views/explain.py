@@ -10,8 +10,8 @@ from parity.engine.localize import Stage
 from parity.engine.measurement import Measurement
 from parity.megalodon.account import Account, account
 from parity.megalodon.cases import SMALL, Case
+from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.shrink import EDGE, failure, shrink
-from parity.megalodon.taps import parameters_of
 from reports.text import number
 
 AROUND = 3
@@ -27,7 +27,9 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
     """
     replay = _replay("explain", case, fault)
     if case.cuts or case.steps:
-        what, hint = ("trajectory", _optimiser) if case.steps else ("stream", _streams_have_no_taps)
+        what, hint = (
+            ("trajectory", _optimiser) if case.steps else ("stream", _streams_have_no_intermediates)
+        )
         found = failure(case)
         if found is None:
             return f"{case.name}: the {what} holds on {EDGE}.", True
@@ -102,10 +104,10 @@ def _optimiser(found: Measurement) -> str:
     return "The first step is right: what is carried from step to step is wrong, such as the count."
 
 
-def _streams_have_no_taps(found: Measurement) -> str:
+def _streams_have_no_intermediates(found: Measurement) -> str:
     return (
         "States are in order of the layers: what comes before the first wrong one is right, so "
-        f"look between it and the state before it ({found.case} is a stream and has no taps)."
+        f"look between it and the state before it ({found.case} is a stream: no other names)."
     )
 
 

@@ -65,8 +65,8 @@ def _layers(result: Result) -> RenderableType:
     for step in result.layers.steps:
         grown = "" if math.isnan(step.amplification) else f"{step.amplification:.2f}"
         used = number(step.free), number(step.forced), grown, share(step.share)
-        tap = step.where.partition(" ")[0].removeprefix(f"{step.name}.")
-        table.add_row(step.name, *used, tap)
+        stage = step.where.partition(" ")[0].removeprefix(f"{step.name}.")
+        table.add_row(step.name, *used, stage)
     return table
 
 

@@ -11,7 +11,7 @@ from reports.verdict.document import suite_of
 from stability.core.findings import Finding, Severity
 
 _GRAVE = (What.NEW, What.PERSISTING, What.WORSE, What.DRIFTED)
-_SUITES = {"mla-moe": "architectures", "products": "formats", "seams": "seams"}
+_SUITES = {"mla-moe": "architectures", "products": "formats", "seams": "known-differences"}
 _KINDS = {
     Kind.LOGITS: "logits",
     Kind.LOSS: "losses",

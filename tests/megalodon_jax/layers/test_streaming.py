@@ -93,7 +93,7 @@ def test_every_part_of_the_cache_matters_to_what_follows() -> None:
 @pytest.mark.usefixtures("x64")
 def test_the_states_after_prefill_are_those_of_the_recurrences() -> None:
     seen: dict[str, np.ndarray] = {}
-    oracle.forward(LOCAL, weights(LOCAL), IDS, tap=lambda n, v: seen.setdefault(n, v))
+    oracle.forward(LOCAL, weights(LOCAL), IDS, hook=lambda n, v: seen.setdefault(n, v))
     held = whole_call()[1]
     for i, layer in enumerate(held.layer_caches):
         name = f"model.layers.{i}.attn.cema."

@@ -15,9 +15,9 @@ from megalodon_jax.layers.norms import RMSNorm
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.account import account
 from parity.megalodon.cases import by_name
+from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.shrink import failure, shrink
-from parity.megalodon.taps import parameters_of
 from reports.cli.views.explain import explain, shrunk
 
 PLAIN = by_name("plain")
@@ -60,8 +60,8 @@ def test_a_stage_that_is_not_a_number_is_the_culprit() -> None:
 
 def test_a_forced_stage_goes_on_with_what_it_is_given() -> None:
     subject = JaxSubject("float64")
-    free = subject.taps(PLAIN)
-    forced = subject.taps(PLAIN, {"layers.0.cema": np.zeros_like(free["layers.0.cema"])})
+    free = subject.intermediates(PLAIN)
+    forced = subject.intermediates(PLAIN, {"layers.0.cema": np.zeros_like(free["layers.0.cema"])})
     assert np.array_equal(forced["layers.0.cema"], free["layers.0.cema"]), "reported as computed"
     assert not np.any(forced["layers.0.rmsnorm"])
 
@@ -104,7 +104,7 @@ def test_a_wrong_derivative_is_found_behind_a_right_value() -> None:
     assert "what is computed from layers.1.timenorm is wrong" in text
 
 
-def test_a_failing_case_shrinks_to_one_layer_and_fails_at_the_same_tap() -> None:
+def test_a_failing_case_shrinks_to_one_layer_and_fails_at_the_same_intermediate() -> None:
     with CEMA.planted():
         case, found = shrink(by_name("length_c"), lambda line: None)
         assert failure(case, forward_only=True) is not None

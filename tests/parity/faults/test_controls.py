@@ -46,7 +46,7 @@ def test_the_oracle_as_subject_is_red(name, compared_with_itself):
 def test_controls_are_missed_where_nothing_of_jax_is_compared(compared_with_itself):
     told = []
     suite = run_controls(RecordedReference(), told.append)
-    assert suite.entry()["status"] == "failed"
+    assert suite.result().status == "failed"
     assert (suite.planned, suite.executed) == (len(CONTROLS), 0)
     assert all(control.fault.name in suite.reason for control in CONTROLS)
     assert "0 of 2 planted bugs found" in told[0]

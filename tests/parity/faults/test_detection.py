@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measurement import Kind
 from parity.faults import FAULTS, Family, Fault, Patch, by_name, detection, select
-from parity.faults.detection import Kill, Laboratory
+from parity.faults.detection import Detection, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
 from parity.megalodon.cases import by_name as case_by_name
 from reports.cli import main
@@ -61,10 +61,10 @@ def test_planted_faults_are_found_where_they_are(names):
     # Several in a test, so that one process compiles the single operations all of them share.
     laboratory = Laboratory(edges=("jax64:oracle",))
     faults = [by_name(name) for name in names]
-    kills = [laboratory.kill(fault, case_by_name(fault.witness)) for fault in faults]
-    assert {k.fault.name: k.found for k in kills} == {f.name: f.stage for f in faults}
-    assert all(kill.signal > 1 for kill in kills)
-    control = laboratory.kill(IDENTITY, case_by_name(IDENTITY.witness))
+    detections = [laboratory.detect(fault, case_by_name(fault.witness)) for fault in faults]
+    assert {k.fault.name: k.found for k in detections} == {f.name: f.stage for f in faults}
+    assert all(detection.signal > 1 for detection in detections)
+    control = laboratory.detect(IDENTITY, case_by_name(IDENTITY.witness))
     assert not control.detected
     assert not control.localised
 
@@ -72,7 +72,7 @@ def test_planted_faults_are_found_where_they_are(names):
 def test_a_cache_fault_is_found_where_it_is():
     laboratory = Laboratory(edges=("jax64:oracle",), compiled=True)
     fault = by_name("cache_step_without_omega")
-    assert laboratory.kill(fault, case_by_name(fault.witness)).localised
+    assert laboratory.detect(fault, case_by_name(fault.witness)).localised
 
 
 def test_a_witness_that_fails_without_a_fault_proves_nothing(monkeypatch):
@@ -80,7 +80,7 @@ def test_a_witness_that_fails_without_a_fault_proves_nothing(monkeypatch):
 
     monkeypatch.setattr(JaxSubject, "run", lambda self, case: {})
     with pytest.raises(RuntimeError, match="case length_c fails without a fault"):
-        Laboratory().kill(IDENTITY, case_by_name("length_c"))
+        Laboratory().detect(IDENTITY, case_by_name("length_c"))
 
 
 def test_an_error_of_a_patch_is_not_a_detection(monkeypatch):
@@ -93,7 +93,7 @@ def test_an_error_of_a_patch_is_not_a_detection(monkeypatch):
     monkeypatch.setattr(Laboratory, "_control", lambda self, case, edge: None)
     fault = replace(IDENTITY, patch=Patch(RMSNorm, "__call__", broken))
     with pytest.raises(ValueError, match="a mistake of the patch"):
-        Laboratory().kill(fault, case_by_name("length_c"))
+        Laboratory().detect(fault, case_by_name("length_c"))
 
 
 def test_planting_leaves_nothing_behind():
@@ -116,39 +116,39 @@ def test_selection_by_name_and_family():
         select(["rope_sign"], "CEMA")
 
 
-def matrix(monkeypatch, *kills, options=()):
-    found = detection.Matrix(list(kills), {("jax64:oracle", Kind.BLOCK): 0.002})
+def table(monkeypatch, *detections, options=()):
+    found = detection.DetectionTable(list(detections), {("jax64:oracle", Kind.BLOCK): 0.002})
     monkeypatch.setattr(detection, "run", lambda faults, report, workers, each: found)
     return CliRunner().invoke(main, ["parity", "faults", "--quiet", *options])
 
 
-FOUND = Kill(IDENTITY, "length_c", "jax64:oracle", IDENTITY.stage, 1e9)
+FOUND = Detection(IDENTITY, "length_c", "jax64:oracle", IDENTITY.stage, 1e9)
 ELSEWHERE = replace(FOUND, fault=replace(IDENTITY, name="other"), found="logits")
-MISSED = Kill(replace(IDENTITY, name="other"), "length_c")
+MISSED = Detection(replace(IDENTITY, name="other"), "length_c")
 
 
 def test_the_command_passes_when_everything_is_found(monkeypatch):
-    result = matrix(monkeypatch, FOUND)
+    result = table(monkeypatch, FOUND)
     assert result.exit_code == 0
     assert "1 faults: 1 detected, 1 localised" in result.output
 
 
 @pytest.mark.parametrize(
-    ("kill", "said"),
+    ("detection", "said"),
     [
         (MISSED, "other: not detected, expected layers.0.rmsnorm in length_c"),
         (ELSEWHERE, "other: reported at logits, expected layers.0.rmsnorm in length_c"),
     ],
     ids=["missed", "elsewhere"],
 )
-def test_the_command_fails_when_a_fault_survives(monkeypatch, kill, said):
-    result = matrix(monkeypatch, FOUND, kill)
+def test_the_command_fails_when_a_fault_is_missed(monkeypatch, detection, said):
+    result = table(monkeypatch, FOUND, detection)
     assert result.exit_code == 1
     assert said in result.output
 
 
 def test_the_command_prints_json(monkeypatch):
-    rows = json.loads(matrix(monkeypatch, FOUND, MISSED, options=["--json"]).stdout)
+    rows = json.loads(table(monkeypatch, FOUND, MISSED, options=["--json"]).stdout)
     assert [row["detected"] for row in rows] == [True, False]
     assert rows[0]["signal"] == 1e9
 
@@ -156,8 +156,8 @@ def test_the_command_prints_json(monkeypatch):
 def test_the_command_writes_the_document(monkeypatch):
     narrow = replace(FOUND, edge="jax32:oracle", signal=40.0)
     other = replace(MISSED, case="plain")
-    kills = (FOUND, narrow, ELSEWHERE, other)
-    result = matrix(monkeypatch, *kills, options=["--markdown"])
+    detections = (FOUND, narrow, ELSEWHERE, other)
+    result = table(monkeypatch, *detections, options=["--markdown"])
     text = result.stdout
     assert "| JAX float64 vs oracle | 2 | 2 | 1 |" in text
     assert "| JAX float32 vs oracle | 2 | 1 | 1 |" in text
@@ -172,8 +172,8 @@ def test_every_edge_is_asked_when_each_is_wanted(monkeypatch):
     asked = []
     monkeypatch.setattr(
         Laboratory,
-        "kill",
-        lambda self, fault, case, edges: asked.append(edges) or Kill(fault, case.name),
+        "detect",
+        lambda self, fault, case, edges: asked.append(edges) or Detection(fault, case.name),
     )
     faults = [by_name("rope_sign")]
     detection.run(faults)

@@ -1,4 +1,4 @@
-"""Cases, taps, oracle and recordings: the same work, faithfully watched."""
+"""Cases, intermediates, oracle and recordings: the same work, faithfully watched."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from parity import recordings
 from parity.engine import instrument
 from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
+from parity.megalodon.intermediates import capture, stages
 from parity.megalodon.recordings import FOLDER, RecordedReference
-from parity.megalodon.taps import capture, stages
 from parity.recordings import RecordingError
 
 
@@ -80,8 +80,8 @@ def test_capture_changes_no_operation_and_names_every_stage():
 
     plain, watched = (operations(f, params, ids) for f in (logits, capture(logits)))
     assert plain == watched
-    taps = jax.eval_shape(capture(logits), params, ids)[1]
-    assert set(taps) == set(stages(case.config))
+    intermediates = jax.eval_shape(capture(logits), params, ids)[1]
+    assert set(intermediates) == set(stages(case.config))
     zero = {"layers.0.cema": jnp.zeros((), jnp.float32)}
     assert operations(capture(logits, offsets=zero), params, ids) != plain
 

@@ -31,7 +31,8 @@ QUICK = (
     "stream_tokens",
     "left_padding",
 )
-"""One case for each kind of program: options, mask, stream, seam; some share one and are cheap."""
+"""One case for each kind of program: options, mask, stream, known difference; some share one and
+are cheap."""
 LIVE = ("plain", "stream", "adamw")
 """One recording of each kind is compared with the live reference."""
 
@@ -43,7 +44,7 @@ def swept(cases, quick):
 
 every_case = pytest.mark.parametrize("case", swept(CASES, QUICK), ids=lambda case: case.name)
 every_answer = pytest.mark.parametrize(
-    "case", swept([c for c in CASES if not c.seam], LIVE), ids=lambda case: case.name
+    "case", swept([c for c in CASES if not c.known_difference], LIVE), ids=lambda case: case.name
 )
 
 
@@ -57,7 +58,7 @@ def broken(rows):
 def test_triangle(case, reference, numerics):
     rows = numerics(Suite(reference).case(case, FLOORS))
     assert not broken(rows)
-    edges = TRUTH if case.seam else TRUTH | REFERENCE
+    edges = TRUTH if case.known_difference else TRUTH | REFERENCE
     assert {m.edge for m in rows} == edges | (NARROW if case.name in low_precision.CASES else set())
 
 

@@ -18,8 +18,10 @@ def run(*args: str):
     return CliRunner().invoke(main, ["stability", *args])
 
 
-def findings(taps: dict) -> list:
-    return examine.forward_findings(replace(healthy(), taps={**healthy().taps, **taps}))
+def findings(intermediates: dict) -> list:
+    return examine.forward_findings(
+        replace(healthy(), intermediates={**healthy().intermediates, **intermediates})
+    )
 
 
 @pytest.mark.parametrize(("value", "code"), [(0.0, 0), (float("nan"), 1)])

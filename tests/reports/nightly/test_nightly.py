@@ -14,10 +14,10 @@ from megalodon_jax.gemm import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
-from parity.megalodon.known_differences import SEAMS, _judged
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference
 from parity.recordings import RecordingError
-from parity.tolerances import PRODUCTS, SEAM_BOUNDS
+from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
 from reports.cli import main
 from reports.nightly import run as nightly_module
 from reports.nightly.run import Options, nightly
@@ -26,7 +26,7 @@ from reports.registry.lookup import judged
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word
-from reports.verdict.document import seams
+from reports.verdict.document import known_differences
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
@@ -159,29 +159,29 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     assert suite.reason == "RecordingError: dense has no recording"
 
 
-def test_a_seam_that_cannot_be_measured_is_not_what_it_was():
+def test_a_known_difference_that_cannot_be_measured_is_not_what_it_was():
     class Silent:
-        def seams(self):
-            raise RecordingError("no recording seams.safetensors")
+        def known_differences(self):
+            raise RecordingError("no recording known_differences.safetensors")
 
-    rows, suite = nightly_module.run_seams(Silent(), quiet)
+    rows, suite = nightly_module.run_known_differences(Silent(), quiet)
     assert rows == []
     assert suite.result().status == "failed"
     assert "no recording" in suite.reason
 
 
-def test_seams_are_measured_and_told_with_their_reason(monkeypatch):
+def test_known_differences_are_measured_and_told_with_their_reason(monkeypatch):
     lines = []
-    measured = [_judged(seam, SEAM_BOUNDS[seam.id][0], "cpu") for seam in SEAMS]
-    monkeypatch.setattr(nightly_module, "measure_seams", lambda *_: iter(measured))
-    rows, suite = nightly_module.run_seams(RecordedReference(), lines.append)
+    measured = [_judged(d, KNOWN_DIFFERENCE_BOUNDS[d.id][0], "cpu") for d in KNOWN_DIFFERENCES]
+    monkeypatch.setattr(nightly_module, "measure_known_differences", lambda *_: iter(measured))
+    rows, suite = nightly_module.run_known_differences(RecordedReference(), lines.append)
     assert suite.result().status == "ran"
     assert "5 of 5" in lines[-1]
-    told = {entry["id"]: entry for entry in seams(rows)}
+    told = {entry["id"]: entry for entry in known_differences(rows)}
     assert told["untied-head"]["value"] == 0.0
     assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in told.values())
     grown = [replace(row, verdict=Verdict.FAIL) for row in rows]
-    assert not any(entry["holds"] for entry in seams(grown))
+    assert not any(entry["holds"] for entry in known_differences(grown))
 
 
 def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch):

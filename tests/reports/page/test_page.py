@@ -278,16 +278,17 @@ def test_bfloat16_shows_the_most_accurate_side_first() -> None:
     assert "Not measured" in section(page_of(run(measurement())), "precision")
 
 
-def test_a_seam_shows_what_was_measured_and_whether_it_holds() -> None:
-    seam = {"id": "ema-mask", "reason": "r", "bound": "b", "measured": "a difference"}
+def test_a_known_difference_shows_what_was_measured_and_whether_it_holds() -> None:
+    difference = {"id": "ema-mask", "reason": "r", "bound": "b", "measured": "a difference"}
     told = section(
-        page_of(run(measurement(), seams=[{**seam, "value": 0.0625, "holds": True}])), "seams"
+        page_of(run(measurement(), seams=[{**difference, "value": 0.0625, "holds": True}])),
+        "known-differences",
     )
     assert "6.2e-02" in told
     assert "a difference" in told
     assert "✕" not in told
-    grown = page_of(run(measurement(), seams=[{**seam, "value": 2.0, "holds": False}]))
-    assert "fail" in section(grown, "seams")
+    grown = page_of(run(measurement(), seams=[{**difference, "value": 2.0, "holds": False}]))
+    assert "fail" in section(grown, "known-differences")
 
 
 def storage(name: str = "x", memory: float | None = 4.0) -> dict:

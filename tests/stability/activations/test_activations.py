@@ -13,8 +13,8 @@ import pytest
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.engine.compare import COTANGENT
 from parity.megalodon.cases import Case
+from parity.megalodon.intermediates import stages
 from parity.megalodon.runner import JaxSubject, evaluate
-from parity.megalodon.taps import stages
 from stability.activations.attention import (
     PEAKED,
     WEIGHT_ERROR,
@@ -51,20 +51,20 @@ def measured():
 @cache
 def expected():
     batch = CASE.batch
-    (_, taps), (gradients, bars) = evaluate(
+    (_, intermediates), (gradients, bars) = evaluate(
         model(), jnp.asarray(batch.ids), jnp.asarray(batch.labels), None
     )
     named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
     named |= {COTANGENT + name: bar for name, bar in bars.items()}
-    return {name: np.asarray(array) for name, array in (taps | named).items()}
+    return {name: np.asarray(array) for name, array in (intermediates | named).items()}
 
 
 def test_ranges_are_those_of_the_arrays_themselves() -> None:
     found = measured()
-    assert tuple(found.taps) == stages(CASE.config)
-    assert set(found.cotangents) == {COTANGENT + name for name in found.taps}
+    assert tuple(found.intermediates) == stages(CASE.config)
+    assert set(found.cotangents) == {COTANGENT + name for name in found.intermediates}
     bound = same_program(CASE)
-    for name, found_range in (found.taps | found.cotangents).items():
+    for name, found_range in (found.intermediates | found.cotangents).items():
         values = np.abs(expected()[name].astype(np.float64))
         norm, same = np.linalg.norm(values), bound(name)
         # No element and no norm moves by more than the norm of the difference.
@@ -138,8 +138,8 @@ def test_a_norm_whose_square_is_outside_the_format_is_told() -> None:
 def by_hand(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Largest |logit|, mean entropy and relative entropy by head, in float64, chunk by chunk."""
     config, valid = case.config, case.batch.mask
-    taps = expected() if case is CASE else JaxSubject().taps(case)
-    q, k = (taps[f"layers.0.{name}"].astype(np.float64) for name in "qk")
+    intermediates = expected() if case is CASE else JaxSubject().intermediates(case)
+    q, k = (intermediates[f"layers.0.{name}"].astype(np.float64) for name in "qk")
     angle = np.arange(q.shape[1])[:, None] * config.effective_rope_base ** (
         -np.arange(config.head_dim // 2) / (config.head_dim // 2)
     )

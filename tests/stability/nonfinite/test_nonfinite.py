@@ -13,7 +13,7 @@ import pytest
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.checkpoint_pair.whole_model import text_case
 from parity.engine.compare import COTANGENT
-from parity.megalodon.taps import computed, stages
+from parity.megalodon.intermediates import computed, stages
 from stability.core.findings import Severity
 from stability.nonfinite.flags import (
     GRADIENT,
@@ -24,7 +24,7 @@ from stability.nonfinite.flags import (
     finite_flags,
     in_order,
     watched_loss,
-    with_tap_flags,
+    with_intermediate_flags,
 )
 from stability.nonfinite.replay import locate, locate_findings
 from tests.helpers import model_of, rel_l2, same_program, tiny, tokens
@@ -59,7 +59,7 @@ def flags_of(model):
     return in_order(flags, order)
 
 
-def test_flags_cover_every_tap_cotangent_and_gradient() -> None:
+def test_flags_cover_every_intermediate_cotangent_and_gradient() -> None:
     flags = flags_of(model())
     names = stages(CONFIG)
     expected = {*names, LOSS, *(COTANGENT + n for n in names)}
@@ -106,9 +106,9 @@ def test_flags_of_leaves_skip_what_cannot_be_infinite() -> None:
     assert not bool(finite(jnp.array([1 + 1j, jnp.nan + 0j])))
 
 
-def test_taps_can_be_watched_without_a_gradient() -> None:
+def test_intermediates_can_be_watched_without_a_gradient() -> None:
     params, static = eqx.partition(model(), eqx.is_array)
-    forward = with_tap_flags(lambda p, ids: eqx.combine(p, static)(ids)[0])
+    forward = with_intermediate_flags(lambda p, ids: eqx.combine(p, static)(ids)[0])
     logits, flags = jax.eval_shape(forward, params, IDS)
     assert logits.shape == (*IDS.shape, CONFIG.vocab_size)
     assert set(flags) == set(stages(CONFIG))

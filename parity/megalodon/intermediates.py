@@ -1,6 +1,6 @@
-"""The tap map: every intermediate with a name, and where each implementation has it.
+"""The map of intermediates: every one with a name, and where each implementation has it.
 
-Source: docs/parity.md "Taps".
+Source: docs/parity.md "Intermediates".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parity.engine.compare import COTANGENT, LOSSES, STATE
 
 
 @dataclass(frozen=True, slots=True)
-class Tap:
+class Intermediate:
     """One intermediate of a block."""
 
     name: str
@@ -25,7 +25,7 @@ class Tap:
     reference: str
     """The module of the reference's block whose output it is; empty for the block itself."""
     parameters: tuple[str, ...]
-    """Parameters, relative to the block, that act between the taps before it and this one."""
+    """Parameters, relative to the block, that act between those before it and this one."""
     channels_first: bool = False
     """Whether the reference has it as (B, D, L)."""
     argument: int | None = None
@@ -34,24 +34,26 @@ class Tap:
     """Whether the reference applies SiLU to the module's output without giving it a name."""
 
 
-BLOCK_TAPS = (
-    Tap("timenorm", "attn.timenorm", ("attn.timenorm",)),
-    Tap("cema", "attn.cema", ("attn.cema",), channels_first=True),
-    Tap("rmsnorm", "attn.rmsnorm", ("attn.rmsnorm",)),
-    Tap("q", "attn.inner", ("attn.wz", "attn.gamma", "attn.beta"), argument=0),
-    Tap("k", "attn.inner", ("attn.wz", "attn.gamma", "attn.beta"), argument=1),
-    Tap("v", "attn.inner", ("attn.wv",), argument=2),
-    Tap("inner", "attn.inner", ()),
-    Tap("gate", "attn.wr", ("attn.wr",), silu=True),
-    Tap("attn", "attn", ("attn.wh1", "attn.wh2")),
-    Tap("ffn", "", ("ffn",)),
+BLOCK_INTERMEDIATES = (
+    Intermediate("timenorm", "attn.timenorm", ("attn.timenorm",)),
+    Intermediate("cema", "attn.cema", ("attn.cema",), channels_first=True),
+    Intermediate("rmsnorm", "attn.rmsnorm", ("attn.rmsnorm",)),
+    Intermediate("q", "attn.inner", ("attn.wz", "attn.gamma", "attn.beta"), argument=0),
+    Intermediate("k", "attn.inner", ("attn.wz", "attn.gamma", "attn.beta"), argument=1),
+    Intermediate("v", "attn.inner", ("attn.wv",), argument=2),
+    Intermediate("inner", "attn.inner", ()),
+    Intermediate("gate", "attn.wr", ("attn.wr",), silu=True),
+    Intermediate("attn", "attn", ("attn.wh1", "attn.wh2")),
+    Intermediate("ffn", "", ("ffn",)),
 )
 """Intermediates of a block in the order they are computed; q and k are taken before RoPE."""
 
 
 def stages(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return the names of all taps of a model in the order they are computed."""
-    blocks = (f"layers.{i}.{tap.name}" for i in range(config.num_layers) for tap in BLOCK_TAPS)
+    """Return the names of all intermediates of a model in the order they are computed."""
+    blocks = (
+        f"layers.{i}.{row.name}" for i in range(config.num_layers) for row in BLOCK_INTERMEDIATES
+    )
     return ("embed", *blocks, "norm", "logits")
 
 
@@ -60,7 +62,7 @@ STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
 
 
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return everything a case computes in order: taps, states, loss, cotangents backwards."""
+    """Return all that a case computes in order: intermediates, states, loss, cotangents."""
     forward = stages(config)
     blocks = (f"{STATE}layers.{i}.{name}" for i in range(config.num_layers) for name in STATES)
     states = (*blocks, *(f"{STATE}{name}" for name in STATES[:3]))
@@ -84,12 +86,12 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:
-    """Return the parameters that act between a tap and those before it, by torch name.
+    """Return the parameters that act between an intermediate and those before it, by torch name.
 
-    `stage` may be a cotangent: what acts on it is what acts after the tap, so it has no own.
+    `stage` may be a cotangent: what acts on it acts after the intermediate, so it has no own.
     """
     layer, _, name = stage.rpartition(".")
-    named = {tap.name: tap.parameters for tap in BLOCK_TAPS}
+    named = {row.name: row.parameters for row in BLOCK_INTERMEDIATES}
     if layer:
         return tuple(f"model.{layer}.{p}" for p in named.get(name, ()))
     ends = {"embed": ("model.embed",), "norm": ("model.norm",), "logits": ("lm_head",)}
@@ -102,9 +104,9 @@ def capture(
     offsets: Mapping[str, Any] | None = None,
     forced: Mapping[str, Any] | None = None,
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
-    """Return `function` with its taps as a second result: `parity.engine.instrument.capture`.
+    """Return `function` with its intermediates as a second result (`engine.instrument.capture`).
 
     The model marks what every block has by its name alone; the blocks are counted here.
     """
-    per_block = {tap.name: f"layers.{{}}.{tap.name}" for tap in BLOCK_TAPS}
+    per_block = {row.name: f"layers.{{}}.{row.name}" for row in BLOCK_INTERMEDIATES}
     return instrument.capture(function, numbered=per_block, offsets=offsets, forced=forced)
