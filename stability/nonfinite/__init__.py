@@ -9,7 +9,7 @@ from stability.nonfinite.flags import (
     finite_flags,
     in_order,
     watched_loss,
-    with_tap_flags,
+    with_intermediate_flags,
 )
 from stability.nonfinite.replay import Origin, locate, locate_findings
 
@@ -22,5 +22,5 @@ __all__ = [
     "locate",
     "locate_findings",
     "watched_loss",
-    "with_tap_flags",
+    "with_intermediate_flags",
 ]

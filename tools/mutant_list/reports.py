@@ -631,27 +631,6 @@ HOST = (
     *of(
         "reports/nightly/run.py",
         (
-            "replay_always_equal",
-            "every value is said to repeat",
-            "return second == m.value or (math.isnan(second) and math.isnan(m.value))",
-            "return second is not None",
-            "test_nightly.py::test_a_replay_repeats_where_it_gives_the_same_bits",
-        ),
-        (
-            "executed_is_not_counted",
-            "a suite that did not execute all it planned ran",
-            "if self.executed == self.planned and not self.reason else",
-            "if not self.reason else",
-            "test_nightly.py::test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down",
-        ),
-        (
-            "broken_case_executed",
-            "a case that broke down leaves no reason",
-            'suite.reason = f"case {case.name}: {type(error).__name__}: {error}"[:400]',
-            "suite.reason = suite.reason",
-            "test_nightly.py::test_a_case_that_breaks_down_is_incomplete",
-        ),
-        (
             "planted_fault_not_noted",
             "a night with a planted fault does not say so",
             "fault=options.fault,",
@@ -717,7 +696,32 @@ WHOLE = of(
     ),
 )
 
+SUITES = of(
+    "reports/nightly/suites.py",
+    (
+        "replay_always_equal",
+        "every value is said to repeat",
+        "return second == m.value or (math.isnan(second) and math.isnan(m.value))",
+        "return second is not None",
+        "test_nightly.py::test_a_replay_repeats_where_it_gives_the_same_bits",
+    ),
+    (
+        "executed_is_not_counted",
+        "a suite that did not execute all it planned ran",
+        "if self.executed == self.planned and not self.reason else",
+        "if not self.reason else",
+        "test_nightly.py::test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down",
+    ),
+    (
+        "broken_case_executed",
+        "a case that broke down leaves no reason",
+        'suite.reason = f"{what}{type(error).__name__}: {error}"[:400]',
+        "suite.reason = suite.reason",
+        "test_nightly.py::test_a_case_that_breaks_down_is_incomplete",
+    ),
+)
+
 MUTANTS = (
     *(*VERDICTS, *CHANGES, *SETTLED, *DRIFT, *LEVELS, *REGISTRY),
-    *(*STORE, *WHOLE, *HOST, *FINGERPRINT),
+    *(*STORE, *WHOLE, *HOST, *FINGERPRINT, *SUITES),
 )

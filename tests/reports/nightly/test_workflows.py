@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
 from reports.nightly import run as nightly_module
+from reports.nightly import suites as suites_module
 from reports.nightly.shards import Shard, find_shards, merged
+from reports.nightly.suites import SuiteRun
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding
@@ -56,10 +58,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield rows[case.name]
 
     def probes(checkpoint: Any, model: Any, report: Any) -> Any:
-        suite = nightly_module._Suite("stability", planned=1, executed=1)
-        return [Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")], {}, suite
+        row = Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")
+        return SuiteRun("stability", planned=1, executed=1, findings=[row])
 
-    monkeypatch.setattr(nightly_module.Suite, "case", case)
+    monkeypatch.setattr(suites_module.Suite, "case", case)
     monkeypatch.setattr(nightly_module, "run_stability", probes)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     monkeypatch.chdir(tmp_path)
