@@ -17,8 +17,6 @@ from megalodon_jax.weights import named_leaves
 from parity.megalodon.reference import why_unavailable
 from stability.core.findings import Finding, Severity
 from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
-from stability.experiments.drill_report import read as read_drill
-from stability.moe import results
 from stability.products import what_if
 from stability.storage import ema_pole_findings
 from stability.storage.diagnose import kind_of
@@ -78,7 +76,7 @@ class Probed:
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
-    """Plain data for the page, by section: "poles", "remedies", "what if", "drill"."""
+    """Plain data for the page, by section: "poles", "remedies", "what if"."""
     executed: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -179,22 +177,12 @@ def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) 
     return what_if.findings(found), what_if.rows(found)
 
 
-def _mla_moe(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
-    """Return what was measured of the second architecture: none of it is repeated here."""
-    return [], {name: results.read(name) for name in ("defects", "training")}
-
-
-def _drill(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
-    return [], read_drill()
-
-
 PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] = {
     "survival": _survival,
     "poles": _poles,
     "remedies": _remedies,
     "dtypes against golden": _dtype_golden,
     "what if": _what_if,
-    "drill": _drill,
-    "mla_moe": _mla_moe,
 }
-"""Every probe of a night, in order; remedies are tried on what the first one found."""
+"""Every probe of a night, in order; remedies are tried on what the first one found. All of them
+measure: what a command measured once is a document (`stability.core.documents`)."""

@@ -9,6 +9,7 @@ import pytest
 
 from parity.megalodon.cases import BYTE_LM
 from stability import suite
+from stability.core import documents
 from stability.core.findings import Severity
 from stability.dtype_audit import read_golden
 from stability.suite import Checkpoint, Probed, run
@@ -42,15 +43,9 @@ def test_remedies_without_survival_are_a_failure(monkeypatch) -> None:
     assert [f.partition(":")[0] for f in said.failures] == ["survival", "remedies"]
 
 
-def test_a_drill_that_cannot_be_read_is_a_failure(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(suite, "PROBES", {"drill": suite.PROBES["drill"]})
-    assert run(CHECKPOINT, None).failures == []
-
-    def missing():
-        raise ValueError("drill drill.json cannot be read")
-
-    monkeypatch.setattr(suite, "read_drill", missing)
-    assert run(CHECKPOINT, None).failures == ["drill: ValueError: drill drill.json cannot be read"]
+def test_a_document_is_no_probe() -> None:
+    """What a command measured once must not count as executed by a night."""
+    assert not {*documents.COMMANDS, "mla_moe"} & suite.PROBES.keys()
 
 
 def golden(monkeypatch, change=lambda rows: rows, reason=None):
