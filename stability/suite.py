@@ -16,7 +16,7 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.megalodon.reference import why_unavailable
 from stability.core.findings import Finding, Severity
-from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
+from stability.dtype_audit import PROGRAMS, pinned_findings, read_pinned
 from stability.products import what_if
 from stability.storage import ema_pole_findings
 from stability.storage.diagnose import kind_of
@@ -144,21 +144,21 @@ def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed)
     ]
 
 
-def _dtype_golden(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+def _pinned_dtypes(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
     """Return what differs from the committed audits, the compiled view left out for its time."""
     found: list[Finding] = []
     reason = why_unavailable()
     for name, program in PROGRAMS.items():
         audit: Any = program
         torch = name.startswith("torch")
-        golden = read_golden(name)
+        pinned = read_pinned(name)
         if torch and reason is not None:
-            found.append(_left_out(name, len(golden.rows), f"torch cannot be audited: {reason}"))
+            found.append(_left_out(name, len(pinned.rows), f"torch cannot be audited: {reason}"))
             continue
         rows = audit() if torch else audit(compiled=False)
         views = {row.view for row in rows}
-        kept = [row for row in golden.rows if row.view not in views]
-        found += golden_findings(name, [*rows, *kept])
+        kept = [row for row in pinned.rows if row.view not in views]
+        found += pinned_findings(name, [*rows, *kept])
         if kept:
             why = "the compiled program is compared by `megalodon-numerics dtypes check`"
             found.append(_left_out(name, len(kept), why))
@@ -181,7 +181,7 @@ PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] 
     "survival": _survival,
     "poles": _poles,
     "remedies": _remedies,
-    "dtypes against golden": _dtype_golden,
+    "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,
 }
 """Every probe of a night, in order; remedies are tried on what the first one found. All of them
