@@ -1,7 +1,7 @@
 """Both architectures side by side, as the page shows them.
 
-Gates are this run's; planted defects and broken training were measured by
-`megalodon-numerics subject` and are stored with the code. Source: docs/reports.md "The page".
+Gates are this run's; planted defects and broken training are documents: measured once by
+`megalodon-numerics subject`, stored with the code. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from parity.deepseek_v3.comparison import CASES
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.tolerances import PORT_EDGES
+from reports.page.sections import documents
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import label, number
@@ -30,7 +31,7 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
-    told = run.manifest.stability.get("mla_moe")
+    told = documents.second_architecture(run)
     second = [m for m in run.measurements if m.edge in PORT_EDGES]
     if not told and not second:
         return None
@@ -46,12 +47,12 @@ def architectures(run: Run) -> dict[str, Any] | None:
         "cases": _cases(second),
         "refusals": [label(f.message, 200) for f in run.findings if f.metric == LIVE_BUG],
         "probes": (megalodon, _findings(told["defects"]) if told else "not in this run"),
-        **_told(told or {}),
+        **_told(told),
     }
 
 
 def _told(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what commands measured and the run took over: planted defects, broken training."""
+    """Return what the documents say: planted defects, broken training."""
     training = told.get("training") or {"plan": {}, "variants": []}
     return {
         "defects": [_defect(d) for d in (told.get("defects") or {}).get("defects", ())],

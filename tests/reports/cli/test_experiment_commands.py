@@ -27,7 +27,7 @@ def test_dtypes_shows_the_committed_tables() -> None:
 def test_an_audit_that_is_not_there_is_refused_with_those_that_are(command: str) -> None:
     refused = run("dtypes", command, "nothing")
     assert refused.exit_code == 2
-    assert "no golden audit nothing; there are bfloat16_compute, float32" in refused.output
+    assert "no pinned rows nothing; there are bfloat16_compute, float32" in refused.output
 
 
 @pytest.mark.parametrize("command", ["founding-case", "gemm-drill"])

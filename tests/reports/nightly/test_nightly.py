@@ -51,7 +51,7 @@ def no_probes(monkeypatch):
 
 def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     # Every probe has a test of its own; that all of them are called is `PROBES`.
-    some = {name: probe for name, probe in PROBES.items() if name in ("survival", "drill")}
+    some = {name: probe for name, probe in PROBES.items() if name in ("survival", "what if")}
     monkeypatch.setattr(stability_suite, "PROBES", some)
     summary = tmp_path / "summary.md"
     summary.write_text("before\n", encoding="utf-8")
@@ -71,7 +71,7 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert {m.case for m in stored.measurements} == {"length_c"}
     probes = {f.probe for f in stored.findings}
     assert {"survival", "dtypes", "values"} <= probes
-    assert stored.manifest.stability.keys() == {"drill"}
+    assert stored.manifest.stability.keys() == {"what if"}
 
 
 def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
