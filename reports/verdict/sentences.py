@@ -143,13 +143,13 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
 
 def against(held: Held) -> str:
     """Say what the levels were held against, why, and how many of them could be compared."""
-    golden = held.golden
-    why = f", blessed {label(golden.blessed, 20)} ({label(golden.reason, 80)})"
-    if not golden.blessed:
+    pin = held.pin
+    why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
+    if not pin.pinned:
         why = ", the oldest healthy run on this machine"
     count_of = f"{held.comparable:,} of {count(held.levels, 'level')} comparable"
     differs = f"; {'; '.join(label(d, 200) for d in held.differs)}" if not held.same else ""
-    return f"run {label(golden.run, 60)}{why}: {count_of}{differs}"
+    return f"run {label(pin.run, 60)}{why}: {count_of}{differs}"
 
 
 def first_night(run: Run, held: Sequence[Held]) -> str:
@@ -166,7 +166,7 @@ def first_night(run: Run, held: Sequence[Held]) -> str:
         who = " It is the first night on this machine, and the anchor of later ones"
     other = next((h for h in held if not h.same), None)
     if other is None:
-        return f"{who}; nothing could be compared: no blessed run is there."
+        return f"{who}; nothing could be compared: no pinned run is there."
     largest = other.largest
     if largest is None:
         differs = other.differs[0] if other.differs else "other work"
