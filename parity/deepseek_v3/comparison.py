@@ -28,11 +28,13 @@ from parity.deepseek_v3.checkpoint import abstract, build, stacked, unstacked
 from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.deepseek_v3.router import choose, scores_of
+from parity.engine.bounds import NoiseFloors
 from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
+from parity.engine.quantity import LOSS, Quantity, Role
 from parity.pooling import DRAWS, Draw, Pool, pool
 from parity.port import OUTPUT, Arrays, Report, check
-from parity.tolerances import NoiseFloors
+from parity.port_tolerances import PORTS, PortEdge
 
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"
 RENEW = "megalodon-numerics subject record"
@@ -223,7 +225,7 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
     value, gradients = eqx.filter_value_and_grad(forward)(model, ids, positions)
     for name, gradient in named_leaves(gradients).items():
         if not name.endswith(BUFFER):
-            checkpoint_name(gradient, f"grad/{name}")
+            checkpoint_name(gradient, Quantity.gradient(name))
     return value
 
 
@@ -293,11 +295,11 @@ def _positions(case: Case) -> np.ndarray:
 def _flips(case: Case, report: Report, answer: Answer, device: str) -> list[Measurement]:
     """Count tokens that go to other experts although the choice was clear, for each layer."""
     work = Work(case.title, case.hash, ())
-    edge = Comparison(work, "port32:original32", NoiseFloors({}), "int32", device)
+    edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
     bounds = {
         m.quantity: m.tolerance
         for m in report.measurements
-        if m.edge == "port32:original32" and m.metric == "rel_l2"
+        if m.edge == PortEdge.PORT32_ORIGINAL32 and m.metric == "rel_l2"
     }
     rows = []
     for layer, theirs in answer.chosen.items():
@@ -398,17 +400,17 @@ def record(case: Case, folder: Path = FOLDER) -> Path:
     return recordings.write(case.name, case.hash, arrays, made, folder)
 
 
-def _without_gradients(found: Arrays) -> Arrays:
-    return {n: a for n, a in found.items() if not n.startswith("grad/")}
+def _without_gradients(found: Mapping[str, np.ndarray]) -> Arrays:
+    return {n: a for n, a in found.items() if Quantity(n).role is not Role.GRADIENT}
 
 
 def _named(found: Mapping[str, np.ndarray]) -> Arrays:
     """Return what the reference computed under our names: experts stacked, the loss the output."""
-    gradients = {n.removeprefix("grad/"): a for n, a in found.items() if n.startswith("grad/")}
-    rest = {n: a for n, a in found.items() if not n.startswith("grad/")}
-    kept = {n: a for n, a in rest.items() if n != "loss" and not n.endswith(".chosen")}
-    named = {f"grad/{n}": a for n, a in stacked(gradients).items()}
-    return {**kept, OUTPUT: found["loss"], **named}
+    values = _without_gradients(found)
+    gradients = {Quantity(n).name: a for n, a in found.items() if n not in values}
+    kept = {n: a for n, a in values.items() if n != LOSS and not n.endswith(".chosen")}
+    named = {Quantity.gradient(n): a for n, a in stacked(gradients).items()}
+    return {**kept, OUTPUT: found[LOSS], **named}
 
 
 def _under(held: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:

@@ -15,11 +15,17 @@ from typing import Any
 
 from megalodon_jax.files import written_aside
 from parity.deepseek_v3 import comparison
+from parity.port_tolerances import PortEdge
 from stability.moe.defects import Row
 from stability.moe.examine import Examination
 
 FOLDER = Path(__file__).parents[1] / "data" / "mla_moe"
-EDGES = ("port32:original32", "port32:port64", "original32:port64", "port64:original64")
+EDGES = (
+    PortEdge.PORT32_ORIGINAL32,
+    PortEdge.PORT32_PORT64,
+    PortEdge.ORIGINAL32_PORT64,
+    PortEdge.PORT64_ORIGINAL64,
+)
 Document = dict[str, Any]
 
 
