@@ -22,7 +22,7 @@ from parity.tolerances import NoiseFloors
 FLOORS = NoiseFloors.load()
 TRUTH = {"jax64:oracle", "jax32:oracle"}
 REFERENCE = {"reference32:oracle", "jax32:reference32"}
-NARROW = {f"{side}:oracle" for side in low_precision.SIDES}
+NARROW = {low_precision.OURS, *low_precision.MODES}
 QUICK = (
     "plain",
     "right_padding",
