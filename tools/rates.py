@@ -15,8 +15,8 @@ import numpy as np
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import FIELDS
+from reports.store.manifest import Device, Environment, Manifest, SuiteResult
 from reports.store.runs import Run
-from reports.store.schema import SCHEMA
 from reports.verdict.decide import Decision, Word, decide
 from reports.verdict.history import Key, Past
 from reports.verdict.pinned import Golden, golden_of
@@ -149,11 +149,11 @@ def _run(value: float, repeats: bool) -> Run:
         *KEY[:3], Kind.LOGITS, 1, KEY[3], value, TOLERANCE, Verdict.PASS, "float32", "cpu", "same",
         deterministic=repeats,
     )  # fmt: skip
-    suite = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
-    fixed = {"schema": SCHEMA, "kind": "nightly", "id": "night", "created": "2026-11-20"}
     # One machine throughout: levels of another are held to wider limits.
-    device = {"device": {"kind": "cpu"}, "host": dict.fromkeys(FIELDS, "synthetic")}
-    return Run({**fixed, **device, "suites": [suite]}, (row,))
+    machine = Environment(device=Device("cpu"), host=dict.fromkeys(FIELDS, "synthetic"))
+    suite = SuiteResult("parity", planned=1, executed=1, status="ran")
+    manifest = Manifest(id="night", created="2026-11-20", environment=machine, suites=(suite,))
+    return Run(manifest, (row,))
 
 
 def table(histories: int) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
+from jax.extend.core import JaxprEqn
+
+from parity.engine.jaxprs import bind, equations, interpret
 
 
 def capture(
@@ -43,7 +45,18 @@ def capture(
     def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         marks = _Marks(numbered or {}, offsets or {}, forced or {})
-        values = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), marks)
+
+        def step(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+            if _is_call(eqn):
+                inner = eqn.params["jaxpr"]
+                if any(e.primitive.name == "name" for e in equations(inner.jaxpr, _is_call)):
+                    return interpret(inner.jaxpr, inner.consts, inputs, step)
+            outputs = bind(eqn, inputs)
+            if eqn.primitive.name == "name":
+                outputs = [marks.mark(eqn.params["name"], outputs[0])]
+            return outputs
+
+        values = interpret(closed.jaxpr, closed.consts, jax.tree.leaves(args), step)
         return jax.tree.unflatten(jax.tree.structure(shape), values), marks.taken
 
     return captured
@@ -74,31 +87,6 @@ class _Marks:
         return self.forced[name].astype(value.dtype) if name in self.forced else value
 
 
-def _evaluate(jaxpr: Any, consts: Any, args: Any, marks: _Marks) -> list[Any]:
-    """Evaluate a jaxpr equation by equation, looking inside jitted calls that hold a mark."""
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
-        if _is_marked_call(eqn):
-            inner = eqn.params["jaxpr"]
-            outputs = _evaluate(inner.jaxpr, inner.consts, inputs, marks)
-        else:
-            # An equation traced with 64-bit types must be bound with them.
-            with eqn.ctx.manager:
-                outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
-            outputs = outputs if eqn.primitive.multiple_results else [outputs]
-        if eqn.primitive.name == "name":
-            outputs = [marks.mark(eqn.params["name"], outputs[0])]
-        values.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _is_marked_call(eqn: Any) -> bool:
-    if eqn.primitive.name not in ("jit", "pjit"):
-        return False
-    inside = eqn.params["jaxpr"].jaxpr.eqns
-    return any(e.primitive.name == "name" or _is_marked_call(e) for e in inside)
+def _is_call(eqn: JaxprEqn) -> bool:
+    # A mark inside of a branch or loop has no one value, so those are bound whole.
+    return eqn.primitive.name in ("jit", "pjit")

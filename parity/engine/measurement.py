@@ -6,7 +6,7 @@ Source: docs/parity.md "Metrics", docs/parity.md "Fail closed", docs/reports.md 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -38,6 +38,10 @@ class Kind(StrEnum):
     """What a deliberate difference amounts to (`parity.megalodon.known_differences`)."""
 
 
+Key = tuple[str, str, str, str]
+"""Case, edge, quantity, metric."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One number about one tensor on one edge of the triangle.
@@ -63,6 +67,25 @@ class Measurement:
     note: str = ""
     deterministic: bool | None = None
     """Whether a replay in the same run gave the same bits; None where nothing was replayed."""
+
+    @property
+    def key(self) -> Key:
+        """What names it across runs."""
+        return self.case, self.edge, self.quantity, self.metric
+
+    def settled(self) -> Measurement:
+        """Return it with the verdict its numbers support: fail closed.
+
+        A gate passes only on a finite value within its tolerance, and a pass without a tolerance is
+        a gate that nothing checked.
+        """
+        if self.verdict is not Verdict.PASS and (
+            self.verdict is not Verdict.INFO or math.isnan(self.tolerance)
+        ):
+            return self
+        holds = math.isfinite(self.value) and self.value <= self.tolerance
+        verdict = Verdict.PASS if holds else Verdict.FAIL
+        return self if verdict is self.verdict else replace(self, verdict=verdict)
 
     @property
     def fraction(self) -> float:

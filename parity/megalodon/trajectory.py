@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from megalodon_jax.loss import next_token_loss
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
 from parity.engine.quantity import LOSSES, Quantity
 from parity.megalodon import oracle, perturbation
@@ -146,7 +146,5 @@ def _step(model, state, ids, labels, mask):
         return next_token_loss(logits, labels, mask, dtype=model.config.softmax_dtype)
 
     loss, grads = eqx.filter_value_and_grad(objective)(model)
-    # optax raises floats to its integer step count, which strict promotion forbids.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, state = adamw().update(grads, state, eqx.filter(model, eqx.is_array))
-        return loss, eqx.apply_updates(model, updates), state
+    updates, state = optimiser_update(adamw(), grads, state, eqx.filter(model, eqx.is_array))
+    return loss, eqx.apply_updates(model, updates), state

@@ -12,9 +12,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -37,7 +36,8 @@ from reports.bench.workloads import (
     reference_workloads,
     seconds,
 )
-from reports.provenance.environment import describe, environment
+from reports.provenance.environment import describe, new_manifest
+from reports.store.manifest import Environment, ReferenceInfo
 from reports.store.runs import Run, RunKind
 from reports.store.timings import Timing
 
@@ -78,7 +78,8 @@ def bench(repeats: int, memory: bool, report: Report) -> Run:
 
     Both sides run on JAX's device, CPU or GPU, with float32 products: a GPU shortens none to TF32.
     """
-    clock, machine = time.perf_counter(), environment(datetime.now(UTC), RunKind.BENCH)
+    clock, manifest = time.perf_counter(), new_manifest(datetime.now(UTC), RunKind.BENCH)
+    environment = manifest.environment
     # Before anything else is in memory, and never beside something that is being timed.
     peaks = {side: _peak(side, memory, report) for side in ("jax", "reference")}
     with jax.default_matmul_precision("highest"):
@@ -86,25 +87,25 @@ def bench(repeats: int, memory: bool, report: Report) -> Run:
         backends = measure_backends(CONFIG, LENGTH, repeats, report)
     shared = {
         "dtype": str(CONFIG.compute_dtype),
-        "device": machine["device"]["kind"],
-        "identity": identity(CONFIG, LENGTH, machine),
+        "device": str(environment.device.kind),
+        "identity": identity(CONFIG, LENGTH, environment),
     }
     rows = [row for work, part in times.items() for row in timings(work, part, missing, shared)]
     rows += [row for name, pair in backends.items() for row in backend_timings(name, *pair, shared)]
-    absent = {"kind": "absent", "commit": None, "versions": {}, "detail": missing}
-    document = {
-        **machine,
-        "reference": absent if missing else _reference(),
-        "durations": {"bench": round(time.perf_counter() - clock, 3)},
-        "workload": {
+    reference = ReferenceInfo("absent", detail=missing) if missing else _reference()
+    manifest = replace(
+        manifest,
+        environment=replace(environment, reference=reference),
+        durations={"bench": round(time.perf_counter() - clock, 3)},
+        workload={
             "batch": 1,
             "length": LENGTH,
             "decode_steps": DECODE_STEPS,
             "repeats": repeats,
             "config": CONFIG.to_dict(),
         },
-    }
-    return Run(document, timings=(*rows, *memory_timings(peaks, shared)))
+    )
+    return Run(manifest, timings=(*rows, *memory_timings(peaks, shared)))
 
 
 def measure(
@@ -217,9 +218,9 @@ def memory_timings(
     )
 
 
-def identity(config: MegalodonConfig, length: int, machine: Mapping[str, Any]) -> str:
+def identity(config: MegalodonConfig, length: int, environment: Environment) -> str:
     """Return the hash of everything but code and versions that decides how long the work takes."""
-    device, threads = machine["device"], machine["threads"]
+    device, threads = asdict(environment.device), environment.threads
     reference = installed() if why_unavailable() is None else "absent"
     parts = (VERSION, reference, config.to_dict(), length, DECODE_STEPS, device, threads)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -253,9 +254,9 @@ def _peak(side: str, memory: bool, report: Report) -> float | str:
     return peak
 
 
-def _reference() -> dict[str, Any]:
+def _reference() -> ReferenceInfo:
     reference = LiveReference()
-    return {**describe(reference), "threads": reference.provenance["threads"]}
+    return replace(describe(reference), threads=reference.provenance["threads"])
 
 
 def _floors(model: MegalodonForCausalLM, length: int, repeats: int) -> dict[str, tuple[float, ...]]:

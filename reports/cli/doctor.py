@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata, util
@@ -25,7 +24,8 @@ from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance
 from reports.provenance import host as hosts
 from reports.provenance.device import device_kind
-from reports.provenance.environment import PACKAGES, environment
+from reports.provenance.environment import PACKAGES, new_manifest
+from reports.store.manifest import Environment
 from reports.store.runs import check_writable, list_runs
 from reports.store.schema import RunKind, StoreError
 from reports.text import count
@@ -63,18 +63,16 @@ def _versions() -> list[Line]:
 
 
 def _devices() -> list[Line]:
-    kind, manifest = device_kind(), _manifest()
+    kind, here = device_kind(), _environment()
     names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
-    device = (
-        f"{kind}: {hosts.processor(manifest) if kind == 'cpu' else names}, {len(jax.devices())}"
-    )
+    device = f"{kind}: {hosts.processor(here) if kind == 'cpu' else names}, {len(jax.devices())}"
     asked = {name: os.environ[name] for name in THREADS if name in os.environ}
     told = ", ".join(f"{name}={value}" for name, value in asked.items())
     advice = recommend(names)
     return [
         Line("device", device),
         Line("threads", f"{hosts.threads()}{f' ({told})' if told else ''}"),
-        Line("fingerprint", hosts.fingerprint(manifest) or "unknown: no /proc/cpuinfo to read"),
+        Line("fingerprint", hosts.fingerprint(here) or "unknown: no /proc/cpuinfo to read"),
         Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
     ]
 
@@ -149,7 +147,7 @@ def _runs(out: Path) -> list[Line]:
 
 def _blessed() -> list[Line]:
     """Say of each blessed run how this machine differs from the one it was made on."""
-    pinned, here = goldens.load(device_kind()), _manifest()
+    pinned, here = goldens.load(device_kind()), _environment()
     lines = []
     for golden in pinned.goldens:
         differs = "; ".join(_machine(here, golden)) or "nothing: it is this machine"
@@ -160,16 +158,15 @@ def _blessed() -> list[Line]:
     return lines or [Line("blessed run", "none: `bless` pins one")]
 
 
-def _machine(here: Mapping[str, Any], golden: goldens.Golden) -> tuple[str, ...]:
+def _machine(here: Environment, golden: goldens.Golden) -> tuple[str, ...]:
     # Which reference a night compares with is decided when it runs.
-    environment = {**golden.environment, "reference": {}}
-    return hosts.differences({**here, "reference": {}}, environment)
+    return hosts.differences(here, replace(golden.environment, reference=here.reference))
 
 
 @cache
-def _manifest() -> dict[str, Any]:
+def _environment() -> Environment:
     """Return what a run made now would say of this machine."""
-    return environment(datetime.now(UTC), RunKind.NIGHTLY)
+    return new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment
 
 
 def _tools() -> list[Line]:

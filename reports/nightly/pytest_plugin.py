@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from parity.engine.measurement import Kind, Measurement, Verdict
 from stability.core.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from reports.store.manifest import SuiteResult
 
 _ROWS = pytest.StashKey[list[Measurement]]()
 Record = Callable[[Iterable[Measurement]], list[Measurement]]
@@ -136,48 +139,47 @@ class Collector:
     def _store(self, interrupted: bool) -> list[str]:
         from parity.megalodon.suite import choose_reference
         from reports.nightly.run import store
-        from reports.provenance.environment import describe, environment
+        from reports.provenance.environment import describe, new_manifest
         from reports.store.runs import Run
         from reports.store.schema import RunKind
-        from reports.verdict.document import derived
+        from reports.verdict.document import with_tables
 
         selection = self.config.getoption("-m") or "everything"
         rows = tuple(self.rows[key] for key in sorted(self.rows))
         reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
-        manifest = {
-            **environment(self.started, RunKind.PYTEST),
-            "reference": reference,
-            "durations": {"pytest": round(time.perf_counter() - self.clock, 3)},
-            "suites": [self._suite(interrupted)],
-            "selected": [selection],
-            **derived(rows, None),
-            "cases": [],
-            "checkpoint": None,
-            "stability": {},
-            "fault": None,
-        }
+        manifest = with_tables(new_manifest(self.started, RunKind.PYTEST), rows)
+        environment = replace(manifest.environment, reference=reference)
+        manifest = replace(
+            manifest,
+            environment=environment,
+            durations={"pytest": round(time.perf_counter() - self.clock, 3)},
+            suites=(self._suite(interrupted),),
+            selected=(selection,),
+        )
         outcome = store(self.root, Run(manifest, rows, tuple(self.findings)), lambda line: None)
-        device, decision = manifest["device"], outcome.decision
+        device, decision = environment.device, outcome.decision
         assert decision is not None
         return [
             f"numerics run: {len(rows)} measurements of {len(self.executed)} tests: JAX on "
-            f"{device['kind']} ({device['name']}) compared with the float64 oracle and "
-            f"megalodon-hf {reference['kind']} {reference['commit']}",
+            f"{device.kind} ({device.name}) compared with the float64 oracle and "
+            f"megalodon-hf {reference.kind} {reference.commit}",
             f"{decision.word}: {decision.sentence}",
             str(outcome.folder),
         ]
 
-    def _suite(self, interrupted: bool) -> dict[str, Any]:
+    def _suite(self, interrupted: bool) -> SuiteResult:
+        from reports.store.manifest import SuiteResult
+
         whole = self.executed == self.planned and not interrupted
         missing = sorted(self.planned - self.executed)
         reason = f"skipped: {', '.join(missing)}"[:400] if missing else ""
-        return {
-            "name": "pytest",
-            "planned": len(self.planned),
-            "executed": len(self.executed),
-            "reason": "the session was interrupted" if interrupted else reason,
-            "status": "ran" if whole else "failed",
-        }
+        return SuiteResult(
+            name="pytest",
+            planned=len(self.planned),
+            executed=len(self.executed),
+            reason="the session was interrupted" if interrupted else reason,
+            status="ran" if whole else "failed",
+        )
 
 
 def _finding(severity: Severity, test: str, message: str) -> Finding:

@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from megalodon_jax.gemm import BACKENDS
-from parity.deepseek_v3 import comparison as mla_moe
-from parity.engine.compare import OnFailure
-from parity.engine.deviation import Deviations
-from parity.engine.measurement import Measurement, Verdict
 from parity.faults import by_name as fault_by_name
-from parity.faults.controls import CONTROLS, missed
 from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
-from parity.megalodon.known_differences import KNOWN_DIFFERENCES
-from parity.megalodon.known_differences import measure as measure_known_differences
-from parity.megalodon.noise_floors import extended
-from parity.megalodon.suite import Reference, Suite, choose_reference, culprit
-from parity.pooling import POOLED
-from parity.tolerances import NoiseFloors
-from reports.nightly.shards import (
-    CONTROLS_PART,
-    KNOWN_DIFFERENCES_PART,
-    MLA_MOE_PART,
-    PROBES_PART,
-    PRODUCTS_PART,
-    Shard,
+from parity.megalodon.suite import Reference, choose_reference
+from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
+from reports.nightly.suites import (
+    MEASURED,
+    Report,
+    SuiteRun,
+    elsewhere,
+    run_controls,
+    run_parity,
+    run_stability,
 )
 from reports.page.render import render
-from reports.provenance.device import device_kind
-from reports.provenance.environment import describe, environment
+from reports.provenance.environment import describe, new_manifest
 from reports.registry.lookup import held_against, judge
+from reports.store.manifest import CheckpointInfo, Manifest
 from reports.store.runs import Run, write_run
-from reports.store.schema import RunKind, kind_of
-from reports.verdict.changes import key_of
+from reports.store.schema import PAGE, RunKind
 from reports.verdict.decide import Decision
-from reports.verdict.document import case_entry, derived
-from reports.verdict.levels import Calibrated, spreads_of
-from stability import suite as stability
-from stability.core.findings import Finding
-from stability.moe.fixed_bugs import reference_scatter
-from stability.products.accuracy import measure as measure_products
+from reports.verdict.document import case_info, with_tables
+from reports.verdict.levels import spreads_of
+from stability.suite import Checkpoint
 
-Report = Callable[[str], None]
 Step = Callable[[int, int], None]
 
 
@@ -80,24 +63,7 @@ class Outcome:
     @property
     def page(self) -> Path:
         """The page to open."""
-        return self.folder / "report.html"
-
-
-@dataclass
-class _Suite:
-    name: str
-    planned: int
-    executed: int = 0
-    reason: str = ""
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
-    responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """What rounding does to the quantities of each case (`reports.verdict.levels.spreads_of`)."""
-
-    def entry(self) -> dict[str, Any]:
-        status = "ran" if self.executed == self.planned and not self.reason else "failed"
-        fields = ("name", "planned", "executed", "reason")
-        return {name: getattr(self, name) for name in fields} | {"status": status}
+        return self.folder / PAGE
 
 
 def nightly(options: Options, report: Report, step: Step = lambda done, planned: None) -> Outcome:
@@ -133,42 +99,65 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(mine)}")
     if fault:
         report(f"planted on purpose: {fault.name}")
-    done = _Done(options.shard, plan, reference)
+    suites: list[SuiteRun] = []
     with fault.planted() if fault else nullcontext():
         if mine:
-            done.add(
-                *run_parity(
-                    mine, reference, report, lambda n: step(n, len(parts)), on_failure=done.tensors
-                )
-            )
+            suites.append(run_parity(mine, reference, report, lambda n: step(n, len(parts))))
         for part in (part for part in parts if part in MEASURED):
-            done.add(*MEASURED[part](reference, report, asked[part]))
+            suites.append(MEASURED[part](reference, report, asked[part]))
     if PROBES_PART in parts:
         step(parts.index(PROBES_PART), len(parts))
-        findings, done.shown, probes = run_stability(checkpoint, model, report)
-        done.findings += findings
-        done.suites.append(probes)
+        suites.append(run_stability(checkpoint, model, report))
     if CONTROLS_PART in parts:
         # Last, because they throw away what is compiled.
         step(len(parts) - 1, len(parts))
-        done.suites.append(run_controls(reference, report))
+        suites.append(run_controls(reference, report))
     step(len(parts), len(parts))
-    tested = {
-        "cases": [case_entry(case) for case in mine],
-        "checkpoint": _about(checkpoint, model),
-        "selected": list(options.cases),
-        "fault": options.fault,
-    }
-    return store(options.out, done.run(started, tested), report)
+    probed = CheckpointInfo(
+        name=checkpoint.folder.name,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
+        config=model.config.to_dict(),
+        training=checkpoint.training,
+    )
+    manifest = replace(
+        _manifest(started, suites, reference, options.shard, plan),
+        cases=tuple(map(case_info, mine)),
+        checkpoint=probed,
+        selected=options.cases,
+        fault=options.fault,
+    )
+    run = Run(
+        manifest,
+        measurements=tuple(m for suite in suites for m in suite.measurements),
+        findings=tuple(f for suite in suites for f in suite.findings),
+        tensors=tuple(t for suite in suites for t in suite.tensors),
+    )
+    return store(options.out, run, report)
 
 
-def _about(checkpoint: stability.Checkpoint, model: Any) -> dict[str, Any]:
-    return {
-        "name": checkpoint.folder.name,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model)),
-        "config": model.config.to_dict(),
-        "training": checkpoint.training,
-    }
+def _manifest(
+    started: datetime,
+    suites: Sequence[SuiteRun],
+    reference: Reference,
+    shard: Shard | None,
+    plan: tuple[str, ...],
+) -> Manifest:
+    """Return what the suites and this machine say of the run."""
+    rows = [m for suite in suites for m in suite.measurements]
+    responses = {key: r for suite in suites for key, r in suite.responses.items()}
+    manifest = with_tables(new_manifest(started, RunKind.SHARD if shard else RunKind.NIGHTLY), rows)
+    manifest = replace(
+        manifest,
+        environment=replace(manifest.environment, reference=describe(reference)),
+        durations={suite.name: round(suite.seconds, 3) for suite in suites},
+        suites=tuple(suite.result() for suite in suites),
+        spreads=spreads_of(rows, responses),
+        stability={name: data for suite in suites for name, data in suite.shown.items()},
+    )
+    if shard is None:
+        return manifest
+    name = f"{manifest.id}-{shard.index}-of-{shard.count}"
+    return replace(manifest, id=name, shard=asdict(shard), plan=plan)
 
 
 def store(root: Path, run: Run, report: Report) -> Outcome:
@@ -177,58 +166,14 @@ def store(root: Path, run: Run, report: Report) -> Outcome:
     Raises:
         StoreError: the folder cannot be written; `report` got the verdict before.
     """
-    if kind_of(run.manifest) is RunKind.SHARD:
+    if run.manifest.kind is RunKind.SHARD:
         return Outcome(run, None, write_run(root, run))
-    found = judge(root, run)
-    run = replace(run, manifest={**run.manifest, "verdict": found.decision.word.value})
-    page = render(run, found.decision, found.history)
+    judged = judge(root, run)
+    run = replace(run, manifest=replace(run.manifest, verdict=judged.decision.word.value))
     # Should the disk be full, the night's answer is not lost with the night's numbers.
-    report(f"verdict: {found.decision.word}")
-    folder = write_run(root, run, page)
-    return Outcome(run, found.decision, folder, tuple(held_against(found)))
-
-
-@dataclass
-class _Done:
-    """What a nightly has so far."""
-
-    shard: Shard | None
-    plan: tuple[str, ...]
-    reference: Reference
-    measurements: list[Measurement] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    suites: list[_Suite] = field(default_factory=list)
-    shown: dict[str, Any] = field(default_factory=dict)
-    tensors: Deviations = field(default_factory=Deviations)
-    responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-
-    def add(self, rows: list[Measurement], suite: _Suite) -> None:
-        self.measurements += rows
-        self.findings += suite.findings
-        self.responses |= suite.responses
-        self.suites.append(suite)
-
-    def run(self, started: datetime, tested: dict[str, Any]) -> Run:
-        kind = RunKind.SHARD if self.shard else RunKind.NIGHTLY
-        document = {
-            **environment(started, kind),
-            "reference": describe(self.reference),
-            "durations": {suite.name: round(suite.seconds, 3) for suite in self.suites},
-            "suites": [suite.entry() for suite in self.suites],
-            **tested,
-            **derived(self.measurements, tested["fault"]),
-            "spreads": spreads_of(self.measurements, self.responses),
-            "stability": self.shown,
-        }
-        if self.shard:
-            document["id"] += f"-{self.shard.index}-of-{self.shard.count}"
-            document |= {"shard": asdict(self.shard), "plan": list(self.plan)}
-        return Run(
-            document,
-            tuple(self.measurements),
-            tuple(self.findings),
-            tensors=tuple(self.tensors),
-        )
+    report(f"verdict: {judged.decision.word}")
+    folder = write_run(root, run, lambda run: render(run, judged.decision, judged.history))
+    return Outcome(run, judged.decision, folder, tuple(held_against(judged)))
 
 
 def select_cases(options: Options) -> list[Case]:
@@ -255,180 +200,8 @@ def select_cases(options: Options) -> list[Case]:
     ]
 
 
-def elsewhere() -> dict[str, set[str]]:
-    """Return what can be asked for besides cases of the triangle, by the part of the plan."""
-    return {
-        KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
-        PRODUCTS_PART: set(BACKENDS),
-        MLA_MOE_PART: {case.title for case in mla_moe.CASES},
-    }
-
-
-def open_checkpoint(folder: Path | None) -> stability.Checkpoint:
+def open_checkpoint(folder: Path | None) -> Checkpoint:
     """Return the user's checkpoint, or the committed one; text comes from beside the weights."""
     folder = folder or BYTE_LM
     own = folder / "heldout.txt"
-    return stability.Checkpoint(folder, own if own.is_file() else BYTE_LM / "heldout.txt")
-
-
-def run_parity(
-    cases: Sequence[Case],
-    reference: Reference,
-    report: Report,
-    step: Callable[[int], None] = lambda done: None,
-    on_failure: OnFailure | None = None,
-) -> tuple[list[Measurement], _Suite]:
-    """Run the triangle twice; a case that breaks down leaves the suite incomplete, never green.
-
-    The second time costs a tenth of the first, which compiles, and tells what repeats.
-    """
-    suite, clock = _Suite("parity", planned=len(cases)), time.perf_counter()
-    triangle = Suite(reference, device=device_kind(), on_failure=on_failure)
-    replay = Suite(reference, device=device_kind())
-    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
-    measurements: list[Measurement] = []
-    for turn, case in enumerate(cases):
-        step(turn)
-        start = time.perf_counter()
-        try:
-            rows = list(triangle.case(case, floors))
-            rows = replayed(rows, list(replay.case(case, floors)))
-        except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
-            suite.reason = f"case {case.name}: {type(error).__name__}: {error}"[:400]
-            report(f"  {case.name}: did not finish: {suite.reason}")
-            continue
-        measurements += rows
-        suite.executed += 1
-        suite.responses[case.name, "rel_l2"] = floors.responses(case.work)
-        report(f"  {case.name}: {_said(rows)} ({time.perf_counter() - start:.1f} s)")
-    suite.seconds = time.perf_counter() - clock
-    return measurements, suite
-
-
-def run_known_differences(
-    reference: Reference, report: Report, only: Collection[str] = ()
-) -> tuple[list[Measurement], _Suite]:
-    """Measure every deliberate difference, or those asked for by id; one that cannot be measured
-    leaves the suite incomplete.
-    """
-    suite, clock = _Suite("seams", planned=len(only or KNOWN_DIFFERENCES)), time.perf_counter()
-    rows: list[Measurement] = []
-    try:
-        for row in measure_known_differences(reference, device_kind()):
-            if not only or row.quantity in only:
-                rows.append(row)
-                suite.executed += 1
-        rows = replayed(rows, list(measure_known_differences(reference, device_kind())))
-    except (ArithmeticError, RuntimeError, ValueError) as error:
-        suite.reason = f"{type(error).__name__}: {error}"[:400]
-    suite.seconds = time.perf_counter() - clock
-    same = f"{sum(row.verdict is Verdict.PASS for row in rows)} of {suite.planned}"
-    report(f"  known differences: {same} are what they were ({suite.seconds:.1f} s)")
-    return rows, suite
-
-
-def run_products(
-    _: Reference, report: Report, only: Collection[str] = ()
-) -> tuple[list[Measurement], _Suite]:
-    """Compare every GEMM backend, or those asked for, with float64 on what it multiplied."""
-    suite, clock = _Suite("products", planned=len(only or BACKENDS)), time.perf_counter()
-    rows: list[Measurement] = []
-    try:
-        rows = replayed(*(list(measure_products(device_kind())) for _ in range(2)))
-        rows = [row for row in rows if not only or row.case in only]
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        suite.reason = f"{type(error).__name__}: {error}"[:400]
-    suite.executed = len({row.case for row in rows})
-    suite.seconds = time.perf_counter() - clock
-    held = sum(row.verdict is Verdict.PASS for row in rows)
-    report(f"  products: {held} gates of GEMM backends hold ({suite.seconds:.1f} s)")
-    return rows, suite
-
-
-def run_mla_moe(
-    reference: Reference, report: Report, only: Collection[str] = ()
-) -> tuple[list[Measurement], _Suite]:
-    """Compare the second architecture, or the cases of it that are asked for, with Transformers,
-    live where megalodon-hf is and it can.
-    """
-    suite, clock = _Suite("mla-moe", planned=len(only or mla_moe.CASES)), time.perf_counter()
-    which = "auto" if reference.kind == "live" else "recorded"
-    rows: list[Measurement] = []
-    said: dict[str, Finding] = {}
-    try:
-        for case in (c for c in mla_moe.CASES if not only or c.title in only):
-            answer = mla_moe.answer(case, which)
-            once, again = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
-            rows += replayed(once.measurements, again.measurements)
-            suite.responses[case.title, "rel_l2"] = once.report.responses
-            pool = mla_moe.pooled(case, answer.kind == "live", device_kind())
-            rows += pool.measurements
-            suite.responses[case.title, POOLED] = pool.responses
-            suite.executed += 1
-            found = reference_scatter(answer.refusal, answer.versions["transformers"])
-            said[found.message] = found
-    except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
-        suite.reason = f"{type(error).__name__}: {error}"[:400]
-    suite.findings = [found for found in said.values() if found.value]
-    suite.seconds = time.perf_counter() - clock
-    held = sum(row.verdict is Verdict.PASS for row in rows)
-    report(f"  mla-moe: {held} gates hold ({suite.seconds:.1f} s)")
-    return rows, suite
-
-
-Measured = Callable[[Reference, Report, Collection[str]], tuple[list[Measurement], _Suite]]
-MEASURED: dict[str, Measured] = {
-    KNOWN_DIFFERENCES_PART: run_known_differences,
-    PRODUCTS_PART: run_products,
-    MLA_MOE_PART: run_mla_moe,
-}
-"""Suites beside the cases that measure something, by their part of a plan (`shards`)."""
-
-
-def run_stability(
-    checkpoint: stability.Checkpoint, model: Any, report: Report
-) -> tuple[list[Finding], dict[str, Any], _Suite]:
-    """Run the probes on the checkpoint; one that breaks down leaves the suite incomplete."""
-    suite, clock = _Suite("stability", planned=len(stability.PROBES)), time.perf_counter()
-    report(f"probing {checkpoint.folder.name}: {', '.join(stability.PROBES)}")
-    said = stability.run(checkpoint, model)
-    suite.executed, suite.reason = said.executed, "; ".join(said.failures)[:400]
-    suite.seconds = time.perf_counter() - clock
-    for failure in said.failures:
-        report(f"  did not finish: {failure}")
-    return said.findings, said.shown, suite
-
-
-def run_controls(reference: Reference, report: Report) -> _Suite:
-    """Plant the controls; one that the triangle does not find leaves the suite incomplete."""
-    suite, clock = _Suite("controls", planned=len(CONTROLS)), time.perf_counter()
-    try:
-        told = list(missed(Suite(reference, device=device_kind()), NoiseFloors.load()))
-        suite.executed = sum(not text for _, text in told)
-        suite.reason = "; ".join(text for _, text in told if text)[:400]
-    except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
-        suite.reason = f"{type(error).__name__}: {error}"[:400]
-    suite.seconds = time.perf_counter() - clock
-    report(
-        f"  controls: {suite.executed} of {suite.planned} planted bugs found "
-        f"({suite.seconds:.1f} s) {suite.reason}".rstrip()
-    )
-    return suite
-
-
-def replayed(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
-    """Return `rows` that know whether doing the same work again gave the same bits."""
-    values = {key_of(m): m.value for m in again}
-
-    def repeats(m: Measurement) -> bool:
-        second = values.get(key_of(m), math.inf)
-        return second == m.value or (math.isnan(second) and math.isnan(m.value))
-
-    return [replace(m, deterministic=repeats(m)) for m in rows]
-
-
-def _said(rows: Sequence[Measurement]) -> str:
-    found = culprit(rows)
-    if found is None:
-        return f"{sum(m.verdict is Verdict.PASS for m in rows)} gates hold"
-    return f"{found.verdict.upper()} at {found.quantity} ({found.edge}) {found.note}".rstrip()
+    return Checkpoint(folder, own if own.is_file() else BYTE_LM / "heldout.txt")

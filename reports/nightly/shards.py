@@ -6,14 +6,14 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from reports.provenance.host import differences
+from reports.store.manifest import Environment, Manifest, SuiteResult
 from reports.store.runs import Run, read_run
-from reports.store.schema import MANIFEST, RunKind, StoreError, kind_of
-from reports.verdict.changes import environment_diff, key_of
-from reports.verdict.document import derived
+from reports.store.schema import MANIFEST, RunKind, StoreError
+from reports.verdict.document import with_tables
 
 KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
 PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
@@ -94,9 +94,8 @@ def merged(folders: Sequence[Path], partial: bool = False, mixed: bool = False) 
             plan. The message names them.
     """
     shards = sorted((_shard(folder) for folder in folders), key=lambda pair: pair[0].index)
-    first = shards[0][1]
-    for _, other in shards[1:]:
-        _check_alike(first, other, mixed)
+    for other in shards[1:]:
+        _check_alike(shards[0], other, mixed)
     _check_once(shards)
     indices = {shard.index for shard, _ in shards}
     count = shards[0][0].count
@@ -110,89 +109,85 @@ def merged(folders: Sequence[Path], partial: bool = False, mixed: bool = False) 
     rows = tuple(m for run in runs for m in run.measurements)
     findings = tuple(f for run in runs for f in run.findings)
     tensors = tuple(t for run in runs for t in run.tensors)
-    manifest = _manifest(runs, missing) | derived(rows, first.manifest["fault"])
+    manifest = with_tables(_manifest(runs, missing), rows)
     return Run(manifest, rows, findings, tensors=tensors)
 
 
 def _shard(folder: Path) -> tuple[Shard, Run]:
     run = read_run(folder)
-    if kind_of(run.manifest) is not RunKind.SHARD:
+    manifest = run.manifest
+    if manifest.kind is not RunKind.SHARD or manifest.shard is None:
         raise StoreError(
-            f"expected a run of `nightly --shard`, {folder} is a {kind_of(run.manifest)}; "
+            f"expected a run of `nightly --shard`, {folder} is a {manifest.kind}; "
             "name the folders of the shards only"
         )
-    return Shard(**run.manifest["shard"]), run
+    return Shard(**manifest.shard), run
 
 
-def _check_alike(first: Run, other: Run, mixed: bool) -> None:
-    same = _machine(first.manifest) if mixed else {}
-    same = {name: part for name, part in same.items() if _class(first) == _class(other)}
-    differs = list(environment_diff(Run({**other.manifest, **same}), first))
+def _check_alike(first: tuple[Shard, Run], second: tuple[Shard, Run], mixed: bool) -> None:
+    (shard, one), (other_shard, other) = first, second
+    here, there = one.manifest.environment, other.manifest.environment
+    if mixed and here.device.kind == there.device.kind:
+        there = replace(there, device=here.device, host=here.host, threads=here.threads)
+    differs = list(differences(there, here))
     for part in ("commit", "dirty", "plan", "selected", "fault", "checkpoint"):
-        then, now = first.manifest.get(part), other.manifest.get(part)
+        then, now = getattr(one.manifest, part), getattr(other.manifest, part)
         if then != now:
             differs.append(f"{part} {then} → {now}" if len(str((then, now))) < 120 else part)
-    count, others = first.manifest["shard"]["count"], other.manifest["shard"]["count"]
-    if count != others:
-        differs.append(f"number of shards {count} → {others}")
+    if shard.count != other_shard.count:
+        differs.append(f"number of shards {shard.count} → {other_shard.count}")
     if differs:
         raise StoreError(
-            f"expected shards of one nightly, but {other.id} differs from {first.id}: "
+            f"expected shards of one nightly, but {other.id} differs from {one.id}: "
             f"{'; '.join(differs)}. Merge runs of one commit, made alike"
         )
 
 
-def _class(run: Run) -> object:
-    return (run.manifest.get("device") or {}).get("kind")
-
-
-def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: manifest.get(name) for name in ("device", "host", "threads")}
-
-
-def _machines(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return device and threads of all of `runs`: one machine's, or every shard's in order, so that
-    the same work on another of the machines is another environment.
+def _environment(runs: Sequence[Run]) -> Environment:
+    """Return the environment of all of `runs`: one machine's, or every shard's device and threads
+    in order, so that the same work on another of the machines is another environment.
     """
-    machines = [_machine(run.manifest) for run in runs]
-    if all(machine == machines[0] for machine in machines):
-        return machines[0]
-    names = " + ".join(str((machine["device"] or {}).get("name")) for machine in machines)
-    threads = " + ".join(str(machine["threads"]) for machine in machines)
+    all_of = [run.manifest.environment for run in runs]
+    if all(environment.machine == all_of[0].machine for environment in all_of):
+        return all_of[0]
+    names = " + ".join(str(environment.device.name) for environment in all_of)
+    threads = " + ".join(str(environment.threads) for environment in all_of)
     # Several processors are no known one: such a run is held against other machines only.
-    return {"device": {**machines[0]["device"], "name": names}, "host": {}, "threads": threads}
+    device = replace(all_of[0].device, name=names)
+    return replace(all_of[0], device=device, host={}, threads=threads)
 
 
 def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
     owners: dict[str, str] = {}
     for shard, run in shards:
-        for what in (f"shard {shard}", *(" ".join(key_of(m)) for m in run.measurements)):
+        for what in (f"shard {shard}", *(" ".join(m.key) for m in run.measurements)):
             # A copy of a shard has its id too: every claim is made once per folder.
             if what in owners and (what.startswith("shard ") or owners[what] != run.id):
                 raise StoreError(f"{owners[what]} and {run.id} both hold {what}; keep one of them")
             owners[what] = run.id
 
 
-def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> dict[str, Any]:
-    oldest = min((run.manifest for run in runs), key=lambda manifest: manifest["created"])
-    plan = list(oldest["plan"])
-    cases = {case["name"]: case for run in runs for case in run.manifest["cases"]}
-    shown = next((run.manifest["stability"] for run in runs if run.manifest["stability"]), {})
-    return {
-        **{name: value for name, value in oldest.items() if name not in ("shard", "plan")},
-        **_machines(runs),
-        "kind": RunKind.NIGHTLY.value,
-        "id": oldest["id"].partition("-shard-")[0],
-        "durations": _summed(run.manifest["durations"] for run in runs),
-        "suites": _suites(runs, plan, missing),
-        "cases": [cases[name] for name in plan if name in cases],
-        "stability": shown,
-        "spreads": {n: s for run in runs for n, s in run.manifest["spreads"].items()},
-        "shards": [run.id for run in runs],
-    }
+def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
+    manifests = [run.manifest for run in runs]
+    oldest = min(manifests, key=lambda manifest: manifest.created)
+    cases = {case.name: case for manifest in manifests for case in manifest.cases}
+    return replace(
+        oldest,
+        kind=RunKind.NIGHTLY,
+        id=oldest.id.partition("-shard-")[0],
+        environment=_environment(runs),
+        durations=_summed(manifest.durations for manifest in manifests),
+        suites=_suites(manifests, oldest.plan, missing),
+        cases=tuple(cases[name] for name in oldest.plan if name in cases),
+        stability=next((m.stability for m in manifests if m.stability), {}),
+        spreads={name: s for manifest in manifests for name, s in manifest.spreads.items()},
+        shards=tuple(run.id for run in runs),
+        shard=None,
+        plan=(),
+    )
 
 
-def _summed(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: dict[str, float] = {}
     for part in parts:
         for name, seconds in part.items():
@@ -200,16 +195,19 @@ def _summed(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     return total
 
 
-def _suites(runs: Sequence[Run], plan: Sequence[str], missing: Sequence[str]) -> list[Any]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        for entry in run.manifest["suites"]:
-            found.setdefault(entry["name"], []).append(entry)
+def _suites(
+    manifests: Sequence[Manifest], plan: Sequence[str], missing: Sequence[str]
+) -> tuple[SuiteResult, ...]:
+    parts: dict[str, list[SuiteResult]] = {}
+    for manifest in manifests:
+        for suite in manifest.suites:
+            parts.setdefault(suite.name, []).append(suite)
     for text in missing:
         for part in Shard.parse(text).part_of(plan):
-            lost = {"planned": 1, "executed": 0, "reason": f"shard {text} is missing"}
-            found.setdefault(SUITE_OF.get(part, "parity"), []).append(lost | {"status": "failed"})
-    return [_suite(name, found[name]) for name in sorted(found, key=_order)]
+            name = SUITE_OF.get(part, "parity")
+            lost = SuiteResult(name, planned=1, reason=f"shard {text} is missing")
+            parts.setdefault(name, []).append(lost)
+    return tuple(_sum(name, parts[name]) for name in sorted(parts, key=_order))
 
 
 def _order(name: str) -> int:
@@ -217,13 +215,11 @@ def _order(name: str) -> int:
     return known.index(name) if name in known else len(known)
 
 
-def _suite(name: str, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    whole = all(entry["status"] == "ran" for entry in entries)
-    reasons = dict.fromkeys(entry["reason"] for entry in entries if entry["reason"])
-    return {
-        "name": name,
-        "planned": sum(entry["planned"] for entry in entries),
-        "executed": sum(entry["executed"] for entry in entries),
-        "reason": "; ".join(reasons),
-        "status": "ran" if whole else "failed",
-    }
+def _sum(name: str, parts: Sequence[SuiteResult]) -> SuiteResult:
+    return SuiteResult(
+        name=name,
+        planned=sum(part.planned for part in parts),
+        executed=sum(part.executed for part in parts),
+        reason="; ".join(dict.fromkeys(part.reason for part in parts if part.reason)),
+        status="ran" if all(part.status == "ran" for part in parts) else "failed",
+    )

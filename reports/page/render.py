@@ -28,7 +28,6 @@ from reports.page.sections import (
 from reports.page.sections.drilldown import drilldown
 from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, number
-from reports.verdict.changes import settle
 from reports.verdict.decide import Decision, ExitCode
 from reports.verdict.document import replays, suite_of
 from reports.verdict.history import History
@@ -39,15 +38,6 @@ SHOWN = 6
 """Of these, the ones that are read without the script."""
 _HERE = Path(__file__).parent
 _BY_SHARE = "% of the poles remember less"
-_DEFAULTS = {
-    "dirty": False,
-    "fault": None,
-    "device": {},
-    "tolerances": [],
-    "seams": [],
-    "cases": [],
-    "replay": [],
-}
 
 
 @cache
@@ -119,8 +109,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
 
     Equal input gives equal bytes. Names from the run are data: they are escaped, never markup.
     """
-    environment, manifest = _environment(), {**_DEFAULTS, **run.manifest}
-    rows = [settle(m) for m in run.measurements]
+    environment, manifest, rows = _environment(), run.manifest, run.measurements
     data = tables.frame(rows)
     # Products alone are nowhere in the network, and another architecture has a section of its own.
     network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
@@ -128,7 +117,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
     script = "\n".join(
         (_HERE / name).read_text("utf-8") for name in ("page.js", "records.js", "keys.js")
     )
-    drilled = (manifest.get("stability") or {}).get("drill")
+    drilled = manifest.stability.get("drill")
     context = {
         "style": Markup((_HERE / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),
@@ -139,12 +128,12 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "slug": decision.word.value.lower().replace(" ", "-"),
         "history": history,
         "unreadable": [(label(f.name), label(why, 300)) for f, why in history.unreadable],
-        "when": facts.moment(manifest["created"]),
+        "when": facts.moment(manifest.created),
         "overview": tables.overview(data, history),
         "changes": tables.change_rows(decision.changes),
         "against": decision.against,
         "marks": marks.of_sections(rows, run.findings, decision),
-        "replay": replays(manifest, decision),
+        "replay": replays(run, decision),
         "tensors": shown,
         "tensors_more": len(drilldowns) - len(shown),
         "tensors_omitted": len(run.tensors) - len(drilldowns),
@@ -170,12 +159,12 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "architectures": architectures.architectures(run),
         "speed": facts.bench(history.benches),
         "checkpoint": facts.checkpoint(manifest),
-        "reference": facts.reference(manifest),
+        "reference": facts.reference(manifest.environment.reference),
         "machine": facts.environment(
             manifest, history.baseline.manifest if history.baseline else None
         ),
         "suites": facts.suites(manifest),
         "cases": facts.cases(manifest, rows),
-        "duration": sum(float(v) for v in (manifest.get("durations") or {}).values()),
+        "duration": sum(manifest.durations.values()),
     }
     return environment.get_template("page.html.j2").render(context)

@@ -8,7 +8,6 @@ import subprocess
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -16,34 +15,35 @@ from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Reference
 from reports.provenance.device import device_kind
 from reports.provenance.host import FIELDS, FLAGS, host, threads
-from reports.store.runs import SCHEMA, RunKind
+from reports.store.manifest import Device, Environment, Manifest, ReferenceInfo
+from reports.store.schema import RunKind
 
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 
 
-def environment(started: datetime, kind: RunKind) -> dict[str, Any]:
+def new_manifest(started: datetime, kind: RunKind) -> Manifest:
     """Return what the run document says of the run's kind, of time, code and machine."""
     commit, dirty = git_state(Path(__file__).parent)
-    on_cpu = device_kind() == "cpu"
     here = host()
-    name = here.pop("name") if on_cpu else jax.devices()[0].device_kind
-    versions = {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}
+    name = here.pop("name") if device_kind() == "cpu" else jax.devices()[0].device_kind
     code = commit[:7] if commit else "unversioned"
     suffix = "" if kind is RunKind.NIGHTLY else f"-{kind}"
-    return {
-        "schema": SCHEMA,
-        "kind": kind.value,
-        "id": f"{started:%Y-%m-%dT%H-%M-%SZ}-{code}{suffix}",
-        "created": started.isoformat(),
-        "commit": commit,
-        "dirty": dirty,
-        "versions": versions,
-        "device": {"kind": device_kind(), "name": name},
-        "host": {field: here[field] for field in FIELDS},
-        "threads": threads(),
-        "flags": {name: os.environ.get(name, "") for name in FLAGS}
-        | {"matmul_precision": "highest"},
-    }
+    return Manifest(
+        id=f"{started:%Y-%m-%dT%H-%M-%SZ}-{code}{suffix}",
+        created=started.isoformat(),
+        kind=kind,
+        commit=commit,
+        dirty=dirty,
+        environment=Environment(
+            device=Device(device_kind(), name),
+            host={field: here[field] for field in FIELDS},
+            threads=threads(),
+            flags={name: os.environ.get(name, "") for name in FLAGS}
+            | {"matmul_precision": "highest"},
+            versions={"python": platform.python_version()}
+            | {package: metadata.version(package) for package in PACKAGES},
+        ),
+    )
 
 
 def git_state(folder: Path) -> tuple[str | None, bool]:
@@ -59,16 +59,16 @@ def git_state(folder: Path) -> tuple[str | None, bool]:
         return None, False
 
 
-def describe(reference: Reference) -> dict[str, Any]:
+def describe(reference: Reference) -> ReferenceInfo:
     """Return what the run document says of the reference."""
     provenance = reference.provenance
     live = not isinstance(reference, RecordedReference)
     origin = "run in this job" if live else "recordings made with the live reference"
-    return {
-        "kind": reference.kind,
-        "commit": provenance["commit"],
-        "versions": provenance["versions"],
+    return ReferenceInfo(
+        kind=reference.kind,
+        commit=provenance["commit"],
+        versions=provenance["versions"],
         # Recorded numbers are what they are, whatever processor reads them.
-        "capability": provenance.get("capability") if live else None,
-        "detail": f"{origin}; not compared: {reference.omits}",
-    }
+        capability=provenance.get("capability") if live else None,
+        detail=f"{origin}; not compared: {reference.omits}",
+    )

@@ -13,9 +13,9 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from reports.store.manifest import Environment
 
 UNKNOWN = "unknown"
 """What cannot be read. It equals nothing, itself included: such a host is always another one."""
@@ -102,35 +102,35 @@ def _hash(flags: str) -> str:
     return hashlib.sha256(" ".join(kept).encode()).hexdigest()[:8] if kept else ""
 
 
-def settings(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return by name, as text, all that a run's fingerprint is made of; its reference included."""
-    reference = manifest.get("reference") or {}
-    device = manifest.get("device") or {}
-    parts = {"device": device.get("kind"), "processor": device.get("name")}
-    parts |= {f"processor {n}": (manifest.get("host") or {}).get(n, UNKNOWN) for n in FIELDS}
-    parts |= {"threads": manifest.get("threads")}
-    parts |= {n: v for n, v in (manifest.get("flags") or {}).items() if v}
-    parts |= manifest.get("versions") or {}
-    parts |= {f"reference {n}": reference.get(n) for n in ("kind", "commit", "capability")}
+def settings(environment: Environment) -> dict[str, str]:
+    """Return by name, as text, all that a fingerprint is made of; the reference included."""
+    device, reference = environment.device, environment.reference
+    parts: dict[str, object] = {"device": device.kind, "processor": device.name}
+    parts |= {f"processor {n}": environment.host.get(n, UNKNOWN) for n in FIELDS}
+    parts |= {"threads": environment.threads}
+    # An empty variable is none: an older run does not know those that were added since.
+    parts |= {n: v for n, v in environment.flags.items() if v}
+    parts |= environment.versions
+    parts |= {f"reference {n}": getattr(reference, n) for n in ("kind", "commit", "capability")}
     return {name: UNKNOWN if value is None else str(value) for name, value in parts.items()}
 
 
-def fingerprint(manifest: Mapping[str, Any], *, versions: bool = True) -> str | None:
+def fingerprint(environment: Environment, *, versions: bool = True) -> str | None:
     """Return a hash of `settings`, None where a run does not know what it was made on.
 
     Without `versions` it stays the same when a package or the reference is updated: it names a
     machine and a kind of reference, and says nothing of how they round.
     """
-    parts = settings(manifest)
+    parts = settings(environment)
     if parts["device"] == "cpu" and any(parts[f"processor {n}"] == UNKNOWN for n in FIELDS):
         return None
     if not versions:
-        updated = {*(manifest.get("versions") or {}), "reference commit", "reference capability"}
+        updated = {*environment.versions, "reference commit", "reference capability"}
         parts = {name: value for name, value in parts.items() if name not in updated}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, ...]:
+def differences(now: Environment, then: Environment) -> tuple[str, ...]:
     """Say how the settings of a run differ from those of another, such as "threads 2 → 1".
 
     The processor comes first, in one line; a setting that only one run has reads "none".
@@ -144,9 +144,8 @@ def differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, .
     return tuple(lines)
 
 
-def processor(manifest: Mapping[str, Any]) -> str:
+def processor(environment: Environment) -> str:
     """Name a run's processor for a reader: its name, family, model and stepping."""
-    name = (manifest.get("device") or {}).get("name") or UNKNOWN
-    cpu = manifest.get("host") or {}
+    name, cpu = environment.device.name or UNKNOWN, environment.host
     known = [f"{n} {cpu[n]}" for n in FIELDS[1:] if cpu.get(n, UNKNOWN) != UNKNOWN]
     return f"{name} ({', '.join(known)})" if known else f"{name} (otherwise unknown)"

@@ -13,8 +13,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from reports.store.manifest import Manifest, parse_manifest
 from reports.store.query import Table
-from reports.store.runs import Stored, list_runs, parse_manifest, without_copies
+from reports.store.runs import RunInfo, list_runs, without_copies
 from reports.store.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
 
 LATEST = 14
@@ -78,12 +79,12 @@ def look_back(
         StoreError: nothing can be listed there, or the case or quantity was never measured.
     """
     found, unreadable = _runs(place)
-    runs = [(m, f) for m, f in found if m["kind"] == kind and not m.get("fault")]
+    runs = [(m, f) for m, f in found if m.kind is kind and not m.fault]
     values: dict[str, Any] = {"case": case, "most": most}
     if quantity is not None:
         values["quantity"] = quantity
     else:
-        values["since"] = min((m["created"] for m, _ in runs[-LATEST:]), default="")
+        values["since"] = min((m.created for m, _ in runs[-LATEST:]), default="")
     with Table([file for _, file in runs]) as table:
         table.database.register("runs", _manifests([manifest for manifest, _ in runs]))
         answer, broken = table.ask(_ONE if quantity is not None else _GATES, **values)
@@ -100,17 +101,17 @@ def look_back(
     return Lookback(rows, len(runs) - len(broken), unreadable)
 
 
-def _manifests(manifests: Sequence[dict[str, Any]]) -> pa.Table:
+def _manifests(manifests: Sequence[Manifest]) -> pa.Table:
     return pa.table(
         {
             "run": pa.array(range(len(manifests)), pa.int64()),
-            "id": pa.array([m["id"] for m in manifests], pa.string()),
-            "created": pa.array([m["created"] for m in manifests], pa.string()),
+            "id": pa.array([m.id for m in manifests], pa.string()),
+            "created": pa.array([m.created for m in manifests], pa.string()),
         }
     )
 
 
-def _runs(place: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str, str]]]:
+def _runs(place: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, str]]]:
     """Return manifests and measurement files, oldest first, and what is unreadable."""
     if "://" not in place and not any(sign in place for sign in "*?"):
         stored, lost = list_runs(Path(place))
@@ -119,7 +120,7 @@ def _runs(place: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str,
     return _matched(place)
 
 
-def _matched(pattern: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple[str, str]]]:
+def _matched(pattern: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, str]]]:
     pattern = pattern.rstrip("/") if any(sign in pattern for sign in "*?") else f"{pattern}/*"
     query = "SELECT filename, content FROM read_text($pattern) ORDER BY filename"
     try:
@@ -132,7 +133,7 @@ def _matched(pattern: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple
         ) from error
     if not texts:
         raise StoreError(f"expected run folders at {pattern}, and nothing matches")
-    readable: list[Stored] = []
+    readable: list[RunInfo] = []
     places: dict[Path, str] = {}
     unreadable: list[tuple[Path, str]] = []
     for name, text in texts:
@@ -142,7 +143,7 @@ def _matched(pattern: str) -> tuple[list[tuple[dict[str, Any], str]], list[tuple
             continue
         places[folder] = str(name).removesuffix(MANIFEST) + MEASUREMENTS
         try:
-            readable.append(Stored(folder, parse_manifest(text, Path(name))))
+            readable.append(RunInfo(folder, parse_manifest(text, Path(name))))
         except StoreError as error:
             unreadable.append((folder, str(error)))
     runs = without_copies(readable, unreadable)

@@ -13,8 +13,8 @@ from typing import Any
 from parity.engine.measurement import Verdict
 from reports.provenance.host import fingerprint
 from reports.store.query import Table
-from reports.store.runs import Run, Stored, list_runs, read_run
-from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError, kind_of
+from reports.store.runs import Run, RunInfo, list_runs, read_run
+from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pinned as goldens
 from reports.verdict.anchors import anchored, find_anchors
@@ -63,7 +63,7 @@ def find_run(root: Path, name: str) -> Path:
         found = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
     elif name == "blessed":
         ids = goldens.blessed()
-        found = [run.folder for run in stored if run.manifest["id"] in ids][-1:]
+        found = [run.folder for run in stored if run.manifest.id in ids][-1:]
     else:
         found = [run.folder for run in stored if run.folder.name.startswith(name)]
     exact = [folder for folder in found if folder.name == name]
@@ -90,24 +90,25 @@ def listed(root: Path) -> tuple[list[Listed], list[tuple[Path, str]]]:
     return [_entry(run, counts.get(run.folder, {})) for run in kept], unreadable
 
 
-def _entry(run: Stored, counts: Mapping[str, int]) -> Listed:
+def _entry(run: RunInfo, counts: Mapping[str, int]) -> Listed:
     gates = sum(n for verdict, n in counts.items() if verdict != Verdict.INFO)
-    reference = run.manifest.get("reference") or {}
+    manifest, environment = run.manifest, run.manifest.environment
+    reference = environment.reference
     return Listed(
         id=run.folder.name,
         kind=run.kind.value,
-        created=run.manifest["created"],
-        device=str((run.manifest.get("device") or {}).get("kind", "")),
-        reference=f"{reference.get('kind', '')} {reference.get('commit') or ''}".strip(),
+        created=manifest.created,
+        device=environment.device.kind or "",
+        reference=f"{reference.kind or ''} {reference.commit or ''}".strip(),
         gates=gates,
         broken=gates - counts.get(Verdict.PASS.value, 0),
-        fault=str(run.manifest.get("fault") or ""),
-        verdict=str(run.manifest.get("verdict") or ""),
+        fault=manifest.fault or "",
+        verdict=manifest.verdict,
     )
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRun:
     """A stored run with its verdict and what it was judged by."""
 
     run: Run
@@ -115,7 +116,7 @@ class Judged:
     history: History
 
 
-def judge(root: Path, run: Run) -> Judged:
+def judge(root: Path, run: Run) -> JudgedRun:
     """Return a run's verdict by its history under `root`, by blessed runs of its class of device,
     and by the oldest healthy run of its own machine where nobody blessed one there.
 
@@ -123,17 +124,17 @@ def judge(root: Path, run: Run) -> Judged:
         StoreError: the root cannot be listed.
     """
     history = load_history(root, run)
-    pinned = goldens.load(goldens.device_of(run.manifest))
+    pinned = goldens.load(run.manifest.environment.device.kind)
     own = own_goldens(root, run, pinned)
     decision = decide(run, history.baseline, history.past, (*own, *pinned.goldens))
     unusable = [(goldens.FOLDER, why) for why in pinned.unusable]
     history = replace(history, unreadable=(*history.unreadable, *unusable))
-    return Judged(run, decision, history)
+    return JudgedRun(run, decision, history)
 
 
 def own_goldens(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[goldens.Golden, ...]:
     """Return the anchor of a run's machine; none where a blessed run of that machine is."""
-    mine = fingerprint(run.manifest)
+    mine = fingerprint(run.manifest.environment)
     if any(golden.fingerprint == mine for golden in pinned.goldens):
         return ()
     return anchored(anchors_of(root, run, pinned))
@@ -148,7 +149,7 @@ def anchors_of(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[Run, ...]:
     return find_anchors(root, run, healthy)
 
 
-def judged(folder: Path, against: Path | None = None) -> Judged:
+def judged(folder: Path, against: Path | None = None) -> JudgedRun:
     """Return a stored run's verdict, against one other run or against all that `judge` asks.
 
     Raises:
@@ -157,10 +158,10 @@ def judged(folder: Path, against: Path | None = None) -> Judged:
     run = measured(folder)
     if against is None:
         return judge(folder.parent, run)
-    return Judged(run, decide(run, measured(against)), History())
+    return JudgedRun(run, decide(run, measured(against)), History())
 
 
-def held_against(found: Judged) -> list[str]:
+def held_against(found: JudgedRun) -> list[str]:
     """Return one line for each run whose levels a run was held against, and why others were not."""
     lines = [f"held against {text}" for text in found.decision.against]
     return lines + [why for folder, why in found.history.unreadable if folder == goldens.FOLDER]
@@ -181,9 +182,8 @@ def measured(folder: Path) -> Run:
         StoreError: it cannot be read, is a bench, or only a part of a nightly.
     """
     run = read_run(folder)
-    kind = kind_of(run.manifest)
-    if advice := _NO_VERDICT.get(kind):
-        raise StoreError(f"expected a nightly, {folder.name} is a {kind}; {advice}.")
+    if advice := _NO_VERDICT.get(run.manifest.kind):
+        raise StoreError(f"expected a nightly, {folder.name} is a {run.manifest.kind}; {advice}.")
     return run
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reports.provenance.environment import git_state
 from reports.registry.lookup import measured
-from reports.store.schema import RunKind, StoreError, kind_of
+from reports.store.schema import RunKind, StoreError
 from reports.text import number
 from reports.verdict import pinned
 from reports.verdict.decide import ExitCode, decide
@@ -63,10 +63,10 @@ def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Bles
     manifest = run.manifest
     found = decide(run, None)
     refusals = {
-        f"is a run of kind {manifest['kind']}": kind_of(manifest) is not RunKind.NIGHTLY,
-        "was made from a tree with uncommitted changes": bool(manifest.get("dirty")),
-        f"has the planted fault {manifest.get('fault')}": bool(manifest.get("fault")),
-        "ran only some cases": bool(manifest.get("selected")),
+        f"is a run of kind {manifest.kind}": manifest.kind is not RunKind.NIGHTLY,
+        "was made from a tree with uncommitted changes": manifest.dirty,
+        f"has the planted fault {manifest.fault}": bool(manifest.fault),
+        "ran only some cases": bool(manifest.selected),
         f"is {found.word}: {found.sentence}": found.exit_code is not ExitCode.PASS,
     }
     why = [what for what, holds in refusals.items() if holds]

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from reports.provenance.host import fingerprint
 from reports.registry.lookup import anchors_of
-from reports.store.runs import Stored, list_runs, read_run
+from reports.store.runs import RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MEASUREMENTS, StoreError
 from reports.verdict import pinned as goldens
-from reports.verdict.anchors import is_whole
 from reports.verdict.history import load_history
 
 
@@ -38,9 +37,9 @@ def plan(root: Path, keep: int) -> Plan:
     Raises StoreError where the root cannot be listed.
     """
     stored, unreadable = list_runs(root)
-    groups: dict[object, list[Stored]] = {}
+    groups: dict[object, list[RunInfo]] = {}
     for run in stored:
-        device = (run.manifest.get("device") or {}).get("kind")
+        device = run.manifest.environment.device.kind
         groups.setdefault((run.kind, device), []).append(run)
     newest = {run.folder for runs in groups.values() for run in runs[-keep:]}
     blessed, baselines = goldens.blessed(), _baselines(root, groups.values())
@@ -48,7 +47,7 @@ def plan(root: Path, keep: int) -> Plan:
     goes: list[Path] = []
     spared: list[tuple[Path, str]] = []
     for run in stored:
-        name = run.manifest["id"]
+        name = run.manifest.id
         if run.folder in newest:
             continue
         if name in blessed:
@@ -62,27 +61,27 @@ def plan(root: Path, keep: int) -> Plan:
     return Plan(len(newest), tuple(goes), tuple(spared), tuple(unreadable))
 
 
-def _baselines(root: Path, groups: Iterable[list[Stored]]) -> dict[str, str]:
+def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
     """Return by its id what the newest run of each group is compared with."""
     found: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:
             baseline = load_history(root, read_run(runs[-1].folder)).baseline
             if baseline is not None:
-                found[baseline.id] = runs[-1].manifest["id"]
+                found[baseline.id] = runs[-1].manifest.id
     return found
 
 
-def _anchors(root: Path, stored: Iterable[Stored]) -> dict[str, str]:
+def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
     """Return by its id what the newest run of each machine and kind of reference is anchored at."""
-    newest: dict[tuple[object, str], Stored] = {}
+    newest: dict[tuple[object, str], RunInfo] = {}
     for run in stored:
-        machine = fingerprint(run.manifest)
-        if machine is not None and MEASUREMENTS in FILES[run.kind] and is_whole(run.manifest):
+        machine = fingerprint(run.manifest.environment)
+        if machine is not None and MEASUREMENTS in FILES[run.kind] and run.manifest.whole:
             newest[run.kind, machine] = run
     found: dict[str, str] = {}
     for (_, machine), run in newest.items():
-        pinned = goldens.load(goldens.device_of(run.manifest))
+        pinned = goldens.load(run.manifest.environment.device.kind)
         read = read_run(run.folder)
         if any(golden.fingerprint == machine for golden in pinned.goldens):
             continue

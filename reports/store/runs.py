@@ -5,13 +5,14 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-import errno
+import itertools
 import json
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from parity.engine.deviation import Deviation
 from parity.engine.measurement import Kind, Measurement, Verdict
+from reports.store.manifest import Manifest, read_manifest
 from reports.store.schema import (
     COLUMNS,
     FILES,
@@ -28,14 +30,11 @@ from reports.store.schema import (
     MEASUREMENTS,
     PAGE,
     ROWS,
-    SCHEMA,
     TIMINGS,
     RunKind,
     StoreError,
     added_columns,
     arrow_schema,
-    kind_of,
-    migrated,
 )
 from reports.store.tensors import read_tensors, write_tensors
 from reports.store.timings import Timing
@@ -47,32 +46,41 @@ Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """One run as stored: the manifest of run.json and the rows of its kind's files."""
+    """One run as stored: the manifest of run.json and the rows of its kind's files.
 
-    manifest: dict[str, Any]
+    Measurements have the verdict that their numbers support, whatever a file says
+    (docs/parity.md "Fail closed").
+    """
+
+    manifest: Manifest
     measurements: tuple[Measurement, ...] = ()
     findings: tuple[Finding, ...] = ()
     timings: tuple[Timing, ...] = ()
     tensors: tuple[Deviation, ...] = ()
     """Of measurements that failed: where they differ and by how much."""
 
+    def __post_init__(self) -> None:
+        """Judge every measurement by its numbers."""
+        rows = tuple(m.settled() for m in self.measurements)
+        object.__setattr__(self, "measurements", rows)
+
     @property
     def id(self) -> str:
         """Name of the run's folder."""
-        return self.manifest["id"]
+        return self.manifest.id
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A readable run folder with its manifest."""
+class RunInfo:
+    """A readable run folder with its manifest; its rows are not read."""
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     @property
     def kind(self) -> RunKind:
         """What the run is."""
-        return kind_of(self.manifest)
+        return self.manifest.kind
 
 
 def _table(name: str, rows: Rows) -> pa.Table:
@@ -89,30 +97,15 @@ def _table(name: str, rows: Rows) -> pa.Table:
 
 
 def _check_rows(run: Run) -> dict[str, Rows]:
-    kind = kind_of(run.manifest)
+    kind = run.manifest.kind
     rows = {MEASUREMENTS: run.measurements, FINDINGS: run.findings, TIMINGS: run.timings}
     foreign = [name for name, part in rows.items() if part and name not in FILES[kind]]
     if foreign:
         raise StoreError(
             f"expected a run of kind {kind} to hold rows for {', '.join(FILES[kind])} only, "
-            f"received rows for {', '.join(foreign)}; set manifest['kind'] to what was run"
+            f"received rows for {', '.join(foreign)}; set the manifest's kind to what was run"
         )
     return {name: rows[name] for name in FILES[kind]}
-
-
-def _check_id(run: Run) -> str:
-    run_id = run.manifest.get("id")
-    if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-        raise StoreError(
-            "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
-            f"digit, received {run_id!r}; set manifest['id'] to a name fit for a folder"
-        )
-    if run.manifest.get("schema") != SCHEMA:
-        raise StoreError(
-            f"expected manifest['schema'] = {SCHEMA}, received {run.manifest.get('schema')!r}; "
-            "set it to reports.store.schema.SCHEMA"
-        )
-    return run_id
 
 
 def _unwritable(root: Path, error: OSError) -> StoreError:
@@ -134,87 +127,57 @@ def check_writable(root: Path) -> None:
         raise _unwritable(root, error) from error
 
 
-def write_run(root: Path, run: Run, page: str | None = None) -> Path:
-    """Store a run, and its page where it has one, as `root/<id>` and return that folder.
+def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) -> Path:
+    """Store a run, and the page that `draw` makes of it, as `root/<id>` and return that folder.
 
     Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
     no run behind. A run is never overwritten: where the id is taken, as when two writers started in
-    the same second, the folder and the run become `<id>-2`. Raises StoreError where the rows are
-    not those of the run's kind, or the root or the disk refuses.
+    the same second, the folder and the run become `<id>-2`.
+
+    Raises:
+        StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
+            root or the disk refuses.
     """
-    run_id, parts = _check_id(run), _check_rows(run)
-    partial = root / f".partial-{run_id}-{uuid.uuid4().hex[:8]}"
+    if not _ID.fullmatch(run.id):
+        raise StoreError(
+            "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
+            f"digit, received {run.id!r}; give the manifest an id fit for a folder"
+        )
+    parts, partial = _check_rows(run), None
     try:
         root.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        for name, rows in parts.items():
-            pq.write_table(_table(name, rows), partial / name)
+        name, partial = _claim(root, run.id)
+        run = replace(run, manifest=replace(run.manifest, id=name))
+        for file, rows in parts.items():
+            pq.write_table(_table(file, rows), partial / file)
         write_tensors(partial, run.tensors)
-        return _renamed(partial, root, run, page)
+        document = json.dumps(run.manifest.to_json(), indent=2, ensure_ascii=False)
+        (partial / MANIFEST).write_text(document + "\n", encoding="utf-8")
+        if draw is not None:
+            (partial / PAGE).write_text(draw(run), encoding="utf-8")
+        folder, partial = partial.rename(root / name), None
+        return folder
     except OSError as error:
         raise _unwritable(root, error) from error
     finally:
-        # Also after Ctrl-C: after the rename there is nothing left here to remove.
-        shutil.rmtree(partial, ignore_errors=True)
+        # Also after Ctrl-C. Once it is renamed, another writer may claim the hidden name.
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def _renamed(partial: Path, root: Path, run: Run, page: str | None) -> Path:
-    """Complete `partial` and give it the first id that is free: the rename itself is the lock."""
-    name, turn = run.id, 1
-    while True:
-        manifest = json.dumps({**run.manifest, "id": name}, indent=2, ensure_ascii=False)
-        (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
-        if page is not None:
-            # An id is letters, digits and signs that no escaping changes.
-            (partial / PAGE).write_text(page.replace(run.id, name), encoding="utf-8")
-        try:
-            partial.rename(root / name)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-            turn += 1
-            name = f"{run.id}-{turn}"
-        else:
-            return root / name
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read run.json alone, in today's schema.
-
-    Raises:
-        StoreError: it is missing or damaged, or of an unknown schema or kind.
+def _claim(root: Path, run_id: str) -> tuple[str, Path]:
+    """Return the first name that no run has and no other writer claims, and the hidden folder that
+    claims it: making a folder succeeds once.
     """
-    path = folder / MANIFEST
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, error) from error
-    return parse_manifest(text, path)
-
-
-def parse_manifest(text: str, path: Path) -> dict[str, Any]:
-    """Return what the text of a run.json says, in today's schema; raises like `read_manifest`."""
-    try:
-        manifest = json.loads(text)
-    except ValueError as error:
-        raise _damaged(path.parent, error) from error
-    manifest = migrated(manifest if isinstance(manifest, dict) else {}, path)
-    if not isinstance(manifest.get("id"), str) or not isinstance(manifest.get("created"), str):
-        raise StoreError(
-            f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
-        )
-    try:
-        kind_of(manifest)
-    except StoreError as error:
-        raise StoreError(f"{path}: {error}") from error
-    return manifest
-
-
-def _damaged(folder: Path, error: Exception) -> StoreError:
-    return StoreError(
-        f"expected a complete {MANIFEST} in {folder}, but reading it gave: {error}; "
-        "this is not a stored run, or it was damaged: restore the folder or delete it"
-    )
+    for turn in itertools.count(1):
+        name = run_id if turn == 1 else f"{run_id}-{turn}"
+        partial = root / f".partial-{name}"
+        with suppress(FileExistsError):
+            partial.mkdir()
+            if not (root / name).exists():
+                return name, partial
+            partial.rmdir()
+    raise AssertionError("unreachable: every name is taken")
 
 
 def _open(folder: Path, name: str, absent: Mapping[str, Any]) -> pq.ParquetFile:
@@ -260,12 +223,12 @@ def read_run(folder: Path) -> Run:
     """Read a stored run. Raises StoreError naming the file that is missing, damaged or newer."""
     manifest = read_manifest(folder)
     parts: dict[str, Any] = {}
-    for name in FILES[kind_of(manifest)]:
+    for name in FILES[manifest.kind]:
         words = _WORDS[name]
         try:
             parts[name.removesuffix(".parquet")] = tuple(
                 ROWS[name](**row | {column: make(row[column]) for column, make in words.items()})
-                for row in _rows(folder, name, added_columns(name, manifest))
+                for row in _rows(folder, name, added_columns(name, manifest.migrated_from))
             )
         except ValueError as error:
             if isinstance(error, StoreError):
@@ -280,7 +243,7 @@ def read_run(folder: Path) -> Run:
         raise StoreError(str(error)) from error
 
 
-def list_runs(root: Path) -> tuple[list[Stored], list[tuple[Path, str]]]:
+def list_runs(root: Path) -> tuple[list[RunInfo], list[tuple[Path, str]]]:
     """Return the readable runs of every kind under `root`, oldest first, and the unreadable folders
     with a reason.
 
@@ -297,26 +260,26 @@ def list_runs(root: Path) -> tuple[list[Stored], list[tuple[Path, str]]]:
             f"expected a folder of runs at {root}, but {error.strerror or error}; "
             "give the folder that `nightly` wrote to"
         ) from error
-    readable: list[Stored] = []
+    readable: list[RunInfo] = []
     unreadable: list[tuple[Path, str]] = []
     for folder in folders:
         try:
             manifest = read_manifest(folder)
-            for name in FILES[kind_of(manifest)]:
-                _open(folder, name, added_columns(name, manifest)).close()
+            for name in FILES[manifest.kind]:
+                _open(folder, name, added_columns(name, manifest.migrated_from)).close()
         except StoreError as error:
             unreadable.append((folder, str(error)))
         else:
-            readable.append(Stored(folder, manifest))
+            readable.append(RunInfo(folder, manifest))
     return without_copies(readable, unreadable), unreadable
 
 
-def without_copies(runs: list[Stored], unreadable: list[tuple[Path, str]]) -> list[Stored]:
+def without_copies(runs: list[RunInfo], unreadable: list[tuple[Path, str]]) -> list[RunInfo]:
     """Return `runs` oldest first, each id once; the copies go to `unreadable` with a reason."""
-    kept: dict[str, Stored] = {}
-    for run in sorted(runs, key=lambda run: run.folder.name != run.manifest["id"]):
-        first = kept.setdefault(run.manifest["id"], run)
+    kept: dict[str, RunInfo] = {}
+    for run in sorted(runs, key=lambda run: run.folder.name != run.manifest.id):
+        first = kept.setdefault(run.manifest.id, run)
         if first is not run:
-            why = f"a copy of run {run.manifest['id']} in {first.folder}; delete one of them"
+            why = f"a copy of run {run.manifest.id} in {first.folder}; delete one of them"
             unreadable.append((run.folder, why))
-    return sorted(kept.values(), key=lambda run: (run.manifest["created"], str(run.folder)))
+    return sorted(kept.values(), key=lambda run: (run.manifest.created, str(run.folder)))

@@ -124,10 +124,9 @@ def migrated(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**manifest, "schema": SCHEMA, "migrated_from": schema}
 
 
-def added_columns(name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that a migrated run's file `name` lacks, with their values."""
-    first = manifest.get("migrated_from", SCHEMA)
+def added_columns(name: str, first: int | None) -> dict[str, Any]:
+    """Return the columns that file `name` of a run of schema `first` lacks, with their values."""
     added: dict[str, Any] = {}
-    for step in range(first, SCHEMA):
+    for step in range(first or SCHEMA, SCHEMA):
         added |= MIGRATIONS[step].columns.get(name, {})
     return added

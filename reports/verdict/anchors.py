@@ -6,7 +6,7 @@ follow a slow drift; the oldest healthy one does not move. See docs/verdicts.md 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from reports.provenance.host import fingerprint
 from reports.store.query import Table
-from reports.store.runs import Run, Stored, list_runs, read_run
-from reports.store.schema import MEASUREMENTS, StoreError, kind_of
-from reports.verdict.changes import ran
+from reports.store.runs import Run, RunInfo, list_runs, read_run
+from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict.levels import Group, grouped
 from reports.verdict.pinned import Golden, golden_of
 
@@ -76,29 +75,22 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     return tuple(chosen)
 
 
-def _earlier(root: Path, run: Run) -> list[Stored]:
+def _earlier(root: Path, run: Run) -> list[RunInfo]:
     """Return whole runs of the same kind, machine and reference before `run`, oldest first."""
-    mine, kind = fingerprint(run.manifest), kind_of(run.manifest)
+    mine = fingerprint(run.manifest.environment)
     if mine is None:
         return []
     return [
         old
         for old in list_runs(root)[0]
-        if old.kind is kind
-        and old.manifest["created"] < run.manifest["created"]
-        and fingerprint(old.manifest) == mine
-        and is_whole(old.manifest)
+        if old.kind is run.manifest.kind
+        and old.manifest.created < run.manifest.created
+        and fingerprint(old.manifest.environment) == mine
+        and old.manifest.whole
     ]
 
 
-def is_whole(manifest: Mapping[str, Any]) -> bool:
-    """Whether a run did all that a night does, and nothing was planted in it."""
-    partial = manifest.get("fault") or manifest.get("selected")
-    suites = manifest.get("suites") or []
-    return not partial and bool(suites) and all(ran(s) for s in suites)
-
-
-def _read(stored: Stored) -> Run | None:
+def _read(stored: RunInfo) -> Run | None:
     try:
         return read_run(stored.folder)
     except StoreError:

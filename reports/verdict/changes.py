@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measurement import Key, Measurement, Verdict
 from reports.provenance.host import processor
+from reports.store.manifest import Environment
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_rank, label
 from reports.verdict.drift import Drift, Held, Rescaled
-from reports.verdict.history import Key, Past
+from reports.verdict.history import Past
 from reports.verdict.noise import step
 from stability.core.findings import Finding, Severity
 
@@ -73,48 +73,8 @@ class Counts:
     warnings: int
 
 
-def settle(m: Measurement) -> Measurement:
-    """Return `m` with the verdict its numbers support: fail closed (docs/parity.md "Fail closed").
-
-    A gate passes only on a finite value within its tolerance, and a pass without a tolerance is a
-    gate that nothing checked.
-    """
-    gated = m.verdict is Verdict.PASS or (m.verdict is Verdict.INFO and not math.isnan(m.tolerance))
-    if gated and not (math.isfinite(m.value) and m.value <= m.tolerance):
-        return replace(m, verdict=Verdict.FAIL)
-    return replace(m, verdict=Verdict.PASS) if gated else m
-
-
-def key_of(m: Measurement) -> Key:
-    """Return what names a measurement across runs."""
-    return (m.case, m.edge, m.quantity, m.metric)
-
-
 def _same(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
-
-
-def environment_diff(run: Run, baseline: Run) -> tuple[str, ...]:
-    """Name what differs between the two environments, such as "jax 0.10.1 → 0.10.2"."""
-    now, then = run.manifest, baseline.manifest
-    pairs: list[tuple[str, object, object]] = []
-    for part in ("versions", "device", "host", "flags"):
-        a, b = then.get(part) or {}, now.get(part) or {}
-        if part == "flags":
-            # An empty variable is none: an older run does not know those that were added since.
-            a, b = ({name: v for name, v in flags.items() if v} for flags in (a, b))
-        pairs += [(name, a.get(name), b.get(name)) for name in sorted({*a, *b})]
-    pairs.append(("threads", then.get("threads"), now.get("threads")))
-    for part in ("kind", "commit", "capability"):
-        a, b = then.get("reference") or {}, now.get("reference") or {}
-        pairs.append((f"reference {part}", a.get(part), b.get(part)))
-    absent = "absent"
-    return tuple(
-        f"{label(name, 60)} {label(str(absent if a is None else a), 60)} → "
-        f"{label(str(absent if b is None else b), 60)}"
-        for name, a, b in pairs
-        if a != b
-    )
 
 
 def _change(what: What, m: Measurement, before: Measurement | None, note: str = "") -> Change:
@@ -195,7 +155,8 @@ def drift_change(drift: Drift, held: Held, run: Run) -> Change:
     case, edge, kind, metric = drift.group
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {whose(held)}"
     if not held.same:
-        note += f"; here {where(run.manifest)}; rounding between them explains {drift.limit:.2f}"
+        here = where(run.manifest.environment)
+        note += f"; here {here}; rounding between them explains {drift.limit:.2f}"
     grew = drift.ratio > 1
     return Change(
         What.DRIFTED if grew else What.BETTER,
@@ -221,10 +182,10 @@ def whose(held: Held) -> str:
     return f"{run} on {where(golden.environment)}"
 
 
-def where(manifest: Mapping[str, Any]) -> str:
+def where(environment: Environment) -> str:
     """Name the processor of a run and what kind of reference it was compared with."""
-    reference = (manifest.get("reference") or {}).get("kind") or "absent"
-    return f"{label(processor(manifest), 140)}, reference {label(str(reference), 20)}"
+    reference = environment.reference.kind or "absent"
+    return f"{label(processor(environment), 140)}, reference {label(reference, 20)}"
 
 
 def _measurement_changes(
@@ -234,14 +195,14 @@ def _measurement_changes(
     equal: bool,
 ) -> list[Change]:
     def placed(m: Measurement) -> Change | None:
-        key = key_of(m)
+        key = m.key
         # What one replay found equal another may not: a value that varied once is noisy.
         repeats = m.deterministic is True and not (key in past and past[key].varied)
         change = _compare_one(m, before.get(key), equal and repeats)
         return change or (None if repeats or key not in past else _step(m, past[key]))
 
     changes = [placed(m) for m in rows]
-    measured = {key_of(m) for m in rows}
+    measured = {m.key for m in rows}
     changes += [
         replace(_change(What.GONE, old, None), before=old.value, now=None)
         for key, old in before.items()
@@ -275,19 +236,18 @@ def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
 
 def find_changes(
     run: Run,
-    rows: Sequence[Measurement],
     baseline: Run | None,
     past: Mapping[Key, Past],
     equal: bool,
 ) -> tuple[Change, ...]:
-    """Compare the settled `rows` and the findings of `run` with what came before, gravest first.
+    """Compare a run's measurements and findings with what came before, gravest first.
 
     In an `equal` environment a value that a replay in this run repeated bit by bit is compared
     exactly; one that does not repeat is held against its `past`.
     """
-    before = {key_of(m): settle(m) for m in baseline.measurements} if baseline else {}
-    changes = _measurement_changes(rows, before, past, equal) + _finding_changes(run, baseline)
-    return gravest_first(changes)
+    before = {m.key: m for m in baseline.measurements} if baseline else {}
+    changes = _measurement_changes(run.measurements, before, past, equal)
+    return gravest_first(changes + _finding_changes(run, baseline))
 
 
 def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
@@ -309,15 +269,8 @@ def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
     )
 
 
-def ran(suite: Mapping[str, object]) -> bool:
-    """Whether a suite did all it planned."""
-    executed, planned = suite.get("executed"), suite.get("planned")
-    whole = isinstance(executed, int) and isinstance(planned, int) and executed >= planned
-    return whole and suite.get("status") == "ran"
-
-
-def counted(run: Run, rows: Sequence[Measurement], changes: Sequence[Change]) -> Counts:
-    """Count the settled `rows`, the changes and the suites of a run."""
+def counted(run: Run, changes: Sequence[Change]) -> Counts:
+    """Count a run's measurements, its changes and its suites."""
 
     def of(what: What) -> int:
         return sum(c.what is what for c in changes)
@@ -325,12 +278,12 @@ def counted(run: Run, rows: Sequence[Measurement], changes: Sequence[Change]) ->
     def missing(skipped: bool) -> int:
         # A suite that did not run is at least one thing not run, even if it planned none.
         return sum(
-            max(1, int(s.get("planned") or 0) - int(s.get("executed") or 0))
-            for s in run.manifest.get("suites") or []
-            if not ran(s) and (s.get("status") == "skipped") is skipped
+            max(1, suite.planned - suite.executed)
+            for suite in run.manifest.suites
+            if not suite.whole and (suite.status == "skipped") is skipped
         )
 
-    verdicts = [m.verdict for m in rows]
+    verdicts = [m.verdict for m in run.measurements]
     return Counts(
         gates=sum(v is not Verdict.INFO for v in verdicts),
         passed=sum(v is Verdict.PASS for v in verdicts),

@@ -13,7 +13,8 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from parity.engine.localize import first_divergence
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measurement import Key, Measurement, Verdict
+from reports.provenance.host import differences
 from reports.store.runs import Run
 from reports.text import count, edge_rank, label
 from reports.verdict import sentences as say
@@ -23,15 +24,12 @@ from reports.verdict.changes import (
     What,
     counted,
     drift_change,
-    environment_diff,
     find_changes,
     gravest_first,
-    ran,
     rescaled_change,
-    settle,
 )
 from reports.verdict.drift import Held, hold, levels_of
-from reports.verdict.history import Key, Past
+from reports.verdict.history import Past
 from reports.verdict.pinned import Golden
 
 
@@ -111,11 +109,11 @@ def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ..
 def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
     """Name suites that the baseline ran and this run does not even mention."""
     # A few cases are asked for to answer a question about those cases.
-    if baseline is None or run.manifest.get("selected"):
+    if baseline is None or run.manifest.selected:
         return ()
-    known = {s.get("name") for s in run.manifest.get("suites") or []}
-    before = baseline.manifest.get("suites") or []
-    return tuple(str(s.get("name")) for s in before if ran(s) and s.get("name") not in known)
+    known = {suite.name for suite in run.manifest.suites}
+    before = baseline.manifest.suites
+    return tuple(suite.name for suite in before if suite.whole and suite.name not in known)
 
 
 def decide(
@@ -136,20 +134,18 @@ def decide(
         goldens: Runs whose levels it may be held against (`reports.verdict.drift.hold`), the ones
             to be preferred first; so is a level that drifted from one of them.
     """
-    rows, past = [settle(m) for m in run.measurements], past or {}
-    environment = environment_diff(run, baseline) if baseline else ()
+    past, here = past or {}, run.manifest.environment
+    environment = differences(here, baseline.manifest.environment) if baseline else ()
     before = levels_of(baseline, {}) if baseline else {}
     held = hold(run, levels_of(run, past), goldens, before)
     drifted = [drift_change(drift, to, run) for to in held for drift in to.drifts]
     drifted += [rescaled_change(it, to) for to in held for it in to.rescaled]
-    found = find_changes(run, rows, baseline, past, equal=not environment)
+    found = find_changes(run, baseline, past, equal=not environment)
     changes = gravest_first([*found, *drifted])
-    counts = counted(run, rows, changes)
+    counts = counted(run, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
-    starts = _starts(rows, new)
-    word, exit_code, sentence = _verdict(
-        run, rows, baseline, changes, counts, starts, environment, held
-    )
+    starts = _starts(run.measurements, new)
+    word, exit_code, sentence = _verdict(run, baseline, changes, counts, starts, environment, held)
     return Decision(
         word=word,
         exit_code=exit_code,
@@ -165,7 +161,6 @@ def decide(
 
 def _verdict(
     run: Run,
-    rows: Sequence[Measurement],
     baseline: Run | None,
     changes: Sequence[Change],
     counts: Counts,
@@ -173,8 +168,8 @@ def _verdict(
     environment: Sequence[str],
     held: Sequence[Held],
 ) -> tuple[Word, ExitCode, str]:
-    suites, missing = run.manifest.get("suites") or [], _missing(run, baseline)
-    whole = bool(suites) and all(ran(s) for s in suites) and not missing
+    suites, missing = run.manifest.suites, _missing(run, baseline)
+    whole = bool(suites) and all(suite.whole for suite in suites) and not missing
     if counts.new + counts.persisting:
         return Word.REGRESSED, ExitCode.REGRESSION, say.regressed(run, counts, starts)
     if not whole and (suites or counts.gates):
@@ -191,9 +186,9 @@ def _verdict(
     if counts.worse:
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
     if baseline and not environment and (counts.changed or counts.fixed):
-        return Word.CHANGED, ExitCode.PASS, say.changed(changes, baseline, rows)
+        return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
     sentence = (
-        f"All {count(counts.gates, 'gate')} hold; {say.tightest(rows)}. "
+        f"All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "
         f"{say.since(baseline, environment, changes)}{say.first_night(run, held)}"
     )
     return Word.PASS, ExitCode.PASS, sentence

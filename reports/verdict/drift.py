@@ -162,18 +162,18 @@ def hold(
         goldens: Candidates, the ones to be preferred first.
         before: Levels of the run's baseline, for the tolerances that a golden does not hold.
     """
-    mine = fingerprint(run.manifest)
-    kind = (run.manifest.get("reference") or {}).get("kind")
+    mine = fingerprint(run.manifest.environment)
+    kind = run.manifest.environment.reference.kind
     candidates = list(goldens)
     own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]
     # What was compared with the same kind of reference says more; sorting keeps the order else.
     others = [g for g in candidates if mine is None or g.fingerprint != mine]
-    others.sort(key=lambda g: (g.environment.get("reference") or {}).get("kind") != kind)
+    others.sort(key=lambda g: g.environment.reference.kind != kind)
 
     def held(golden: Golden, same: bool) -> Held:
         lost = rescaled(now, golden, before or {})
         compared = compare(now, golden, same, {it.group for it in lost})
-        differs = differences(run.manifest, golden.environment)
+        differs = differences(run.manifest.environment, golden.environment)
         return Held(golden, same, differs, len(now), compared, lost)
 
     return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
@@ -181,4 +181,4 @@ def hold(
 
 def levels_of(run: Run, past: Mapping) -> dict[Group, Level]:
     """Return the levels of a run with their spreads."""
-    return levels(run.measurements, past, run.manifest.get("spreads"))
+    return levels(run.measurements, past, run.manifest.spreads)

@@ -9,22 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from parity.engine.measurement import Key
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import fingerprint
 from reports.store.query import Answer, Table
-from reports.store.runs import Run, Stored, list_runs, read_run
-from reports.store.schema import MEASUREMENTS, RunKind, StoreError, kind_of
+from reports.store.runs import Run, RunInfo, list_runs, read_run
+from reports.store.schema import MEASUREMENTS, RunKind, StoreError
 
 WINDOW = 90
 """Runs a trend looks back over, today's included."""
-
-Key = tuple[str, str, str, str]
-"""Case, edge, quantity, metric."""
 
 _KEY = ("case", "edge", "quantity", "metric", "identity")
 # `isnan` orders NaN above every number, so the worst of a series that holds a NaN is that NaN.
@@ -65,7 +62,7 @@ class History:
 
 
 def _keys(run: Run) -> list[Key]:
-    return [(m.case, m.edge, m.quantity, m.metric) for m in run.measurements]
+    return [m.key for m in run.measurements]
 
 
 def _today(run: Run) -> pa.Table:
@@ -73,17 +70,17 @@ def _today(run: Run) -> pa.Table:
     return pa.table(columns | {"row": pa.array(range(len(run.measurements)), pa.int32())})
 
 
-def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[Stored]], list[tuple[Path, str]]]:
+def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[tuple[Path, str]]]:
     stored, unreadable = list_runs(root)
-    kept: dict[RunKind, list[Stored]] = {kind: [] for kind in RunKind}
+    kept: dict[RunKind, list[RunInfo]] = {kind: [] for kind in RunKind}
     for old in stored:
         # A run with a planted fault says nothing about the code it ran.
-        if old.manifest["created"] < run.manifest["created"] and not old.manifest.get("fault"):
+        if old.manifest.created < run.manifest.created and not old.manifest.fault:
             kept[old.kind].append(old)
     return kept, unreadable
 
 
-def _benches(stored: Sequence[Stored], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
+def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
     """Return the last bench of `stored` and those it shares an identity with, oldest first."""
     found: list[Run] = []
     wanted: set[str] = set()
@@ -112,10 +109,9 @@ def load_history(root: Path, run: Run) -> History:
     """
     earlier, unreadable = _earlier(root, run)
     baseline: Run | None = None
-    window: list[Stored] = []
+    window: list[RunInfo] = []
     answer: Answer = {}
-    kind = kind_of(run.manifest)
-    newest_first = earlier[kind][::-1]
+    newest_first = earlier[run.manifest.kind][::-1]
     for start in range(0, len(newest_first), WINDOW - 1):
         part = newest_first[start : start + WINDOW - 1]
         with Table([str(old.folder / MEASUREMENTS) for old in part]) as table:
@@ -138,13 +134,13 @@ def load_history(root: Path, run: Run) -> History:
 
 
 def _newest(
-    run: Run, stored: Sequence[Stored], answer: Answer, unreadable: list[tuple[Path, str]]
+    run: Run, stored: Sequence[RunInfo], answer: Answer, unreadable: list[tuple[Path, str]]
 ) -> Run | None:
     """Return the newest run that shares work with `run`, one of the same machine where there is."""
-    mine = fingerprint(run.manifest)
+    mine = fingerprint(run.manifest.environment)
 
     def elsewhere(turn: int) -> bool:
-        return mine is None or fingerprint(stored[turn].manifest) != mine
+        return mine is None or fingerprint(stored[turn].manifest.environment) != mine
 
     turns = set(answer.get("run", np.array([], int)).tolist())
     for turn in sorted(turns, key=lambda turn: (elsewhere(turn), turn)):
@@ -166,9 +162,9 @@ def _series(keys: Sequence[Key], runs: int, answer: Answer) -> dict[Key, tuple[f
     return {key: tuple(table[row]) for key, row in found}
 
 
-def _past(run: Run, window: Sequence[Stored], answer: Answer) -> dict[Key, Past]:
-    machine = _machine(run.manifest)
-    alike = [i for i, old in enumerate(window) if _machine(old.manifest) == machine]
+def _past(run: Run, window: Sequence[RunInfo], answer: Answer) -> dict[Key, Past]:
+    machine = run.manifest.environment.machine
+    alike = [i for i, old in enumerate(window) if old.manifest.environment.machine == machine]
     if not answer or not alike:
         return {}
     recent = np.isin(answer["run"], alike[:NOISE_WINDOW])
@@ -186,10 +182,6 @@ def _past(run: Run, window: Sequence[Stored], answer: Answer) -> dict[Key, Past]
         for row, past in found.items()
         if not math.isnan(run.measurements[row].tolerance)
     }
-
-
-def _machine(manifest: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(manifest.get(part) for part in ("device", "host", "threads"))
 
 
 def worst_over(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from parity.engine.measurement import Kind, Measurement
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_SHARE
-from reports.verdict.history import Key, Past
+from reports.verdict.history import Past
 
 RECENT = 7
 """Newest values that stand for a gate that does not repeat, today's included."""
@@ -97,7 +97,7 @@ def _level(
     gates: list[Measurement], past: Mapping[Key, Past], spread: Spread, settle: Settle
 ) -> Level:
     def recent(m: Measurement) -> float:
-        seen = past.get((m.case, m.edge, m.quantity, m.metric), Past()).values
+        seen = past.get(m.key, Past()).values
         return settle((*seen[1 - RECENT :], m.value))
 
     floors = [DRIFT_SHARE * m.tolerance for m in gates]

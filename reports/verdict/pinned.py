@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from megalodon_jax.files import written_aside
 from reports.provenance.host import fingerprint
+from reports.store.manifest import Environment
 from reports.store.runs import Run
-from reports.verdict.history import Key, Past
+from reports.verdict.history import Past
 from reports.verdict.levels import Group, Level, levels, name_of
 
 FOLDER = Path(__file__).parents[1] / "goldens"
 """Where goldens lie, unless another folder is named."""
 SCHEMA = 3
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
-ENVIRONMENT = ("device", "host", "threads", "flags", "versions", "reference")
-"""What a golden keeps of its run's manifest."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Golden:
     blessed: str
     """Date, UTC; empty for a run that nobody blessed, the oldest healthy one of its machine."""
     reason: str
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    """The parts of its manifest that say where it was made (`ENVIRONMENT`)."""
+    environment: Environment = field(default_factory=Environment)
     groups: Mapping[Group, Level] = field(default_factory=dict)
 
     @property
@@ -63,30 +60,23 @@ def golden_of(run: Run, past: Mapping[Key, Past], reason: str = "", blessed: str
     was seen, and an error that jumps between two modes has no median to hold it to.
     """
     manifest = run.manifest
-    environment = {part: manifest.get(part) for part in ENVIRONMENT}
-    reference = manifest.get("reference") or {}
-    # The sentence for readers of the page is no part of what a reference is.
-    environment["reference"] = {n: v for n, v in reference.items() if n != "detail"}
+    reference = replace(manifest.environment.reference, detail="")
     return Golden(
         run=run.id,
-        commit=manifest.get("commit"),
+        commit=manifest.commit,
         blessed=blessed,
         reason=reason,
-        environment=environment,
-        groups=levels(run.measurements, past, manifest.get("spreads"), max),
+        environment=replace(manifest.environment, reference=reference),
+        groups=levels(run.measurements, past, manifest.spreads, max),
     )
-
-
-def device_of(manifest: Mapping[str, Any]) -> str:
-    """Return the class of device of a run."""
-    return str((manifest.get("device") or {}).get("kind", "unknown"))
 
 
 def file_of(golden: Golden, folder: Path | None = None) -> Path:
     """Return where the golden of a machine and kind of reference lies."""
-    kind = (golden.environment.get("reference") or {}).get("kind") or "absent"
-    machine = fingerprint(golden.environment, versions=False) or "unknown"
-    name = f"{device_of(golden.environment)}-{machine}-{kind}.json"
+    environment = golden.environment
+    kind = environment.reference.kind or "absent"
+    machine = fingerprint(environment, versions=False) or "unknown"
+    name = f"{environment.device.kind or 'unknown'}-{machine}-{kind}.json"
     return (folder or FOLDER) / name
 
 
@@ -104,7 +94,7 @@ def blessed(folder: Path | None = None) -> set[str]:
     return {g.run for device in known for g in load(device, folder).goldens}
 
 
-def load(device: str, folder: Path | None = None) -> Pinned:
+def load(device: str | None, folder: Path | None = None) -> Pinned:
     """Return the goldens of a class of device.
 
     A file that cannot be read, or has another schema, is named and not used: the night goes on.
@@ -128,16 +118,20 @@ def _read(path: Path) -> Golden:
     document = json.loads(path.read_text(encoding="utf-8"))
     if (schema := document.pop("schema")) != SCHEMA:
         raise ValueError(f"schema {schema}")
+    environment = Environment.from_json(document.pop("environment"))
     groups = {}
     for name, level in document.pop("groups").items():
         typical, worst = level.pop("spread")
         groups[tuple(name.split(" | "))] = Level(**level, spread=(typical, worst))
-    return Golden(**document, groups=groups)
+    return Golden(**document, environment=environment, groups=groups)
 
 
 def write(golden: Golden, path: Path) -> None:
     """Write a golden aside and rename it: one line per group, in order. Raises OSError."""
     head = {"schema": SCHEMA} | {k: v for k, v in vars(golden).items() if k != "groups"}
+    head["environment"] = environment = asdict(golden.environment)
+    # The sentence for readers of the page is no part of what a reference is.
+    del environment["reference"]["detail"], environment["reference"]["threads"]
     lines = [
         f"  {json.dumps(name_of(group))}: {json.dumps(asdict(level))}"
         for group, level in sorted(golden.groups.items())

@@ -10,7 +10,7 @@ from parity.megalodon.edges import MegalodonEdge
 from reports.provenance.host import fingerprint
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
-from reports.verdict.changes import Change, Counts, What, ran, whose
+from reports.verdict.changes import Change, Counts, What, whose
 from reports.verdict.drift import Held
 from stability.core.findings import Severity
 
@@ -88,27 +88,26 @@ def worse(changes: Sequence[Change], counts: Counts) -> str:
 
 def incomplete(run: Run, missing: Sequence[str]) -> str:
     """Say which suite is not whole, or missing, and why."""
-    suites = run.manifest.get("suites") or []
+    suites = run.manifest.suites
     if not suites:
         return "The run does not say which suites it planned, so nothing shows that it is whole."
-    if all(ran(s) for s in suites):
+    if all(suite.whole for suite in suites):
         names = ", ".join(label(name, 40) for name in missing)
         return f"Nothing failed, but the baseline ran what this run does not know: suite {names}."
-    partial = [s for s in suites if not ran(s)]
+    partial = [suite for suite in suites if not suite.whole]
     first = partial[0]
-    reason = f": {label(str(first['reason']), 120)}" if first.get("reason") else ""
+    reason = f": {label(first.reason, 120)}" if first.reason else ""
     more = f" {count(len(partial) - 1, 'more suite')} did not finish." if len(partial) > 1 else ""
-    name, status = label(str(first.get("name")), 40), label(str(first.get("status")), 40)
-    executed, planned = first.get("executed"), first.get("planned")
     return (
-        f"Nothing failed, but suite {name} is not whole ({status}): {executed} of {planned} checks "
+        f"Nothing failed, but suite {label(first.name, 40)} is not whole "
+        f"({label(first.status, 40)}): {first.executed} of {first.planned} checks "
         f"executed{reason}.{more}"
     )
 
 
-def tightest(rows: Sequence[Measurement]) -> str:
+def tightest(run: Run) -> str:
     """Name the gate that is closest to its tolerance."""
-    gates = [m for m in rows if m.verdict is Verdict.PASS]
+    gates = [m for m in run.measurements if m.verdict is Verdict.PASS]
     worst = max(gates, key=lambda m: m.fraction)
     return f"the closest is {place(worst)} at {share(worst.fraction)} of its tolerance"
 
@@ -128,7 +127,7 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
     return f"Nothing changed since {name}."
 
 
-def changed(changes: Sequence[Change], baseline: Run, rows: Sequence[Measurement]) -> str:
+def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
     """Say which value should have repeated and did not."""
     moved = [c for c in changes if c.what in (What.CHANGED, What.FIXED)]
     first = min(
@@ -142,7 +141,7 @@ def changed(changes: Sequence[Change], baseline: Run, rows: Sequence[Measurement
         f"All gates hold, but {count(len(moved), 'value')} that should repeat exactly "
         f"differ{'s' if len(moved) == 1 else ''} from run {label(baseline.id, 60)}{repaired}. "
         f"It starts at {place(first)}: {metric_name(first.metric)} {then} → {now}; "
-        f"{tightest(rows)}."
+        f"{tightest(run)}."
     )
 
 
@@ -163,9 +162,9 @@ def first_night(run: Run, held: Sequence[Held]) -> str:
     """
     if any(h.same and h.comparable for h in held):
         return ""
-    if fingerprint(run.manifest) is None:
+    if fingerprint(run.manifest.environment) is None:
         who = " This machine's processor cannot be read, so it is never held to repeat"
-    elif run.manifest.get("selected"):
+    elif run.manifest.selected:
         who = " No whole night of this machine is there to hold levels against"
     else:
         who = " It is the first night on this machine, and the anchor of later ones"

@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from parity.engine.jaxprs import inner_jaxprs
 from stability.dtype_audit.families import CONVERT, DOT, ELEMENTWISE, JAXPR
 from stability.dtype_audit.rows import Row, aggregated, is_inexact
 from stability.dtype_audit.scopes import module_of, phase_of
@@ -35,24 +36,23 @@ _LIBRARIES = ("jax", "jaxlib", "equinox", "optax", "jaxtyping", "beartype", "num
 class Site:
     """One equation and where it stands."""
 
-    eqn: Any
+    eqn: JaxprEqn
     stack: str
     """Name stack from the outermost program on, `/` between calls."""
     source: str
     """File and line, relative to the import path; empty if unknown."""
     trips: int
     """Iterations of the scans around it; a while loop counts once."""
-    consumers: tuple[Any, ...]
+    consumers: tuple[JaxprEqn, ...]
     """Equations of the same jaxpr that read its first output; empty if the jaxpr returns it."""
 
 
-def rows_of_jaxpr(closed: Any) -> tuple[Row, ...]:
+def rows_of_jaxpr(closed: ClosedJaxpr) -> tuple[Row, ...]:
     """Return the table of a closed jaxpr, as `jax.make_jaxpr` gives."""
-    found = (_row(site) for site in walk(closed.jaxpr))
-    return aggregated(row for row in found if row is not None)
+    return aggregated(row for site in walk(closed.jaxpr) if (row := _row(site)) is not None)
 
 
-def walk(jaxpr: Any, stack: str = "", source: str = "", trips: int = 1) -> Iterator[Site]:
+def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Iterator[Site]:
     """Yield every equation; those inside a call, branch or loop after the one that holds them.
 
     Args:
@@ -75,24 +75,14 @@ def walk(jaxpr: Any, stack: str = "", source: str = "", trips: int = 1) -> Itera
             yield from walk(inner, here, line if is_library(inner) else source, times)
 
 
-def inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the open jaxprs among an equation's parameters."""
-    for value in eqn.params.values():
-        for member in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(member, ClosedJaxpr):
-                yield member.jaxpr
-            elif isinstance(member, Jaxpr):
-                yield member
-
-
-def is_library(jaxpr: Any) -> bool:
+def is_library(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr is of a function that JAX defines, such as `jax.nn.silu`."""
     info = getattr(jaxpr, "debug_info", None)
     said = str(getattr(info, "func_src_info", "") or "")
     return str(_JAX) in said
 
 
-def source_of(eqn: Any) -> str:
+def source_of(eqn: JaxprEqn) -> str:
     """Return file and line of the innermost frame that is no library's; empty if there is none."""
     trace = eqn.source_info.traceback
     for frame in trace.frames if trace is not None else ():
@@ -101,9 +91,9 @@ def source_of(eqn: Any) -> str:
     return ""
 
 
-def _is_promotion(eqn: Any) -> bool:
+def _is_promotion(eqn: JaxprEqn) -> bool:
     """Whether a conversion widens a float because an operation's other operand was wider."""
-    read, written = eqn.invars[0].aval, eqn.outvars[0].aval
+    read, written = _avals(eqn)
     if not (_inexact(read) and _inexact(written)) or getattr(read, "weak_type", False):
         return False
     if written.dtype.itemsize <= read.dtype.itemsize:
@@ -115,6 +105,11 @@ def _is_promotion(eqn: Any) -> bool:
         if frame.function_name.startswith(_PROMOTERS):
             return True
     return False
+
+
+def _avals(eqn: JaxprEqn) -> tuple[Any, Any]:
+    """Return what is known of the first operand and the first result: dtype, shape, weak type."""
+    return eqn.invars[0].aval, eqn.outvars[0].aval
 
 
 def _row(site: Site) -> Row | None:
@@ -152,13 +147,13 @@ def _how(site: Site) -> str:
         return ""
     if _is_promotion(site.eqn):
         return PROMOTION
-    read, written = site.eqn.invars[0].aval, site.eqn.outvars[0].aval
+    read, written = _avals(site.eqn)
     narrows = _inexact(read) and _inexact(written) and written.dtype.itemsize < read.dtype.itemsize
     return ROUND_TRIP if narrows and _widened_again(site) else ""
 
 
 def _widened_again(site: Site) -> bool:
-    width = site.eqn.outvars[0].aval.dtype.itemsize
+    width = _avals(site.eqn)[1].dtype.itemsize
     return bool(site.consumers) and all(
         reader.primitive.name == "convert_element_type"
         and jnp.dtype(reader.params["new_dtype"]).itemsize > width
@@ -166,9 +161,9 @@ def _widened_again(site: Site) -> bool:
     )
 
 
-def _readers(jaxpr: Any) -> dict[Any, list[Any]]:
+def _readers(jaxpr: Jaxpr) -> dict[Var, list[JaxprEqn]]:
     """Return the equations that read each variable; what the jaxpr returns has none."""
-    readers: dict[Any, list[Any]] = defaultdict(list)
+    readers: dict[Var, list[JaxprEqn]] = defaultdict(list)
     for eqn in jaxpr.eqns:
         for atom in eqn.invars:
             if not isinstance(atom, Literal):

@@ -25,6 +25,7 @@ import optax
 from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import GemmBackend, MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.policy import Policy
 from megalodon_jax.weights import SENSITIVE, Role, named_leaves, replace_leaves, role_of
 from stability.core.number_formats import BF16
@@ -246,9 +247,7 @@ def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> A
     @eqx.filter_jit(donate="all-except-first")
     def update(grads: Any, model: Any, state: Any, changed: Any) -> Any:
         params = eqx.filter(model, eqx.is_array)
-        # optax raises floats to its integer step count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = transform.update(grads, state, params)
+        updates, state = optimiser_update(transform, grads, state, params)
         before = named_leaves(params)
         after = named_leaves(apply_updates(params, updates))
         changed = {n: changed[n] | (after[n] != before[n]) for n in before}

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import named_leaves
 from stability.experiments.chart import line_chart
 from stability.experiments.document import renew
@@ -154,8 +155,7 @@ def train(variant: Variant, size: Size, seed: int = 0) -> Result:
             len(text) - CONTEXT - 1,
         )
         grads = jax.grad(loss)(params, _windows(text, starts))
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = transform.update(grads, state, params)
+        updates, state = optimiser_update(transform, grads, state, params)
         after = apply_updates(params, updates)
         moved = jax.tree.map(lambda c, a, b: c | (a != b), changed, after, params)
         return (after, state, moved), None

@@ -29,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
 
 BYTE_LM_CONFIG = MegalodonConfig(
@@ -116,9 +117,8 @@ def make_step(recipe: Recipe):
     @eqx.filter_jit(donate="all")
     def step(model, state, ids):
         loss, grads = eqx.filter_value_and_grad(lambda m: m.compute_loss(ids, ids))(model)
-        # optax raises floats to its integer step count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        params = eqx.filter(model, eqx.is_array)
+        updates, state = optimiser_update(transform, grads, state, params)
         return eqx.apply_updates(model, updates), state, loss
 
     return step, transform

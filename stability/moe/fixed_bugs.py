@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from parity.deepseek_v3.model import MLP, BlockOutput, Experts, MLAMoEForCausalLM, MoE
 from parity.deepseek_v3.router import Routing
+from parity.engine.jaxprs import equations
 from stability.core.dtype_rules import Policy
 from stability.core.findings import Finding, Severity
 from stability.moe.observe import said
@@ -145,19 +146,13 @@ def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
 
 def _scatters(function: Callable[..., Any], *args: Any) -> list[tuple[Any, Any]]:
     """Return the dtypes of sum and summand of every float scatter-add in a call."""
-    closed = eqx.filter_make_jaxpr(function)(*args)[0]
-    found: list[tuple[Any, Any]] = []
-
-    def walk(jaxpr: Any) -> None:
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name == "scatter-add":
-                into, _, values = (v.aval.dtype for v in eqn.invars)
-                found.extend([(into, values)] if jnp.issubdtype(into, jnp.floating) else [])
-            for inner in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "jaxpr")):
-                walk(inner.jaxpr) if hasattr(inner, "jaxpr") else None
-
-    walk(closed.jaxpr)
-    return found
+    avals: Any = (
+        [atom.aval for atom in eqn.invars]
+        for eqn in equations(eqx.filter_make_jaxpr(function)(*args)[0].jaxpr)
+        if eqn.primitive.name == "scatter-add"
+    )
+    sums = [(into.dtype, values.dtype) for into, _, values in avals]
+    return [dtypes for dtypes in sums if jnp.issubdtype(dtypes[0], jnp.floating)]
 
 
 def _hidden(model: MLAMoEForCausalLM) -> jax.ShapeDtypeStruct:

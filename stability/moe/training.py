@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from megalodon_jax.files import written_aside
+from megalodon_jax.optimiser import optimiser_update
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.experiments.train import read_text, windows
@@ -216,9 +217,8 @@ def _step(transform: optax.GradientTransformationExtraArgs) -> Callable[..., Any
 
         gradients, (loss, router) = eqx.filter_grad(total, has_aux=True)(model)
         params = eqx.filter(model, eqx.is_array)
-        # optax raises floats to its integer step count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            moves, state = transform.update(gradients, state, params, value=loss, auxiliary=router)
+        losses = {"value": loss, "auxiliary": router}
+        moves, state = optimiser_update(transform, gradients, state, params, **losses)
         moves = jax.tree.map(lambda u: u * factor, moves)
         return eqx.apply_updates(model, moves), state
 

@@ -8,7 +8,7 @@ Source: docs/training.md "What made it so".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal as JaxprLiteral
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from megalodon_jax.weights import dotted
+from parity.engine.jaxprs import bind, interpret
 from stability.core.findings import Finding, Severity
 from stability.dtype_audit.jaxpr import is_library, source_of
 from stability.dtype_audit.scopes import announced, module_of, phase_of
@@ -86,7 +87,7 @@ def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
     leaves = jax.tree_util.tree_flatten_with_path(dynamic)[0]
     arguments = [_Value(leaf, _of_input(dotted(path), leaf)) for path, leaf in leaves]
     constants = [_constant(value) for value in closed.consts]
-    values = _Replay().evaluate(closed.jaxpr, constants, arguments, "", "", "")
+    values = _replay(closed.jaxpr, constants, arguments, _Place())
     origins = [value.origin for value in values if value.origin is not None]
     return min(origins, key=lambda origin: origin.kind == "constant").root if origins else None
 
@@ -124,42 +125,38 @@ class _Value:
     origin: Origin | None = None
 
 
-class _Replay:
-    """Evaluates jaxprs on values with origins."""
+_Call = Callable[[Any, Sequence[_Value], str], list[_Value]]
+"""Evaluates a jaxpr on values; the last argument says which branch or iteration it is."""
 
-    def evaluate(
-        self,
-        jaxpr: Any,
-        constants: Sequence[_Value],
-        arguments: Sequence[_Value],
-        stack: str,
-        source: str,
-        where: str,
-    ) -> list[_Value]:
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
-        last = _last_uses(jaxpr)
 
-        def read(atom: Any) -> _Value:
-            return _constant(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is around the equations of a jaxpr, all of it empty for the outermost one."""
 
-        for index, eqn in enumerate(jaxpr.eqns):
-            inputs = [read(atom) for atom in eqn.invars]
-            here = "/".join(filter(None, (stack, str(eqn.source_info.name_stack))))
-            outputs = self._equation(eqn, inputs, here, source or source_of(eqn), source, where)
-            values.update(zip(eqn.outvars, outputs, strict=True))
-            for atom in last.get(index, ()):
-                values.pop(atom, None)
-        return [read(atom) for atom in jaxpr.outvars]
+    stack: str = ""
+    """Name stack, `/` between calls."""
+    source: str = ""
+    """File and line of the caller where the jaxpr is a library's; empty means where they say."""
+    where: str = ""
+    """Calls, branches and iterations."""
 
-    def _equation(self, eqn, inputs, stack, line, source, where) -> list[_Value]:
+
+def _replay(
+    jaxpr: Jaxpr, constants: Sequence[_Value], arguments: Sequence[_Value], place: _Place
+) -> list[_Value]:
+    """Evaluate a jaxpr on values with origins."""
+
+    def step(eqn: JaxprEqn, inputs: list[_Value]) -> list[_Value]:
         name, params = eqn.primitive.name, eqn.params
+        stack = "/".join(filter(None, (place.stack, str(eqn.source_info.name_stack))))
+        line = place.source or source_of(eqn)
 
         def call(closed: Any, args: Sequence[_Value], label: str) -> list[_Value]:
             inner = getattr(closed, "jaxpr", closed)
             constants = [_constant(value) for value in getattr(closed, "consts", ())]
-            below = f"{where}/{label}" if where and label else where or label
-            keep = line if is_library(inner) else source
-            return self.evaluate(inner, constants, args, stack, keep, below)
+            below = "/".join(filter(None, (place.where, label)))
+            source = line if is_library(inner) else place.source
+            return _replay(inner, constants, args, _Place(stack, source, below))
 
         match name:
             case "scan":
@@ -172,31 +169,30 @@ class _Replay:
         inner = next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
         if inner is not None and not name.startswith(("reduce", "scatter", "custom_lin")):
             return call(inner, inputs, "")
-        return _bound(eqn, inputs, stack, line, where)
+        return _bound(eqn, inputs, _Place(stack, line, place.where))
+
+    return interpret(jaxpr, constants, arguments, step, _constant)
 
 
-def _bound(eqn, inputs, stack, line, where) -> list[_Value]:
+def _bound(eqn: JaxprEqn, inputs: Sequence[_Value], place: _Place) -> list[_Value]:
     """Evaluate one operation, and note it if it made what it was not given."""
     if (moved := _moved(eqn, inputs)) is not None:
         return [moved]
-    # An equation traced with 64-bit types must be bound with them.
-    with eqn.ctx.manager:
-        arrays = [value.array for value in inputs]
-        out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
-    outputs = list(out) if eqn.primitive.multiple_results else [out]
+    outputs = bind(eqn, [value.array for value in inputs])
     bad = [not all_finite(array) for array in outputs]
     if not any(bad):
         return [_Value(array) for array in outputs]
-    origin = _origin(eqn.primitive.name, inputs, outputs, stack, line, where)
+    origin = _origin(eqn.primitive.name, inputs, outputs, place)
     return [_Value(array, origin if b else None) for array, b in zip(outputs, bad, strict=True)]
 
 
-def _moved(eqn, inputs) -> _Value | None:
+def _moved(eqn: JaxprEqn, inputs: Sequence[_Value]) -> _Value | None:
     """Return an array whose elements only change places; on the host, where nothing compiles.
 
     None means that this is another operation.
     """
-    name, params, to = eqn.primitive.name, eqn.params, eqn.outvars[0].aval
+    name, params = eqn.primitive.name, eqn.params
+    to: Any = eqn.outvars[0].aval
     if name not in _MOVES or jax.dtypes.issubdtype(to.dtype, jax.dtypes.extended):
         return None
     value, *dynamic = inputs
@@ -216,7 +212,7 @@ def _moved(eqn, inputs) -> _Value | None:
 _MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 
-def _origin(name, inputs, outputs, stack, line, where) -> Origin:
+def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: _Place) -> Origin:
     """Return the inputs' origin where one is passed on, a new one where something went wrong."""
     known = [value for value in inputs if value.origin is not None]
     cause = min(known, key=_blame).origin if known else None
@@ -226,10 +222,10 @@ def _origin(name, inputs, outputs, stack, line, where) -> Origin:
     return Origin(
         "operation",
         name,
-        line,
-        module_of(stack),
-        phase_of(stack),
-        where,
+        place.source,
+        module_of(place.stack),
+        phase_of(place.stack),
+        place.where,
         tuple(operand(value.array) for value in inputs),
         tuple(operand(array) for array in outputs),
         cause,
@@ -242,7 +238,7 @@ def _blame(value: _Value) -> tuple[bool, bool]:
     return not has_nan(value.array), origin is not None and origin.kind == "constant"
 
 
-def _scan(call, params, inputs) -> list[_Value]:
+def _scan(call: _Call, params: Mapping[str, Any], inputs: list[_Value]) -> list[_Value]:
     consts, carry_count = params["num_consts"], params["num_carry"]
     fixed, carry = inputs[:consts], inputs[consts : consts + carry_count]
     sequences = inputs[consts + carry_count :]
@@ -259,12 +255,12 @@ def _scan(call, params, inputs) -> list[_Value]:
     return [*carry, *(_stack([rows[i][k] for i in range(length)]) for k in range(len(rows[0])))]
 
 
-def _while(call, params, inputs) -> list[_Value]:
+def _while(call: _Call, params: Mapping[str, Any], inputs: list[_Value]) -> list[_Value]:
     tested, done = params["cond_nconsts"], params["body_nconsts"]
-    fixed, held = inputs[:tested], inputs[tested : tested + done]
+    condition, body = inputs[:tested], inputs[tested : tested + done]
     carry, count = inputs[tested + done :], 0
-    while bool(np.asarray(call(params["cond_jaxpr"], [*fixed, *carry], "while")[0].array)):
-        carry = call(params["body_jaxpr"], [*held, *carry], f"while[{count}]")
+    while bool(np.asarray(call(params["cond_jaxpr"], [*condition, *carry], "while")[0].array)):
+        carry = call(params["body_jaxpr"], [*body, *carry], f"while[{count}]")
         count += 1
     return carry
 
@@ -280,20 +276,6 @@ def _stack(values: Sequence[_Value]) -> _Value:
     with jax.enable_x64(values[0].array.dtype.itemsize == 8):
         array = jnp.stack([value.array for value in values])
     return _Value(array, min(bad, key=_blame).origin if bad else None)
-
-
-def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
-    """Return, by equation, the variables nobody reads after it: a replay must not keep them all."""
-    last = dict.fromkeys((*jaxpr.constvars, *jaxpr.invars), -1)
-    for index, eqn in enumerate(jaxpr.eqns):
-        last |= dict.fromkeys(eqn.outvars, index)
-        last |= {a: index for a in eqn.invars if not isinstance(a, JaxprLiteral)}
-    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, JaxprLiteral)}
-    uses: dict[int, list[Any]] = {}
-    for atom, index in last.items():
-        if atom not in kept:
-            uses.setdefault(index, []).append(atom)
-    return uses
 
 
 def _constant(value: Any) -> _Value:

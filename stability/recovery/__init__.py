@@ -1,6 +1,26 @@
-"""A training run that survives bad steps: a guard in the compiled step, rollback around it."""
+"""A training run that survives bad steps: a guard in the compiled step, rollback around it.
 
-from stability.recovery.guard import GuardConfig
-from stability.recovery.rollback import RecoveryConfig, guarded_run
+The function `guard` is not among the names: it would hide the module `stability.recovery.guard`.
+"""
 
-__all__ = ["GuardConfig", "RecoveryConfig", "guarded_run"]
+from stability.recovery.guard import GuardConfig, GuardState, Verdict
+from stability.recovery.rollback import (
+    CheckpointFolder,
+    Event,
+    RecoveryConfig,
+    RecoveryFailedError,
+    Run,
+    guarded_run,
+)
+
+__all__ = [
+    "CheckpointFolder",
+    "Event",
+    "GuardConfig",
+    "GuardState",
+    "RecoveryConfig",
+    "RecoveryFailedError",
+    "Run",
+    "Verdict",
+    "guarded_run",
+]

@@ -1,6 +1,62 @@
 """What storing parameters and optimiser states in few bits does, and what helps.
 
-`diagnose` asks everything of a checkpoint; `survival`, `ema_poles` and `optimiser_state` are the
-probes, `remedies` and `narrow_optimisers` what helps, `frozen_watch` the same question inside a
-training loop.
+`report` asks everything of a checkpoint; `probe` and the audits are its parts, `try_remedies` and
+the narrow optimisers what helps, `frozen_watch` the same question inside a training loop.
 """
+
+from stability.storage.diagnose import Diagnosis, kind_of, report
+from stability.storage.ema_pole_findings import memory_rows
+from stability.storage.ema_poles import Poles, find_poles
+from stability.storage.frozen_watch import Watch, watch_torch
+from stability.storage.narrow_optimisers import (
+    apply_updates,
+    float32_master,
+    kahan,
+    kahan_adamw,
+    nearest_storage,
+    stochastic_adamw,
+    stochastic_rounding,
+)
+from stability.storage.optimiser_state import audit_global_norm, audit_state
+from stability.storage.remedies import REMEDIES, Remedy, Trial, try_remedies
+from stability.storage.simulate import Gradients, Storage, Survival
+from stability.storage.survival import Prediction, predict, probe
+from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser, optimiser
+from stability.storage.value_audit import audit_parameters
+
+__all__ = [
+    "REMEDIES",
+    "SGD",
+    "AdamW",
+    "Diagnosis",
+    "Gradients",
+    "Lion",
+    "Muon",
+    "Optimiser",
+    "Poles",
+    "Prediction",
+    "Remedy",
+    "Storage",
+    "Survival",
+    "Trial",
+    "Watch",
+    "apply_updates",
+    "audit_global_norm",
+    "audit_parameters",
+    "audit_state",
+    "find_poles",
+    "float32_master",
+    "kahan",
+    "kahan_adamw",
+    "kind_of",
+    "memory_rows",
+    "nearest_storage",
+    "optimiser",
+    "predict",
+    "probe",
+    "report",
+    "stochastic_adamw",
+    "stochastic_rounding",
+    "try_remedies",
+    "watch_torch",
+]

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import dotted
 from stability.core.number_formats import Format, format_of
 from stability.core.parameter_leaves import seed_of
@@ -194,9 +195,7 @@ def leaf_key(seed: Any, path: str, step: Any) -> jax.Array:
 
 def _inner_update(inner: Transform, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
     _insist(params)
-    # optax raises floats to its integer step count, which strict promotion forbids.
-    with jax.numpy_dtype_promotion("standard"):
-        return inner.update(_wide(grads), state, _wide(params))
+    return optimiser_update(inner, _wide(grads), state, _wide(params))
 
 
 def _insist(params: Any) -> None:

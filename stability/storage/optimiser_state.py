@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import optax
 
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import named_leaves
 from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16, FP16, format_of
@@ -101,17 +102,17 @@ def remaining(dtype: str, beta2: float, steps: int) -> float:
     """Return what is left of a second moment of 1 after `steps` of zero gradient, run by optax."""
     transform = optax.scale_by_adam(b2=beta2)
     params = {"leaf": jnp.ones(1, dtype)}
-    with jax.numpy_dtype_promotion("standard"):
-        fresh: Any = transform.init(params)
-        state = fresh._replace(nu=params)
-        # The canary: without it a compiler that keeps excess precision would go unnoticed.
-        if state.nu["leaf"].dtype != jnp.dtype(dtype):
-            raise RuntimeError(f"optax does not keep second moments in {dtype}")
+    fresh: Any = transform.init(params)
+    state = fresh._replace(nu=params)
+    # The canary: without it a compiler that keeps excess precision would go unnoticed.
+    if state.nu["leaf"].dtype != jnp.dtype(dtype):
+        raise RuntimeError(f"optax does not keep second moments in {dtype}")
 
-        def step(carry: Any, _: None) -> tuple[Any, None]:
-            return transform.update({"leaf": jnp.zeros(1, dtype)}, carry, params)[1], None
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        zeros = {"leaf": jnp.zeros(1, dtype)}
+        return optimiser_update(transform, zeros, carry, params)[1], None
 
-        state, _ = jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps))(state)
+    state, _ = jax.jit(lambda s: jax.lax.scan(step, s, None, length=steps))(state)
     return float(np.asarray(state.nu["leaf"], np.float64)[0])
 
 

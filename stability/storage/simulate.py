@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from megalodon_jax.optimiser import optimiser_update
 from stability.core.number_formats import BF16, Format, by_name
 from stability.core.parameter_leaves import Leaf, decays, is_megalodon, sample, seed_of
 from stability.core.rounding import check_conversion, check_rounding
@@ -233,8 +234,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
         def step(index: jax.Array, carry: Any) -> Any:
             params, state, changed = carry
             grads = {"leaf": gradients.draw(directions, key, index)}
-            with jax.numpy_dtype_promotion("standard"):
-                updates, state = transform.update(grads, state, params)
+            updates, state = optimiser_update(transform, grads, state, params)
             after = apply_updates(params, updates)
             moved = after["leaf"].astype(jnp.float32) != params["leaf"].astype(jnp.float32)
             return after, state, changed | moved

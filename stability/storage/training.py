@@ -16,6 +16,7 @@ import numpy as np
 
 from megalodon_jax.config import widened
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import named_leaves, replace_leaves
 from stability.core.number_formats import Format
 from stability.core.parameter_leaves import seed_of
@@ -91,9 +92,8 @@ def _stepped(optimiser: Optimiser, loss: Loss) -> Any:
     @eqx.filter_jit
     def step(model: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         grads = eqx.filter_grad(loss)(model, batch)
-        # optax raises floats to its integer step count, which strict promotion forbids.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
+        params = eqx.filter(model, eqx.is_array)
+        updates, state = optimiser_update(transform, grads, state, params)
         return state, updates
 
     return step, transform

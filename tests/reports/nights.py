@@ -13,7 +13,9 @@ from parity.engine.deviation import Deviation, Deviations
 from parity.engine.measurement import Kind, Measurement, Verdict
 from reports.bench.run import Times, memory_timings, timings
 from reports.provenance.host import FIELDS
-from reports.store.runs import SCHEMA, Run
+from reports.store.manifest import Manifest
+from reports.store.runs import Run
+from reports.store.schema import SCHEMA
 from stability.core.findings import Finding, Severity
 
 EDGES = {"jax64:oracle": 1e-11, "reference32:oracle": 6e-6, "jax32:oracle": 4e-6}
@@ -66,7 +68,8 @@ def finding(**changes: object) -> Finding:
     return replace(base, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def manifest(**changes: object) -> dict[str, object]:
+def document(**changes: object) -> dict[str, object]:
+    """The content of a run.json."""
     base: dict[str, object] = {
         "schema": SCHEMA,
         "kind": "nightly",
@@ -94,9 +97,17 @@ def manifest(**changes: object) -> dict[str, object]:
         "tolerances": [],
         "seams": [],
         "checkpoint": None,
-        "replay": [],
     }
     return {**base, **changes}
+
+
+def altered(night: Run, **changes: object) -> Run:
+    """The run with other parts in its run.json."""
+    return replace(night, manifest=Manifest.from_json(night.manifest.to_json() | changes))
+
+
+def manifest(**changes: object) -> Manifest:
+    return Manifest.from_json(document(**changes))
 
 
 def run(
@@ -125,7 +136,7 @@ def bench(day: int = 18, speedup: float = 6.5, identity: str = "same", missing: 
     other = missing or 3.1 * 2**30
     rows += memory_timings({"jax": 1.25 * 2**30, "reference": other}, shared)
     reference = {"kind": "live", "commit": "082db4b", "versions": {"torch": "2.6.0"}, "detail": ""}
-    document = manifest(
+    night = manifest(
         kind="bench",
         id=f"2026-11-{day:02d}T12-00-00Z-1a2b3c4-bench",
         created=f"2026-11-{day:02d}T12:00:00+00:00",
@@ -133,7 +144,7 @@ def bench(day: int = 18, speedup: float = 6.5, identity: str = "same", missing: 
         reference={"kind": "absent", "detail": missing} if missing else reference,
         workload={"length": 2048, "repeats": 3, "config": {"model_dim": 512}},
     )
-    return Run(document, timings=tuple(rows))
+    return Run(night, timings=tuple(rows))
 
 
 def _stages() -> list[str]:
@@ -227,11 +238,11 @@ def _audits() -> list[Finding]:
     ]
 
 
-def _realistic_manifest() -> dict[str, object]:
+def _realistic_document() -> dict[str, object]:
     steps = list(range(0, 601, 10))
     train = [2.1 + 3.4 * math.exp(-s / 120) + 0.05 * noise("train", s) for s in steps]
     val_steps = list(range(0, 601, 50))
-    return manifest(
+    return document(
         versions={"jax": "0.10.1", "equinox": "0.13.2", "numpy": "2.3.4", "python": "3.11.9"},
         durations={"parity": 214.2, "gradients": 188.9, "stability": 96.4},
         suites=[
@@ -282,21 +293,14 @@ def _realistic_manifest() -> dict[str, object]:
                 "final_val_loss": 2.203,
             },
         },
-        replay=[
-            {"label": "The whole run", "command": "megalodon-numerics nightly --out runs"},
-            {
-                "label": "One case on one edge",
-                "command": "megalodon-numerics parity --case baseline --edge jax32:oracle",
-            },
-        ],
     )
 
 
 def realistic(seed: object = 0, **changes: object) -> Run:
     """A whole healthy night: 13 cases, four edges, three layers."""
     rows = [m for case in CASES for edge in EDGES for m in _pair(case, edge, seed)]
-    base = {**_realistic_manifest(), **changes}
-    return Run(base, tuple(rows), (*_survival(), *_audits()))
+    base = {**_realistic_document(), **changes}
+    return Run(Manifest.from_json(base), tuple(rows), (*_survival(), *_audits()))
 
 
 def regressed(night: Run, case: str = "slow_decay") -> Run:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from parity.megalodon.cases import CASES
-from reports.nightly.run import elsewhere
+from reports.nightly.suites import elsewhere
 from tools import mutants
 from tools.mutant_list import CONTROLS, MUTANTS, ROOT
 from tools.mutant_list.survivors import ARGUED

@@ -54,13 +54,12 @@ def _fitting(lines: Sequence[str], room: int) -> int:
 
 
 def _facts(run: Run, decision: Decision) -> list[str]:
-    manifest, counts = run.manifest, decision.counts
-    reference = manifest.get("reference") or {}
-    device = manifest.get("device") or {}
-    kind, commit = reference.get("kind", "absent"), reference.get("commit") or ""
+    environment, counts = run.manifest.environment, decision.counts
+    device, reference = environment.device, environment.reference
     facts = [
-        f"run {run.id} on {device.get('kind', '')} ({device.get('name', '')})",
-        f"megalodon-hf {kind} {commit}; baseline {decision.baseline_id or 'none'}",
+        f"run {run.id} on {device.kind or ''} ({device.name or ''})",
+        f"megalodon-hf {reference.kind or 'absent'} {reference.commit or ''}; "
+        f"baseline {decision.baseline_id or 'none'}",
         f"{counts.passed:,} of {counts.gates:,} gates hold; {counts.new:,} new, "
         f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, {counts.changed:,} changed, "
         f"{counts.skipped:,} skipped, {counts.not_run:,} not run",

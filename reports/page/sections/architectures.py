@@ -39,7 +39,7 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
-    told = (run.manifest.get("stability") or {}).get("mla_moe")
+    told = run.manifest.stability.get("mla_moe")
     second = [m for m in run.measurements if m.edge in tuple(PortEdge)]
     if not told and not second:
         return None

@@ -108,7 +108,7 @@ def _remedy_cell(row: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 def drill(run: Run) -> dict[str, Any] | None:
     """Return the training drill: conclusion, curves, and one row per variant."""
-    found = (run.manifest.get("stability") or {}).get("drill")
+    found = run.manifest.stability.get("drill")
     if not found or not found.get("variants"):
         return None
     variants = found["variants"][:STYLES]
@@ -193,7 +193,7 @@ def _trained_lines(drilled: Mapping[str, Any] | None) -> list[Line]:
 
 
 def _section(run: Run, name: str) -> list[dict[str, Any]]:
-    return list((run.manifest.get("stability") or {}).get(name) or ())
+    return list(run.manifest.stability.get(name) or ())
 
 
 def _memory(value: float | None) -> float:

@@ -9,16 +9,15 @@ import base64
 import gzip
 import json
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parity.engine.measurement import Measurement, Verdict
 from reports.page.sections.tables import rank_of
+from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, record_id
-from reports.verdict.changes import key_of
-from reports.verdict.document import suite_of
+from reports.verdict.document import command, suite_of
 from reports.verdict.history import History
 from stability.core.findings import Finding, Severity
 
@@ -42,7 +41,7 @@ _FINDING_RANK = {"fail": 5e5, "warning": 1.0, "pass": -0.5, "info": -0.75}
 
 def id_of(m: Measurement) -> str:
     """Return the id of a measurement."""
-    return record_id(*key_of(m))
+    return record_id(*m.key)
 
 
 def id_of_finding(f: Finding) -> str:
@@ -59,7 +58,7 @@ def embedded(
     """Return the rows of a run, their trends and their drill-downs as base64 of gzip of JSON.
 
     Args:
-        rows: the settled measurements.
+        rows: the measurements.
         run: its findings and its manifest.
         history: trends are levels, hundredths of log10 of the share of a tolerance used; null where
             a night has none, "x" where it was not finite.
@@ -132,13 +131,7 @@ def _level(share: float | None) -> int | str | None:
     return round(100 * math.log10(max(share, 1e-9)))
 
 
-def _replays(manifest: Mapping[str, Any], cases: Iterable[str]) -> dict[str, str]:
+def _replays(manifest: Manifest, cases: Iterable[str]) -> dict[str, str]:
     """Return by case the command that measures it again."""
-    known = {str(case.get("name")) for case in manifest.get("cases") or ()}
-    fault = manifest.get("fault")
-    planted = f" --fault {shlex.quote(str(fault))}" if fault else ""
-    command = ".venv/bin/megalodon-numerics nightly"
-    return {
-        label(case, 400): f"{command} --case {shlex.quote(case)}{planted}"
-        for case in sorted(known & {*cases})
-    }
+    known = {case.name for case in manifest.cases}
+    return {label(case, 400): command(case, manifest.fault) for case in sorted(known & {*cases})}

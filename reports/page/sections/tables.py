@@ -30,7 +30,7 @@ from reports.text import (
     record_id,
     share,
 )
-from reports.verdict.changes import Change, What, key_of
+from reports.verdict.changes import Change, What
 from reports.verdict.history import History, worst_over
 
 ROWS = 120
@@ -72,7 +72,7 @@ class Cell:
 
 
 def frame(rows: Sequence[Measurement]) -> pd.DataFrame:
-    """Return one row per settled measurement, with the share of tolerance used as `used` and a
+    """Return one row per measurement, with the share of tolerance used as `used` and a
     `rank` that orders the worst last: non-finite above every number, then by share.
     """
     names = [field.name for field in fields(Measurement)]
@@ -117,7 +117,7 @@ def cell(m: Measurement) -> Cell:
         quantity=label(m.quantity),
         case=label(m.case, 48),
         metric=metric_name(m.metric),
-        id=record_id(*key_of(m)),
+        id=record_id(*m.key),
     )
 
 
@@ -144,7 +144,7 @@ def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
     for edge in edges_of(gates):
         part = gates[gates["edge"] == edge]
         worst = _worst(part)
-        keys = {key_of(m) for m in part["measurement"]}
+        keys = {m.key for m in part["measurement"]}
         series, _ = worst_over(history, keys, worst.fraction)
         rows.append(
             {
@@ -196,7 +196,7 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
     part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
     info = part[part["metric"] != "rel_l2"]
     part = part[part["metric"] == "rel_l2"]
-    values = {key_of(m): metric_value(m.metric, m.value) for m in info["measurement"]}
+    values = {m.key: metric_value(m.metric, m.value) for m in info["measurement"]}
     present = set(info["metric"])
     metrics = [m for m in _METRICS if m in present] + sorted(present - set(_METRICS))
     tables = []
@@ -208,7 +208,7 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
             {
                 "cell": cell(m),
                 "values": [values.get((m.case, edge, m.quantity, k), "–") for k in metrics],
-                "series": worst_over(history, {key_of(m)}, m.fraction)[0],
+                "series": worst_over(history, {m.key}, m.fraction)[0],
             }
             for m in gates["measurement"][:ROWS]
         ]
@@ -276,7 +276,7 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
     """Return per case and side what bfloat16 does to logits and loss, the least error first."""
     part = data[(data["dtype"] == "bfloat16") & data["edge"].str.endswith(":oracle")]
-    values = {key_of(m): m.value for m in part["measurement"]}
+    values = {m.key: m.value for m in part["measurement"]}
     rows = []
     for case in dict.fromkeys(part["case"]):
         of_case = part[part["case"] == case]

@@ -19,7 +19,6 @@ from parity.engine.measurement import Measurement
 from reports.page.sections.tables import cell, edges_of, gates_of
 from reports.page.svg import Line
 from reports.text import count, edge_name, share
-from reports.verdict.changes import key_of
 from reports.verdict.history import History, worst_over
 
 DRIFTS = 12
@@ -41,7 +40,7 @@ def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
     for i, edge in enumerate(edges_of(gates)[:9]):
         rows = gates[gates["edge"] == edge]["measurement"]
         now = max((m.fraction for m in rows), key=lambda v: (math.isnan(v), v))
-        series, _ = worst_over(history, {key_of(m) for m in rows}, now)
+        series, _ = worst_over(history, {m.key for m in rows}, now)
         lines.append(Line(edge_name(edge), f"v{i}", _points(series)))
     moved = sorted(
         (found for m in gates["measurement"] if (found := _moved(m, history))),
@@ -77,7 +76,7 @@ def _points(series: Sequence[float | None]) -> list[tuple[float, float]]:
 
 
 def _moved(m: Measurement, history: History) -> dict[str, Any] | None:
-    series = history.series.get(key_of(m), ())
+    series = history.series.get(m.key, ())
     past = [v for v in series if v is not None and math.isfinite(v) and v > 0]
     now = m.fraction
     if not past or not (math.isfinite(now) and now > 0):

@@ -77,7 +77,7 @@ def as_text(found: Sequence[Cost]) -> str:
 
 def section(run: Run) -> dict[str, Any] | None:
     """Return the page's section: heat maps of the narrow formats, and every format in numbers."""
-    found = list((run.manifest.get("stability") or {}).get("what if") or ())
+    found = list(run.manifest.stability.get("what if") or ())
     if not found:
         return None
     narrow = [f for f in LADDER if any(row["format"] == f for row in found)]

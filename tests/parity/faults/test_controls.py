@@ -21,8 +21,9 @@ from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.suite import ALL, Suite, culprit
 from parity.tolerances import NoiseFloors
-from reports.nightly.run import run_controls
 from reports.nightly.shards import CONTROLS_PART, SUITE_OF
+from reports.nightly.suites import run_controls
+from reports.store.manifest import SuiteResult
 
 
 def oracle(self: JaxSubject, case):
@@ -47,7 +48,7 @@ def test_the_oracle_as_subject_is_red(name, compared_with_itself):
 def test_controls_are_missed_where_nothing_of_jax_is_compared(compared_with_itself):
     told = []
     suite = run_controls(RecordedReference(), told.append)
-    assert suite.entry()["status"] == "failed"
+    assert suite.result().status == "failed"
     assert (suite.planned, suite.executed) == (len(CONTROLS), 0)
     assert all(control.fault.name in suite.reason for control in CONTROLS)
     assert "0 of 2 planted bugs found" in told[0]
@@ -57,13 +58,8 @@ def test_each_control_is_found_on_its_edge():
     # What the controls plant shows on no other edge: else the one would hide behind the other.
     assert {control.edge for control in CONTROLS} == {"jax64:oracle", "jax32:oracle"}
     suite = run_controls(RecordedReference(), lambda line: None)
-    assert suite.entry() == {
-        "name": SUITE_OF[CONTROLS_PART],
-        "planned": 2,
-        "executed": 2,
-        "reason": "",
-        "status": "ran",
-    }
+    name = SUITE_OF[CONTROLS_PART]
+    assert suite.result() == SuiteResult(name, planned=2, executed=2, status="ran")
 
 
 def test_a_control_found_elsewhere_is_missed(monkeypatch):

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from megalodon_jax.weights import build_model, weight_table
 from parity import recordings
 from parity.engine import instrument
+from parity.engine.jaxprs import equations
 from parity.megalodon import oracle
 from parity.megalodon.cases import CASES, Case, by_name
 from parity.megalodon.intermediates import capture, stages
@@ -51,22 +52,14 @@ def operations(function, *args):
     """Every operation of a program in order, calls opened: what it is, of what, and how."""
     plain = (bool, int, float, str, tuple, np.dtype, type(None))
 
-    def walk(jaxpr):
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name not in ("jit", "pjit"):
-                sides = ([str(v.aval) for v in vs] for vs in (eqn.invars, eqn.outvars))
-                how = {k: str(v) for k, v in eqn.params.items() if isinstance(v, plain)}
-                how.pop("num_consts", None)  # constants of a closure may come as arguments instead
-                yield (eqn.primitive.name, *sides, how)
-            for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program):
-                if is_program(inner):
-                    yield from walk(getattr(inner, "jaxpr", inner))
+    def described(eqn):
+        sides = ([str(v.aval) for v in vs] for vs in (eqn.invars, eqn.outvars))
+        how = {k: str(v) for k, v in eqn.params.items() if isinstance(v, plain)}
+        how.pop("num_consts", None)  # constants of a closure may come as arguments instead
+        return (eqn.primitive.name, *sides, how)
 
-    return list(walk(jax.make_jaxpr(function)(*args).jaxpr))
-
-
-def is_program(x):
-    return hasattr(getattr(x, "jaxpr", x), "eqns")
+    program = jax.make_jaxpr(function)(*args).jaxpr
+    return [described(e) for e in equations(program) if e.primitive.name not in ("jit", "pjit")]
 
 
 def test_capture_changes_no_operation_and_names_every_stage():

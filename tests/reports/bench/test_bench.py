@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -29,10 +30,11 @@ from reports.page import svg
 from reports.page.render import render
 from reports.page.sections.speed import markdown
 from reports.store import runs
-from reports.store.runs import Run, StoreError, list_runs, read_run, write_run
+from reports.store.manifest import Device, Environment
+from reports.store.runs import Run, RunKind, StoreError, list_runs, read_run, write_run
 from reports.verdict.decide import decide
 from reports.verdict.history import History, load_history
-from tests.reports.nights import bench, earlier, measurement, realistic, run
+from tests.reports.nights import altered, bench, earlier, measurement, realistic, run
 
 TINY = MegalodonConfig(
     vocab_size=32,
@@ -124,12 +126,12 @@ def test_the_table_holds_each_work_to_its_goal() -> None:
 
 
 def test_the_identity_is_that_of_the_work_and_the_machine() -> None:
-    machine = {"device": {"kind": "cpu", "name": "a"}, "threads": 2, "created": "now"}
+    machine = Environment(device=Device("cpu", "a"), threads=2)
     same = identity(TINY, 8, machine)
-    assert identity(TINY, 8, machine | {"created": "later"}) == same
+    assert identity(TINY, 8, replace(machine, flags={"XLA_FLAGS": "any"})) == same
     assert identity(TINY, 9, machine) != same
-    assert identity(TINY, 8, machine | {"threads": 4}) != same
-    assert identity(TINY, 8, machine | {"device": {"kind": "cpu", "name": "b"}}) != same
+    assert identity(TINY, 8, replace(machine, threads=4)) != same
+    assert identity(TINY, 8, replace(machine, device=Device("cpu", "b"))) != same
 
 
 # -- measuring
@@ -167,8 +169,8 @@ def test_the_command_stores_a_run_that_the_next_page_shows(tmp_path: Path) -> No
     assert {p.name for p in folder.iterdir()} == {"run.json", "timings.parquet"}
     assert str(folder) in result.output
     stored = read_run(folder)
-    assert stored.manifest["kind"] == "bench"
-    assert stored.manifest["reference"]["detail"] == ABSENT
+    assert stored.manifest.kind is RunKind.BENCH
+    assert stored.manifest.environment.reference.detail == ABSENT
     rows = {(t.work, t.metric): t for t in stored.timings}
     for work in ("forward", "train_step", "prefill", "decode"):
         assert rows[work, "jax_seconds"].repeats == 2
@@ -306,7 +308,7 @@ def set_kind(folder: Path, kind: str | None) -> None:
 
 
 def test_a_kind_of_a_newer_version_is_named_and_skipped(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, earlier(measurement()), "")
+    folder = write_run(tmp_path, earlier(measurement()))
     set_kind(folder, "survey")
     history = load_history(tmp_path, run(measurement()))
     assert history.baseline is None
@@ -322,7 +324,7 @@ def test_a_bench_is_never_a_baseline(tmp_path: Path) -> None:
     night = run(measurement())
     # The worst case: a bench that also holds rows comparable with the night's.
     write_run(tmp_path / "aside", bench())
-    folder = write_run(tmp_path / "runs", earlier(measurement()), "")
+    folder = write_run(tmp_path / "runs", earlier(measurement()))
     timed = next((tmp_path / "aside").glob("*/timings.parquet"))
     (folder / timed.name).write_bytes(timed.read_bytes())
     set_kind(folder, "bench")
@@ -337,7 +339,7 @@ def test_a_bench_is_never_a_baseline(tmp_path: Path) -> None:
 
 
 def test_a_newer_bench_leaves_the_baseline_and_the_trends_alone(tmp_path: Path) -> None:
-    write_run(tmp_path, earlier(measurement(), day=17), "")
+    write_run(tmp_path, earlier(measurement(), day=17))
     before = load_history(tmp_path, run(measurement()))
     write_run(tmp_path, bench(day=19))
     after = load_history(tmp_path, run(measurement()))
@@ -393,12 +395,18 @@ def test_a_damaged_bench_is_named_and_skipped(tmp_path: Path) -> None:
 
 def test_names_in_a_bench_are_data() -> None:
     name = "</script><img src=x onerror=alert(1)>\u202e"
-    hostile = bench(missing=name)
-    fields = ("device", "workload", "reference")
-    document = {**hostile.manifest, **{k: {name: name, "config": {name: name}} for k in fields}}
+    parts = {
+        "device": {"kind": name, "name": name},
+        "host": {"model": name},
+        "flags": {name: name},
+        "versions": {name: name},
+        "reference": {"kind": name, "commit": name, "versions": {name: name}, "detail": name},
+        "workload": {name: name, "config": {name: name}},
+    }
+    hostile = altered(bench(missing=name), **parts)
     times = Times(2.0, (1.0,), (), (0.5,))
     rows = timings(name, times, name, SHARED | {"device": name})
-    history = History(benches=(Run(document, timings=rows),))
+    history = History(benches=(replace(hostile, timings=rows),))
     text = speed_of(realistic(), history)
     assert "<img" not in text
     assert "\u202e" not in text

@@ -23,9 +23,9 @@ SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reas
 def runs(tmp_path: Path) -> Path:
     """A good night, and one with a failure and a bench after it."""
     root = tmp_path / "runs"
-    write_run(root, earlier(measurement(**GATE), suites=SUITES, day=18), "<p>old</p>")
+    write_run(root, earlier(measurement(**GATE), suites=SUITES, day=18), lambda night: "<p>old</p>")
     write_run(root, bench(day=19))
-    write_run(root, run(failing(**GATE), suites=SUITES), "<p>new</p>")
+    write_run(root, run(failing(**GATE), suites=SUITES), lambda night: "<p>new</p>")
     return root
 
 

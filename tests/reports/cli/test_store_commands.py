@@ -35,7 +35,7 @@ def call(*arguments: object) -> Result:
 def nights(root: Path, *values: float) -> list[Path]:
     """One healthy run per value, a day apart from the first of November on."""
     return [
-        write_run(root, earlier(measurement(value=v), day=day, suites=SUITES), "")
+        write_run(root, earlier(measurement(value=v), day=day, suites=SUITES))
         for day, v in enumerate(values, 1)
     ]
 
@@ -95,8 +95,8 @@ def test_list_and_gate_survive_the_same_damage(damaged: Path) -> None:
 def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path: Path) -> None:
     rows = measurement(value=1e-6), measurement(quantity="loss", kind=Kind.LOSS, value=3e-6)
     for day in (1, 2):
-        write_run(tmp_path, earlier(*rows, day=day), "")
-    write_run(tmp_path, earlier(*(replace(m, identity="other") for m in rows), day=3), "")
+        write_run(tmp_path, earlier(*rows, day=day))
+    write_run(tmp_path, earlier(*(replace(m, identity="other") for m in rows), day=3))
     found = look_back(str(tmp_path))
     assert [row["quantity"] for row in found.rows] == ["loss", "logits"]
     # Other work starts anew.
@@ -104,7 +104,7 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     assert [row["quantity"] for row in look_back(str(tmp_path), most=1).rows] == ["loss"]
     # What has no tolerance is no gate.
     info = measurement(metric="max_abs", tolerance=math.nan, verdict=Verdict.INFO)
-    write_run(tmp_path, earlier(*rows, info, day=4), "")
+    write_run(tmp_path, earlier(*rows, info, day=4))
     told = look_back(str(tmp_path), "baseline", "logits").rows
     assert [row["metric"] for row in told] == ["rel_l2"] * 4
     shown = call("history", "--out", tmp_path)
@@ -125,7 +125,7 @@ def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
 
 def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None:
     rows = [measurement(quantity=f"q{i}", identity=str(i)) for i in range(500)]
-    first = write_run(tmp_path, earlier(*rows, day=1), "")
+    first = write_run(tmp_path, earlier(*rows, day=1))
     said = json.loads((first / "run.json").read_text(encoding="utf-8"))
     for n in range(1, 365):
         folder = tmp_path / f"r{n}"

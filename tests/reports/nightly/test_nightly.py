@@ -20,8 +20,10 @@ from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
 from reports.cli import main
 from reports.nightly import run as nightly_module
+from reports.nightly import suites as suites_module
 from reports.nightly.run import Options, nightly
 from reports.nightly.shards import Shard
+from reports.nightly.suites import SuiteRun
 from reports.registry.lookup import judged
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
@@ -42,7 +44,7 @@ def no_probes(monkeypatch):
     """The probes have tests of their own; here they would only cost time."""
 
     def skipped(checkpoint, model, report):
-        return [], {}, nightly_module._Suite("stability", planned=1, executed=1)
+        return SuiteRun("stability", planned=1, executed=1)
 
     monkeypatch.setattr(nightly_module, "run_stability", skipped)
 
@@ -65,11 +67,11 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert "recorded" in page
     stored = read_run(folder)
     assert judged(folder).decision.word is Word.PASS
-    assert stored.manifest["reference"]["kind"] == "recorded"
+    assert stored.manifest.environment.reference.kind == "recorded"
     assert {m.case for m in stored.measurements} == {"length_c"}
     probes = {f.probe for f in stored.findings}
     assert {"survival", "dtypes", "values"} <= probes
-    assert stored.manifest["stability"].keys() == {"drill"}
+    assert stored.manifest.stability.keys() == {"drill"}
 
 
 def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
@@ -79,7 +81,7 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
     def measured(part):
         def run_part(reference, report, only):
             asked[part] = set(only)
-            return rows["mla-moe moe"], nightly_module._Suite(part, planned=1, executed=1)
+            return SuiteRun(part, planned=1, executed=1, measurements=rows["mla-moe moe"])
 
         return run_part
 
@@ -91,15 +93,15 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
     assert nightly_module.select_cases(options) == []
     outcome = nightly(options, quiet)
     assert asked == {"(products)": {"mxfp8"}, "(mla-moe)": {"mla-moe moe"}}
-    assert {s["name"] for s in outcome.run.manifest["suites"]} == asked.keys(), "no probes"
+    assert {suite.name for suite in outcome.run.manifest.suites} == asked.keys(), "no probes"
 
 
 def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_probes):
     def run_parity(*_, **options):
-        return [measurement()], nightly_module._Suite("parity", planned=1, executed=1)
+        return SuiteRun("parity", planned=1, executed=1, measurements=[measurement()])
 
     def missed(reference, report):
-        return nightly_module._Suite("controls", planned=2, executed=1, reason="tf32 not found")
+        return SuiteRun("controls", planned=2, executed=1, reason="tf32 not found")
 
     monkeypatch.setattr(nightly_module, "MEASURED", {})
     monkeypatch.setattr(nightly_module, "run_parity", run_parity)
@@ -112,24 +114,24 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
     assert outcome.decision.word is Word.PASS
     # Of two shards, the one whose part they are runs them.
     shards = [Options(tmp_path / "two", reference="recorded", shard=Shard(k, 2)) for k in (1, 2)]
-    suites = [nightly(options, quiet).run.manifest["suites"] for options in shards]
-    assert sum(suite["name"] == "controls" for shard in suites for suite in shard) == 1
+    suites = [nightly(options, quiet).run.manifest.suites for options in shards]
+    assert sum(suite.name == "controls" for shard in suites for suite in shard) == 1
 
 
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
-    monkeypatch.setattr(nightly_module, "measure_products", lambda device: iter(rows))
-    found, suite = nightly_module.run_products(None, quiet)
-    assert found == rows
-    assert suite.entry()["status"] == "ran"
+    monkeypatch.setattr(suites_module, "measure_products", lambda device: iter(rows))
+    suite = suites_module.run_products(None, quiet)
+    assert suite.measurements == rows
+    assert suite.result().status == "ran"
 
     def broken(device):
         yield rows[0]
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(nightly_module, "measure_products", broken)
-    _, suite = nightly_module.run_products(None, quiet)
-    assert suite.entry()["status"] == "failed"
+    monkeypatch.setattr(suites_module, "measure_products", broken)
+    suite = suites_module.run_products(None, quiet)
+    assert suite.result().status == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
 
 
@@ -143,9 +145,9 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
     monkeypatch.setattr(mla_moe, "pooled", lambda case, live, device: nothing)
     monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: found)
-    rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
-    assert [row.deterministic for row in rows] == [True, True]
-    assert suite.entry()["status"] == "ran"
+    suite = suites_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    assert [row.deterministic for row in suite.measurements] == [True, True]
+    assert suite.result().status == "ran"
     assert [f.metric for f in suite.findings] == [LIVE_BUG]
     assert suite.responses[dense.title, "rel_l2"] == {"logits": (1e-7, 2e-7)}
 
@@ -153,9 +155,9 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
         raise RecordingError(f"{case.name} has no recording")
 
     monkeypatch.setattr(mla_moe, "answer", lost)
-    rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
-    assert rows == []
-    assert suite.entry()["status"] == "failed"
+    suite = suites_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    assert suite.measurements == []
+    assert suite.result().status == "failed"
     assert suite.reason == "RecordingError: dense has no recording"
 
 
@@ -164,23 +166,23 @@ def test_a_known_difference_that_cannot_be_measured_is_not_what_it_was():
         def known_differences(self):
             raise RecordingError("no recording known_differences.safetensors")
 
-    rows, suite = nightly_module.run_known_differences(Silent(), quiet)
-    assert rows == []
-    assert suite.entry()["status"] == "failed"
+    suite = suites_module.run_known_differences(Silent(), quiet)
+    assert suite.measurements == []
+    assert suite.result().status == "failed"
     assert "no recording" in suite.reason
 
 
 def test_known_differences_are_measured_and_told_with_their_reason(monkeypatch):
     lines = []
     measured = [_judged(d, KNOWN_DIFFERENCE_BOUNDS[d.id][0], "cpu") for d in KNOWN_DIFFERENCES]
-    monkeypatch.setattr(nightly_module, "measure_known_differences", lambda *_: iter(measured))
-    rows, suite = nightly_module.run_known_differences(RecordedReference(), lines.append)
-    assert suite.entry()["status"] == "ran"
+    monkeypatch.setattr(suites_module, "measure_known_differences", lambda *_: iter(measured))
+    suite = suites_module.run_known_differences(RecordedReference(), lines.append)
+    assert suite.result().status == "ran"
     assert "5 of 5" in lines[-1]
-    told = {entry["id"]: entry for entry in known_differences(rows)}
+    told = {entry["id"]: entry for entry in known_differences(suite.measurements)}
     assert told["untied-head"]["value"] == 0.0
     assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in told.values())
-    grown = [replace(row, verdict=Verdict.FAIL) for row in rows]
+    grown = [replace(row, verdict=Verdict.FAIL) for row in suite.measurements]
     assert not any(entry["holds"] for entry in known_differences(grown))
 
 
@@ -188,7 +190,7 @@ def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch)
     def broken(self, case, floors):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(nightly_module.Suite, "case", broken)
+    monkeypatch.setattr(suites_module.Suite, "case", broken)
     outcome = nightly(Options(tmp_path, ("length_c",), "recorded"), quiet)
     assert outcome.decision.word is Word.INCOMPLETE
     assert int(outcome.decision.exit_code) == 3
@@ -293,24 +295,23 @@ def test_a_replay_repeats_where_it_gives_the_same_bits():
     rows = [measurement(quantity=name) for name in ("same", "moved", "lost", "nan")]
     rows[3] = replace(rows[3], value=float("nan"))
     again = [rows[0], replace(rows[1], value=rows[1].value * (1 + 1e-15)), rows[3]]
-    told = {m.quantity: m.deterministic for m in nightly_module.replayed(rows, again)}
+    told = {m.quantity: m.deterministic for m in suites_module.replayed(rows, again)}
     assert told == {"same": True, "moved": False, "lost": False, "nan": True}
 
 
 def test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down():
-    suite = nightly_module._Suite
-    whole = suite("parity", planned=2, executed=2)
-    assert whole.entry()["status"] == "ran"
+    whole = SuiteRun("parity", planned=2, executed=2)
+    assert whole.result().status == "ran"
     for partial in (replace(whole, executed=1), replace(whole, reason="broken")):
-        assert partial.entry()["status"] == "failed"
+        assert partial.result().status == "failed"
 
 
 def test_a_night_says_what_was_planted_in_it(tmp_path, monkeypatch, no_probes):
     """Else it would be a baseline, or an anchor, of nights without the fault."""
-    suite = nightly_module._Suite("parity", planned=1, executed=1)
-    monkeypatch.setattr(nightly_module, "run_parity", lambda *_, **__: ([measurement()], suite))
+    suite = SuiteRun("parity", planned=1, executed=1, measurements=[measurement()])
+    monkeypatch.setattr(nightly_module, "run_parity", lambda *_: suite)
     fault = SimpleNamespace(name="conjugate", planted=nullcontext)
     monkeypatch.setattr(nightly_module, "fault_by_name", {"conjugate": fault}.get)
     for planted in (None, "conjugate"):
         options = Options(tmp_path, ("length_c",), "recorded", fault=planted)
-        assert nightly(options, quiet).run.manifest["fault"] == planted
+        assert nightly(options, quiet).run.manifest.fault == planted

@@ -13,11 +13,11 @@ from parity.engine.measurement import Verdict
 from reports.registry.lookup import judged
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import Word
+from tests.helpers import ROOT
 
 TESTS = """
 import pytest
 from parity.engine.measurement import Kind, Measurement, Verdict
-from tests.helpers import ROOT
 
 
 def row(case, value):
@@ -89,7 +89,7 @@ def test_a_session_without_failures_passes_and_can_be_judged_again(sessions) -> 
     folder = next((sessions["alone"][0] / "runs").iterdir())
     found = judged(folder)
     assert found.decision.word is Word.PASS
-    assert found.run.manifest["suites"][0]["executed"] == 4
+    assert found.run.manifest.suites[0].executed == 4
 
 
 def test_a_failed_test_and_a_value_that_is_none_are_failures(sessions) -> None:
@@ -98,9 +98,9 @@ def test_a_failed_test_and_a_value_that_is_none_are_failures(sessions) -> None:
     assert [m.case for m in found.run.measurements if m.verdict is not Verdict.PASS] == ["bad"]
     assert [f.subject.partition("::")[2] for f in found.run.findings] == ["test_bad"]
     # What was skipped was planned, and a test that records nothing is no part of the run.
-    suite = found.run.manifest["suites"][0]
-    assert (suite["planned"], suite["executed"], suite["status"]) == (6, 5, "failed")
-    assert "test_skipped" in suite["reason"]
+    suite = found.run.manifest.suites[0]
+    assert (suite.planned, suite.executed, suite.status) == (6, 5, "failed")
+    assert "test_skipped" in suite.reason
 
 
 def test_a_session_that_recorded_nothing_is_not_green(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from click.testing import CliRunner
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
 from reports.nightly import run as nightly_module
+from reports.nightly import suites as suites_module
 from reports.nightly.shards import Shard, find_shards, merged
+from reports.nightly.suites import SuiteRun
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding
 from tests.helpers import ROOT
-from tests.reports.nights import failing, measurement
+from tests.reports.nights import altered, failing, measurement
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 TINY = ["--case", "length_c", "--case", "stream_tokens", "--reference", "recorded"]
@@ -56,10 +58,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield rows[case.name]
 
     def probes(checkpoint: Any, model: Any, report: Any) -> Any:
-        suite = nightly_module._Suite("stability", planned=1, executed=1)
-        return [Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")], {}, suite
+        row = Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")
+        return SuiteRun("stability", planned=1, executed=1, findings=[row])
 
-    monkeypatch.setattr(nightly_module.Suite, "case", case)
+    monkeypatch.setattr(suites_module.Suite, "case", case)
     monkeypatch.setattr(nightly_module, "run_stability", probes)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     monkeypatch.chdir(tmp_path)
@@ -87,9 +89,9 @@ def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> N
     assert (unreadable, stored.kind) == ([], "nightly")
     assert [m.case for m in run.measurements] == ["length_c", "stream_tokens"]
     assert all(m.deterministic for m in run.measurements)
-    suites = {s["name"]: (s["planned"], s["executed"]) for s in run.manifest["suites"]}
+    suites = {s.name: (s.planned, s.executed) for s in run.manifest.suites}
     assert suites == {"parity": (2, 2), "stability": (1, 1)}
-    assert len(run.manifest["shards"]) == 3
+    assert len(run.manifest.shards) == 3
     assert "PASS" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "summary.md").read_text(encoding="utf-8").startswith("## PASS")
 
@@ -107,7 +109,7 @@ def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
     assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 3)
     assert "shard 3/3 is missing" in told["gate"].output
     [merged_run] = (tmp_path / "runs").iterdir()
-    suites = {s["name"]: s["status"] for s in read_run(merged_run).manifest["suites"]}
+    suites = {s.name: s.status for s in read_run(merged_run).manifest.suites}
     assert "failed" in suites.values()
     refused = CliRunner().invoke(main, ["merge", "shards", "--out", "again"])
     assert refused.exit_code == 2
@@ -126,23 +128,20 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
             merged([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
         return str(caught.value)
 
-    def changed(run: Any, **manifest: Any) -> Any:
-        return replace(run, manifest={**run.manifest, **manifest})
-
-    assert "commit" in refusal(first, changed(second, commit="0" * 40), third)
+    assert "commit" in refusal(first, altered(second, commit="0" * 40), third)
     other = {"device": {"kind": "cpu", "name": "another"}}
-    assert "name" in refusal(first, changed(second, **other), third)
-    assert "both hold shard 1/3" in refusal(first, changed(first, id="twice"), second, third)
+    assert "another" in refusal(first, altered(second, **other), third)
+    assert "both hold shard 1/3" in refusal(first, altered(first, id="twice"), second, third)
     overlap = replace(third, measurements=first.measurements)
     assert "both hold length_c" in refusal(first, second, overlap)
-    assert "is a nightly" in refusal(first, changed(second, kind="nightly"), third)
+    assert "is a nightly" in refusal(first, altered(second, kind="nightly"), third)
     gpu = {"device": {"kind": "cuda", "name": "another"}}
-    assert "kind cpu → cuda" in refusal(first, changed(second, **gpu), third, mixed=True)
+    assert "device cpu → cuda" in refusal(first, altered(second, **gpu), third, mixed=True)
     # Negative control: other processors may be asked for, and are named.
     folders = [
-        write_run(tmp_path / "mixed", r) for r in (first, changed(second, id="b", **other), third)
+        write_run(tmp_path / "mixed", r) for r in (first, altered(second, id="b", **other), third)
     ]
-    assert "another" in merged(folders, mixed=True).manifest["device"]["name"]
+    assert "another" in merged(folders, mixed=True).manifest.environment.device.name
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])

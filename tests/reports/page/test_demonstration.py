@@ -8,6 +8,7 @@ import pytest
 
 from parity.faults import by_name
 from reports.nightly import run as nightly_module
+from reports.nightly.suites import SuiteRun
 from reports.registry.lookup import judged
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
@@ -24,7 +25,7 @@ NIGHTS = 64
 @pytest.fixture(scope="module")
 def last_two(tmp_path_factory):
     def skipped(checkpoint, model, report):
-        return [], {}, nightly_module._Suite("stability", planned=1, executed=1)
+        return SuiteRun("stability", planned=1, executed=1)
 
     with pytest.MonkeyPatch.context() as patch:
         # The probes have tests of their own; here they would only cost time.

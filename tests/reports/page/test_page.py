@@ -204,7 +204,7 @@ def test_a_curve_with_non_finite_losses_is_drawn() -> None:
 
 
 def test_trends_come_from_the_stored_runs(tmp_path: Path) -> None:
-    write_run(tmp_path, earlier(measurement(value=2e-6)), "")
+    write_run(tmp_path, earlier(measurement(value=2e-6)))
     night = run(measurement())
     history = load_history(tmp_path, night)
     text = render(night, decide(night, history.baseline), history)
@@ -405,18 +405,21 @@ def test_names_of_curves_neither_overlap_nor_leave_the_drawing(ends: list[float]
 def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says_so() -> None:
     measured = {name: results.read(name) for name in ("defects", "training")}
     port = {"case": "mla-moe long", "edge": "port32:original32"}
+    info = {"tolerance": math.nan, "verdict": Verdict.INFO}
     rows = (
         measurement(),
         measurement(**port, quantity="logits", value=4.2e-7, kind=Kind.LOGITS),
         measurement(**port, quantity="layers.1.mlp", value=math.nan, verdict=Verdict.FAIL),
-        measurement(**port, quantity="layers.1.chosen", metric="smallest_margin", value=3e-4),
+        measurement(
+            **port, quantity="layers.1.chosen", metric="smallest_margin", value=3e-4, **info
+        ),
     )
     bug = reference_scatter("index_add_(): self (Float)", "4.57.6")
     night = run(*rows, findings=(bug,), stability={"mla_moe": measured})
     page = page_of(night)
     told = section(page, "architectures")
     assert "MLA + MoE" in told and "beyond the length it was trained at" in told
-    assert "4.2e-07" in told and "2 / 3" in told and "3.0e-04" in told
+    assert "4.2e-07" in told and "1 / 2" in told and "3.0e-04" in told
     assert "fourth bug alive" in told
     assert "mla-moe long" not in section(page, "logits")
     assert "24 of 24 planted defects caught" in told

@@ -21,7 +21,6 @@ from reports.page.sections.tables import frame
 from reports.page.sections.trends import trends
 from reports.store.runs import StoreError, read_run, write_run
 from reports.store.tensors import TENSORS
-from reports.verdict.changes import key_of, settle
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from stability.core.findings import Severity
@@ -29,7 +28,7 @@ from tests.reports.nights import described, earlier, failing, finding, manifest,
 
 
 def unpacked(night, history=None, drilldowns=None):
-    rows = [settle(m) for m in night.measurements]
+    rows = night.measurements
     text = embedded(rows, night, history or History(), drilldowns or {})
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
@@ -69,7 +68,7 @@ def test_an_id_is_the_same_every_night_and_of_one_row_only():
 def test_a_trend_is_in_hundredths_of_a_decade_with_gaps():
     m = measurement()
     shares = (0.1, None, 1.0, math.inf, 0.0)
-    history = History(runs=tuple("abcde"), series={key_of(m): shares})
+    history = History(runs=tuple("abcde"), series={m.key: shares})
     found = unpacked(run(m), history)
     assert found["nights"] == list("abcde")
     assert found["trends"] == {"0": [-100, None, 0, "x", -900]}
@@ -84,7 +83,7 @@ def test_a_replay_quotes_what_it_is_given():
 
 def nights(m, shares):
     names = tuple(f"n{i}" for i in range(len(shares)))
-    return History(runs=names, series={key_of(m): tuple(shares)})
+    return History(runs=names, series={m.key: tuple(shares)})
 
 
 @pytest.mark.parametrize(("now", "moved"), [(0.5, 0), (0.52, 0), (0.75, 1), (0.25, 1)])

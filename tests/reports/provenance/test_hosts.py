@@ -99,7 +99,7 @@ def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch
     monkeypatch.setattr(host.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError()))
     assert {host.host()[name] for name in FIELDS} == {UNKNOWN}
     unknown = night(host={})
-    assert fingerprint(unknown.manifest) is None
+    assert fingerprint(unknown.manifest.environment) is None
     [held] = hold(unknown, levels_of(unknown, {}), [golden_of(unknown, {})])
     assert not held.same
     assert "cannot be read" in decide(unknown, None).sentence
@@ -118,9 +118,11 @@ def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch
 )
 def test_whatever_chooses_kernels_is_another_machine_and_is_named(changes, said) -> None:
     one, other = night(), night(**changes)
-    assert fingerprint(one.manifest) == fingerprint(night().manifest)
-    assert fingerprint(one.manifest) != fingerprint(other.manifest)
-    assert any(said in line for line in differences(other.manifest, one.manifest))
+    assert fingerprint(one.manifest.environment) == fingerprint(night().manifest.environment)
+    assert fingerprint(one.manifest.environment) != fingerprint(other.manifest.environment)
+    assert any(
+        said in line for line in differences(other.manifest.environment, one.manifest.environment)
+    )
 
 
 def test_levels_of_another_machine_may_differ_as_far_as_rounding_scatters_them() -> None:
@@ -301,8 +303,8 @@ LEVEL = tuple(GROUP.split(" | "))
 
 
 def test_one_unknown_field_makes_a_processor_unknown() -> None:
-    assert fingerprint(night(host=HERE | {"stepping": UNKNOWN}).manifest) is None
-    assert fingerprint(night().manifest) is not None
+    assert fingerprint(night(host=HERE | {"stepping": UNKNOWN}).manifest.environment) is None
+    assert fingerprint(night().manifest.environment) is not None
 
 
 def test_of_other_machines_one_with_the_same_reference_is_preferred_then_the_newest() -> None:

@@ -15,9 +15,9 @@ import pytest
 from parity.engine.measurement import Verdict
 from reports.store import runs
 from reports.store.runs import StoreError, check_writable, list_runs, read_run, write_run
-from reports.store.schema import MIGRATIONS
+from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
 from reports.verdict.history import load_history
-from tests.reports.nights import failing, finding, manifest, measurement, run
+from tests.reports.nights import document, failing, finding, measurement, run
 
 
 def as_schema_1(folder: Path) -> Path:
@@ -36,7 +36,7 @@ def as_schema_1(folder: Path) -> Path:
 def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
     info = measurement(metric="max_abs", value=3.0, tolerance=4.0, note="a note")
     night = run(info, failing(), findings=(finding(),))
-    folder = write_run(tmp_path, night, "<p>page</p>")
+    folder = write_run(tmp_path, night, lambda night: "<p>page</p>")
     assert folder == tmp_path / night.id
     assert read_run(folder) == night
     assert (folder / "report.html").read_text(encoding="utf-8") == "<p>page</p>"
@@ -47,7 +47,7 @@ def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
 
 def test_non_finite_numbers_survive_the_round_trip(tmp_path: Path) -> None:
     night = run(failing(value=math.nan), failing(value=math.inf, tolerance=math.nan))
-    first, second = read_run(write_run(tmp_path, night, "")).measurements
+    first, second = read_run(write_run(tmp_path, night)).measurements
     assert math.isnan(first.value)
     assert second.value == math.inf
     assert math.isnan(second.tolerance)
@@ -55,19 +55,19 @@ def test_non_finite_numbers_survive_the_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_run_without_rows_is_readable(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, run(), "")
+    folder = write_run(tmp_path, run())
     assert read_run(folder) == run()
     assert [stored.folder for stored in list_runs(tmp_path)[0]] == [folder]
 
 
 def test_two_writers_of_one_id_both_survive(tmp_path: Path) -> None:
-    first = write_run(tmp_path, run(measurement()), "<p>first</p>")
+    first = write_run(tmp_path, run(measurement()), lambda night: "<p>first</p>")
     barrier = threading.Barrier(4)
 
     def write(value: float) -> Path:
         night = run(measurement(value=value))
         barrier.wait()
-        return write_run(tmp_path, night, f"<p>{night.id}</p>")
+        return write_run(tmp_path, night, lambda stored: f"<p>{stored.id}</p>")
 
     with ThreadPoolExecutor(4) as pool:
         folders = list(pool.map(write, (1e-7, 2e-7, 3e-7, 4e-7)))
@@ -82,7 +82,7 @@ def test_two_writers_of_one_id_both_survive(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_run_count_once_and_are_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, run(measurement()), "")
+    folder = write_run(tmp_path, run(measurement()))
     shutil.copytree(folder, tmp_path / "0-copy")
     stored, [(copy, why)] = list_runs(tmp_path)
     assert [run.folder for run in stored] == [folder]
@@ -91,10 +91,10 @@ def test_copies_of_a_run_count_once_and_are_named(tmp_path: Path) -> None:
 
 
 def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
-    folder = as_schema_1(write_run(tmp_path, run(measurement(), findings=(finding(),)), ""))
+    folder = as_schema_1(write_run(tmp_path, run(measurement(), findings=(finding(),))))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     back = read_run(folder)
-    assert (back.manifest["schema"], back.manifest["kind"]) == (runs.SCHEMA, "nightly")
+    assert (back.manifest.migrated_from, back.manifest.kind) == (1, RunKind.NIGHTLY)
     assert back.measurements == (measurement(deterministic=None),)
     assert back.findings == (finding(),)
     assert load_history(tmp_path, run(measurement(), created="2026-11-21")).baseline == back
@@ -102,14 +102,14 @@ def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
 
 
 def test_only_a_migration_excuses_a_missing_column(tmp_path: Path) -> None:
-    folder = as_schema_1(write_run(tmp_path, run(measurement()), ""))
-    (folder / "run.json").write_text(json.dumps(manifest()), encoding="utf-8")
+    folder = as_schema_1(write_run(tmp_path, run(measurement())))
+    (folder / "run.json").write_text(json.dumps(document()), encoding="utf-8")
     with pytest.raises(StoreError, match="expected the columns deterministic"):
         read_run(folder)
 
 
 def test_every_older_schema_has_a_migration() -> None:
-    assert sorted(MIGRATIONS) == list(range(1, runs.SCHEMA))
+    assert sorted(MIGRATIONS) == list(range(1, SCHEMA))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, OSError(28, "No space left")])
@@ -126,7 +126,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
 
     monkeypatch.setattr(runs.pq, "write_table", interrupt)
     with pytest.raises((KeyboardInterrupt, RuntimeError, StoreError)):
-        write_run(tmp_path, run(), "")
+        write_run(tmp_path, run())
     assert len(written) == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
 def test_a_killed_run_is_never_listed(tmp_path: Path) -> None:
     stray = tmp_path / ".partial-2026-11-20T21-30-00Z-1a2b3c4-0a0a0a0a"
     stray.mkdir()
-    (stray / "run.json").write_text(json.dumps(manifest()), encoding="utf-8")
+    (stray / "run.json").write_text(json.dumps(document()), encoding="utf-8")
     assert list_runs(tmp_path) == ([], [])
 
 
@@ -142,7 +142,7 @@ def test_an_unwritable_root_is_named(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("not a folder", encoding="utf-8")
     with pytest.raises(StoreError, match=r"file.*nothing was stored.*--out"):
-        write_run(blocker / "runs", run(), "")
+        write_run(blocker / "runs", run())
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -155,17 +155,17 @@ def test_an_unwritable_root_is_found_before_the_run(tmp_path: Path) -> None:
         check_writable(blocker)
 
 
-@pytest.mark.parametrize("name", ["", "../escape", ".hidden", "a/b", None, "x" * 300])
-def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str | None) -> None:
+@pytest.mark.parametrize("name", ["", "../escape", ".hidden", "a/b", "x" * 300])
+def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="run id"):
-        write_run(tmp_path, run(id=name), "")
+        write_run(tmp_path, run(id=name))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["measurements.parquet", "findings.parquet"])
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> None:
-    path = write_run(tmp_path, run(measurement()), "") / name
+    path = write_run(tmp_path, run(measurement())) / name
     if damage == "missing":
         path.unlink()
     else:
@@ -178,23 +178,23 @@ def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> Non
 
 
 def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, run(), "")
-    (folder / "run.json").write_text(json.dumps(manifest(schema=runs.SCHEMA + 1)), encoding="utf-8")
+    folder = write_run(tmp_path, run())
+    (folder / "run.json").write_text(json.dumps(document(schema=SCHEMA + 1)), encoding="utf-8")
     with pytest.raises(StoreError, match=r"newer.*update megalodon-numerics"):
         read_run(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": "1"}'])
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
-    folder = write_run(tmp_path, run(), "")
+    folder = write_run(tmp_path, run())
     (folder / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(StoreError, match=r"run\.json"):
         read_run(folder)
 
 
 def test_runs_are_listed_oldest_first_by_their_time_not_their_name(tmp_path: Path) -> None:
-    late = write_run(tmp_path, run(id="a", created="2026-11-20T21:30:00+00:00"), "")
-    early = write_run(tmp_path, run(id="b", created="2026-11-19T21:30:00+00:00"), "")
+    late = write_run(tmp_path, run(id="a", created="2026-11-20T21:30:00+00:00"))
+    early = write_run(tmp_path, run(id="b", created="2026-11-19T21:30:00+00:00"))
     assert [stored.folder for stored in list_runs(tmp_path)[0]] == [early, late]
 
 

@@ -22,9 +22,9 @@ def test_an_empty_root_has_no_baseline(tmp_path: Path) -> None:
 
 def test_the_baseline_is_the_newest_earlier_comparable_run(tmp_path: Path) -> None:
     for day in (17, 18):
-        write_run(tmp_path, earlier(measurement(), day=day), "")
-    write_run(tmp_path, earlier(measurement(identity="other"), day=19), "")
-    write_run(tmp_path, earlier(measurement(), day=21), "")
+        write_run(tmp_path, earlier(measurement(), day=day))
+    write_run(tmp_path, earlier(measurement(identity="other"), day=19))
+    write_run(tmp_path, earlier(measurement(), day=21))
     history = load_history(tmp_path, run(measurement()))
     assert history.baseline is not None
     assert history.baseline.id.startswith("2026-11-18")
@@ -32,22 +32,22 @@ def test_the_baseline_is_the_newest_earlier_comparable_run(tmp_path: Path) -> No
 
 def test_the_run_itself_is_not_its_baseline(tmp_path: Path) -> None:
     night = run(measurement())
-    write_run(tmp_path, night, "")
+    write_run(tmp_path, night)
     assert load_history(tmp_path, night).baseline is None
 
 
 def test_a_run_with_a_planted_fault_is_no_baseline(tmp_path: Path) -> None:
-    write_run(tmp_path, earlier(failing(), fault="conjugate"), "")
+    write_run(tmp_path, earlier(failing(), fault="conjugate"))
     history = load_history(tmp_path, run(measurement()))
     assert (history.baseline, history.runs) == (None, ())
 
 
 def test_the_series_holds_worst_shares_and_gaps(tmp_path: Path) -> None:
-    write_run(tmp_path, earlier(measurement(value=1e-6), day=16), "")
-    write_run(tmp_path, earlier(measurement(identity="other"), day=17), "")
-    write_run(tmp_path, earlier(failing(value=math.nan), day=18), "")
+    write_run(tmp_path, earlier(measurement(value=1e-6), day=16))
+    write_run(tmp_path, earlier(measurement(identity="other"), day=17))
+    write_run(tmp_path, earlier(failing(value=math.nan), day=18))
     pair = (measurement(value=1e-6), measurement(value=2e-6))
-    write_run(tmp_path, earlier(*pair, day=19), "")
+    write_run(tmp_path, earlier(*pair, day=19))
     history = load_history(tmp_path, run(measurement()))
     first, gap, bad, last = history.series[KEY]
     assert first == measurement(value=1e-6).fraction
@@ -62,13 +62,13 @@ def test_the_series_holds_worst_shares_and_gaps(tmp_path: Path) -> None:
 
 def test_informative_metrics_have_no_series(tmp_path: Path) -> None:
     info = measurement(metric="max_abs", tolerance=math.nan)
-    write_run(tmp_path, earlier(info), "")
+    write_run(tmp_path, earlier(info))
     assert load_history(tmp_path, run(info)).series == {}
 
 
 def test_an_unreadable_run_is_named_and_skipped(tmp_path: Path) -> None:
-    write_run(tmp_path, earlier(measurement(), day=18), "")
-    damaged = write_run(tmp_path, earlier(measurement(), day=19), "")
+    write_run(tmp_path, earlier(measurement(), day=18))
+    damaged = write_run(tmp_path, earlier(measurement(), day=19))
     (damaged / "measurements.parquet").write_bytes(b"PAR1")
     history = load_history(tmp_path, run(measurement()))
     assert [folder for folder, _ in history.unreadable] == [damaged]
@@ -78,14 +78,14 @@ def test_an_unreadable_run_is_named_and_skipped(tmp_path: Path) -> None:
 
 def test_a_root_with_glob_characters_is_a_plain_path(tmp_path: Path) -> None:
     root = tmp_path / "runs[1]*?"
-    write_run(root, earlier(measurement()), "")
+    write_run(root, earlier(measurement()))
     assert load_history(root, run(measurement())).baseline is not None
 
 
 def test_the_window_is_bounded(tmp_path: Path) -> None:
     for day in range(WINDOW + 5):
         created = f"2026-09-{1 + day % 28:02d}T{day // 28:02d}:00:00+00:00"
-        write_run(tmp_path, earlier(measurement(), id=f"r{day}", created=created), "")
+        write_run(tmp_path, earlier(measurement(), id=f"r{day}", created=created))
     assert len(load_history(tmp_path, run(measurement())).runs) == WINDOW - 1
 
 
@@ -97,9 +97,9 @@ def test_the_past_of_a_noisy_gate_is_its_newest_runs_on_this_machine(tmp_path: P
     values = [1e-6 + 1e-9 * turn for turn in range(NOISE_WINDOW + 4)]
     for turn, value in enumerate(values):
         created = f"2026-11-01T{turn:02d}:00:00+00:00"
-        write_run(tmp_path, earlier(noisy(value), id=f"r{turn}", created=created), "")
+        write_run(tmp_path, earlier(noisy(value), id=f"r{turn}", created=created))
     elsewhere = {"id": "other", "created": "2026-11-02T00:00:00+00:00", "threads": 64}
-    write_run(tmp_path, earlier(noisy(3e-6), **elsewhere), "")
+    write_run(tmp_path, earlier(noisy(3e-6), **elsewhere))
     past = load_history(tmp_path, run(noisy(1e-6))).past[KEY]
     assert past == Past(tuple(values[-NOISE_WINDOW:]), True)
     # What every replay repeated has no past to be held against.

@@ -9,7 +9,7 @@ import pytest
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.suite import culprit
-from reports.verdict.changes import What, settle
+from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
 from stability.core.findings import Severity
 from tests.reports.nights import earlier, failing, finding, measurement, run
@@ -103,7 +103,7 @@ def test_what_jax_and_the_oracle_share_is_suspected(rows, suspected: bool) -> No
     ],
 )
 def test_a_pass_that_its_numbers_do_not_support_fails(bad: Measurement) -> None:
-    assert settle(bad).verdict is Verdict.FAIL
+    assert bad.settled().verdict is Verdict.FAIL
     assert decide(run(measurement(), bad), None).word is Word.REGRESSED
 
 
@@ -116,7 +116,7 @@ def test_a_pass_that_its_numbers_do_not_support_fails(bad: Measurement) -> None:
     ],
 )
 def test_a_pass_that_its_numbers_support_holds(good: Measurement) -> None:
-    assert settle(good).verdict is not Verdict.FAIL
+    assert good.settled().verdict is not Verdict.FAIL
     assert decide(run(measurement(case="other"), good), None).word is Word.PASS
 
 

@@ -1,0 +1,96 @@
+"""Jaxprs, the programs JAX traces: their equations, and their evaluation one equation at a time.
+
+What a program asks for is read off its equations, those of calls, branches and loops included;
+what it computes is watched by evaluating them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Value = TypeVar("Value")
+
+
+def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yield the open jaxprs among an equation's parameters: callee, branches, body, combiner."""
+    for value in eqn.params.values():
+        for member in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(member, ClosedJaxpr):
+                yield member.jaxpr
+            elif isinstance(member, Jaxpr):
+                yield member
+
+
+def equations(
+    jaxpr: Jaxpr, enter: Callable[[JaxprEqn], bool] = lambda eqn: True
+) -> Iterator[JaxprEqn]:
+    """Yield every equation; those inside a call, branch or loop after the one that holds them.
+
+    Args:
+        jaxpr: an open jaxpr.
+        enter: whether to look inside an equation.
+    """
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if enter(eqn):
+            for inner in inner_jaxprs(eqn):
+                yield from equations(inner, enter)
+
+
+def interpret(
+    jaxpr: Jaxpr,
+    constants: Sequence[Value],
+    arguments: Sequence[Value],
+    step: Callable[[JaxprEqn, list[Value]], Sequence[Value]],
+    lift: Callable[[Any], Value] = lambda constant: constant,
+) -> list[Value]:
+    """Return the outputs of a jaxpr, evaluated one equation at a time.
+
+    A value is let go after the last equation that reads it: an evaluation must not keep them all.
+
+    Args:
+        jaxpr: an open jaxpr.
+        constants: one value for each of its `constvars`.
+        arguments: one value for each of its `invars`.
+        step: gives the outputs of an equation from its inputs.
+        lift: gives the value of a literal, which is a number of Python's or NumPy's.
+    """
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    values = dict(zip(variables, [*constants, *arguments], strict=True))
+    last = _last_uses(jaxpr)
+
+    def read(atom: Any) -> Value:
+        return lift(atom.val) if isinstance(atom, Literal) else values[atom]
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        outputs = step(eqn, [read(atom) for atom in eqn.invars])
+        values.update(zip(eqn.outvars, outputs, strict=True))
+        for atom in last.get(index, ()):
+            values.pop(atom, None)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def bind(eqn: JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
+    """Return the outputs of one equation on arrays."""
+    # An equation traced with 64-bit types must be bound with them.
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _last_uses(jaxpr: Jaxpr) -> dict[int, list[Var]]:
+    """Return, by equation, the variables nobody reads after it."""
+    last: dict[Var, int] = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        read = (atom for atom in eqn.invars if not isinstance(atom, Literal))
+        last |= dict.fromkeys((*eqn.outvars, *read), index)
+    for atom in jaxpr.outvars:
+        if not isinstance(atom, Literal):
+            last.pop(atom, None)
+    uses: dict[int, list[Var]] = {}
+    for atom, index in last.items():
+        uses.setdefault(index, []).append(atom)
+    return uses

@@ -1,0 +1,233 @@
+"""The suites of a night: what each measures, and how much of its plan it executed.
+
+A suite that breaks down says why and counts as incomplete, never as green: docs/verdicts.md "Word
+and exit code".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from megalodon_jax.gemm import BACKENDS
+from megalodon_jax.model import MegalodonForCausalLM
+from parity.deepseek_v3 import comparison as mla_moe
+from parity.engine.deviation import Deviations
+from parity.engine.measurement import Measurement, Verdict
+from parity.faults.controls import CONTROLS, missed
+from parity.megalodon.cases import Case
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from parity.megalodon.known_differences import measure as measure_known_differences
+from parity.megalodon.noise_floors import extended
+from parity.megalodon.suite import Reference, Suite, culprit
+from parity.pooling import POOLED
+from parity.tolerances import NoiseFloors
+from reports.nightly.shards import (
+    CONTROLS_PART,
+    KNOWN_DIFFERENCES_PART,
+    MLA_MOE_PART,
+    PROBES_PART,
+    PRODUCTS_PART,
+    SUITE_OF,
+)
+from reports.provenance.device import device_kind
+from reports.store.manifest import SuiteResult
+from reports.verdict.levels import Calibrated
+from stability import suite as stability
+from stability.core.findings import Finding
+from stability.moe.fixed_bugs import reference_scatter
+from stability.products.accuracy import measure as measure_products
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class SuiteRun:
+    """One suite of a night: what it measured, and how much of its plan it executed."""
+
+    name: str
+    planned: int
+    executed: int = 0
+    reason: str = ""
+    """Why it is not whole."""
+    seconds: float = 0.0
+    measurements: list[Measurement] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    tensors: Deviations = field(default_factory=Deviations)
+    responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """What rounding does to the quantities of each case (`reports.verdict.levels.spreads_of`)."""
+    shown: dict[str, Any] = field(default_factory=dict)
+    """Plain data for sections of the page."""
+
+    def result(self) -> SuiteResult:
+        """Return how much was executed, as a run's manifest says it."""
+        status = "ran" if self.executed == self.planned and not self.reason else "failed"
+        return SuiteResult(self.name, self.planned, self.executed, self.reason, status)
+
+    @property
+    def passed(self) -> int:
+        """How many gates hold."""
+        return sum(row.verdict is Verdict.PASS for row in self.measurements)
+
+
+@contextmanager
+def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
+    """Time what is done inside; an error that numerics can raise becomes the suite's reason."""
+    start = time.perf_counter()
+    try:
+        yield
+    except (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError) as error:
+        suite.reason = f"{what}{type(error).__name__}: {error}"[:400]
+    finally:
+        suite.seconds += time.perf_counter() - start
+
+
+def run_parity(
+    cases: Sequence[Case],
+    reference: Reference,
+    report: Report,
+    step: Callable[[int], None] = lambda done: None,
+) -> SuiteRun:
+    """Run the triangle twice; a case that breaks down hides no other.
+
+    The second time costs a tenth of the first, which compiles, and tells what repeats.
+    """
+    suite = SuiteRun("parity", planned=len(cases))
+    triangle = Suite(reference, device=device_kind(), on_failure=suite.tensors)
+    replay = Suite(reference, device=device_kind())
+    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
+    for turn, case in enumerate(cases):
+        step(turn)
+        before, executed = suite.seconds, suite.executed
+        with _breakdowns_named(suite, f"case {case.name}: "):
+            rows = list(triangle.case(case, floors))
+            rows = replayed(rows, list(replay.case(case, floors)))
+            suite.measurements += rows
+            suite.responses[case.name, "rel_l2"] = floors.responses(case.work)
+            suite.executed += 1
+        answer = _summary(rows) if suite.executed > executed else f"did not finish: {suite.reason}"
+        report(f"  {case.name}: {answer} ({suite.seconds - before:.1f} s)")
+    return suite
+
+
+def _summary(rows: Sequence[Measurement]) -> str:
+    worst = culprit(rows)
+    if worst is None:
+        return f"{sum(m.verdict is Verdict.PASS for m in rows)} gates hold"
+    return f"{worst.verdict.upper()} at {worst.quantity} ({worst.edge}) {worst.note}".rstrip()
+
+
+def run_known_differences(
+    reference: Reference, report: Report, only: Collection[str] = ()
+) -> SuiteRun:
+    """Measure every known difference, or those asked for by id."""
+    planned = len(only or KNOWN_DIFFERENCES)
+    suite = SuiteRun(SUITE_OF[KNOWN_DIFFERENCES_PART], planned)
+    with _breakdowns_named(suite):
+        for row in measure_known_differences(reference, device_kind()):
+            if not only or row.quantity in only:
+                suite.measurements.append(row)
+                suite.executed += 1
+        again = list(measure_known_differences(reference, device_kind()))
+        suite.measurements = replayed(suite.measurements, again)
+    same = f"{suite.passed} of {planned}"
+    report(f"  known differences: {same} are what they were ({suite.seconds:.1f} s)")
+    return suite
+
+
+def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+    """Compare every GEMM backend, or those asked for, with float64 on what it multiplied."""
+    suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
+    with _breakdowns_named(suite):
+        rows = replayed(*(list(measure_products(device_kind())) for _ in range(2)))
+        suite.measurements = [row for row in rows if not only or row.case in only]
+    suite.executed = len({row.case for row in suite.measurements})
+    report(f"  products: {suite.passed} gates of GEMM backends hold ({suite.seconds:.1f} s)")
+    return suite
+
+
+def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+    """Compare the second architecture, or the cases of it that are asked for, with Transformers,
+    live where megalodon-hf is and it can.
+    """
+    cases = [case for case in mla_moe.CASES if not only or case.title in only]
+    suite = SuiteRun(SUITE_OF[MLA_MOE_PART], planned=len(cases))
+    which = "auto" if reference.kind == "live" else "recorded"
+    findings: dict[str, Finding] = {}
+    with _breakdowns_named(suite):
+        for case in cases:
+            answer = mla_moe.answer(case, which)
+            once, again = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
+            pool = mla_moe.pooled(case, answer.kind == "live", device_kind())
+            suite.measurements += replayed(once.measurements, again.measurements)
+            suite.measurements += pool.measurements
+            suite.responses[case.title, "rel_l2"] = once.report.responses
+            suite.responses[case.title, POOLED] = pool.responses
+            suite.executed += 1
+            finding = reference_scatter(answer.refusal, answer.versions["transformers"])
+            findings[finding.message] = finding
+    suite.findings = [finding for finding in findings.values() if finding.value]
+    report(f"  mla-moe: {suite.passed} gates hold ({suite.seconds:.1f} s)")
+    return suite
+
+
+MEASURED: dict[str, Callable[[Reference, Report, Collection[str]], SuiteRun]] = {
+    KNOWN_DIFFERENCES_PART: run_known_differences,
+    PRODUCTS_PART: run_products,
+    MLA_MOE_PART: run_mla_moe,
+}
+"""Suites beside the cases that measure something, by their part of a plan (`shards`)."""
+
+
+def elsewhere() -> dict[str, set[str]]:
+    """Return what can be asked for besides cases of the triangle, by the part of the plan."""
+    return {
+        KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
+        PRODUCTS_PART: set(BACKENDS),
+        MLA_MOE_PART: {case.title for case in mla_moe.CASES},
+    }
+
+
+def run_stability(
+    checkpoint: stability.Checkpoint, model: MegalodonForCausalLM, report: Report
+) -> SuiteRun:
+    """Run the probes on the checkpoint; one that breaks down hides no other."""
+    suite = SuiteRun(SUITE_OF[PROBES_PART], planned=len(stability.PROBES))
+    report(f"probing {checkpoint.folder.name}: {', '.join(stability.PROBES)}")
+    start = time.perf_counter()
+    probed = stability.run(checkpoint, model)
+    suite.seconds = time.perf_counter() - start
+    suite.findings, suite.shown, suite.executed = probed.findings, probed.shown, probed.executed
+    suite.reason = "; ".join(probed.failures)[:400]
+    for failure in probed.failures:
+        report(f"  did not finish: {failure}")
+    return suite
+
+
+def run_controls(reference: Reference, report: Report) -> SuiteRun:
+    """Plant the controls; one that the triangle does not find leaves the suite incomplete."""
+    suite = SuiteRun(SUITE_OF[CONTROLS_PART], planned=len(CONTROLS))
+    with _breakdowns_named(suite):
+        texts = [t for _, t in missed(Suite(reference, device=device_kind()), NoiseFloors.load())]
+        suite.executed = sum(not text for text in texts)
+        suite.reason = "; ".join(text for text in texts if text)[:400]
+    report(
+        f"  controls: {suite.executed} of {suite.planned} planted bugs found "
+        f"({suite.seconds:.1f} s) {suite.reason}".rstrip()
+    )
+    return suite
+
+
+def replayed(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
+    """Return `rows` that know whether doing the same work again gave the same bits."""
+    values = {m.key: m.value for m in again}
+
+    def repeats(m: Measurement) -> bool:
+        second = values.get(m.key, math.inf)
+        return second == m.value or (math.isnan(second) and math.isnan(m.value))
+
+    return [replace(m, deterministic=repeats(m)) for m in rows]

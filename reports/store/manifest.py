@@ -1,0 +1,246 @@
+"""What run.json says of a run: who made it, where, of what, and what each suite executed.
+
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from reports.store.schema import MANIFEST, SCHEMA, RunKind, StoreError, kind_of, migrated
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What JAX computed on."""
+
+    kind: str | None = None
+    """Class of device: cpu, gpu or tpu."""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceInfo:
+    """What answered for the reference, and what was installed where it ran."""
+
+    kind: str | None = None
+    """live, recorded or absent."""
+    commit: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    capability: str | None = None
+    """Vector instructions that its library chose; None for recordings."""
+    detail: str = ""
+    """A sentence for the reader of the page."""
+    threads: int | None = None
+    """Of the reference's library, where a bench timed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """All that decides how a run rounds: machine, flags, versions, reference."""
+
+    device: Device = Device()
+    host: Mapping[str, str] = field(default_factory=dict)
+    """What tells processors apart (`reports.provenance.host.FIELDS`)."""
+    threads: int | str | None = None
+    """How many; of shards from several machines, the number of each in a text."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    reference: ReferenceInfo = ReferenceInfo()
+
+    @property
+    def machine(self) -> tuple[Device, Mapping[str, str], int | str | None]:
+        """What of it is the machine."""
+        return self.device, self.host, self.threads
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Environment:
+        """Read it from a document that holds its fields; what is missing is unknown."""
+        parts = _known(cls, document)
+        parts["device"] = Device(**_known(Device, parts.get("device")))
+        parts["reference"] = ReferenceInfo(**_known(ReferenceInfo, parts.get("reference")))
+        return cls(**parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """How much of what a suite planned it executed."""
+
+    name: str
+    planned: int = 0
+    executed: int = 0
+    reason: str = ""
+    """Why it is not whole."""
+    status: str = "failed"
+    """ran, failed or skipped."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it did all it planned."""
+        return self.status == "ran" and self.executed >= self.planned
+
+
+@dataclass(frozen=True, slots=True)
+class CaseInfo:
+    """A case that was compared."""
+
+    name: str
+    title: str = ""
+    why: str = ""
+    hash: str = ""
+    batch: int | None = None
+    length: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """The checkpoint that was probed, and how it was trained."""
+
+    name: str = ""
+    parameters: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] | None = None
+    """Its recipe and losses; None where nothing beside the weights says."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One run: identity, environment, what was asked for and what was executed."""
+
+    id: str
+    """Name of the run's folder."""
+    created: str
+    """ISO 8601, UTC."""
+    kind: RunKind = RunKind.NIGHTLY
+    commit: str | None = None
+    dirty: bool = False
+    """Whether the tree had uncommitted changes."""
+    environment: Environment = Environment()
+    durations: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by suite."""
+    suites: tuple[SuiteResult, ...] = ()
+    cases: tuple[CaseInfo, ...] = ()
+    checkpoint: CheckpointInfo | None = None
+    selected: tuple[str, ...] = ()
+    """Cases that were asked for; empty for all of them."""
+    fault: str | None = None
+    """Name of the bug that was planted on purpose."""
+    tolerances: tuple[Mapping[str, str], ...] = ()
+    """The table in force that night: edge, kind, bound, reason."""
+    seams: tuple[Mapping[str, Any], ...] = ()
+    """Every known difference, and its value where it was measured."""
+    spreads: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """How far rounding scatters each level (`reports.verdict.levels`)."""
+    stability: Mapping[str, Any] = field(default_factory=dict)
+    """What probes show beside their findings, by section of the page."""
+    workload: Mapping[str, Any] | None = None
+    """Of a bench: what was timed."""
+    shard: Mapping[str, int] | None = None
+    """Of a shard: its index and how many there are."""
+    plan: tuple[str, ...] = ()
+    """Of a shard: all parts of the night."""
+    shards: tuple[str, ...] = ()
+    """Ids of the shards that a night was merged from."""
+    verdict: str = ""
+    """What was said when the run was stored, for lists. `gate` judges it again by all that is known
+    since."""
+    migrated_from: int | None = None
+    """Schema on disk, where it is an older one."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it did all that a night does, with nothing planted in it."""
+        return (
+            not (self.fault or self.selected)
+            and bool(self.suites)
+            and all(suite.whole for suite in self.suites)
+        )
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Manifest:
+        """Read a document of today's schema.
+
+        Raises:
+            StoreError: a part is of another kind than it should be, or the run's kind is unknown.
+        """
+        parts: dict[str, Any] = {**_known(cls, document), "kind": kind_of(document)}
+        for name, row in (("suites", SuiteResult), ("cases", CaseInfo)):
+            parts[name] = tuple(row(**_known(row, entry)) for entry in _list(parts, name))
+        for name in ("selected", "tolerances", "seams", "plan", "shards"):
+            parts[name] = _list(parts, name)
+        if (checkpoint := parts.get("checkpoint")) is not None:
+            parts["checkpoint"] = CheckpointInfo(**_known(CheckpointInfo, checkpoint))
+        for name in ("durations", "spreads", "stability"):
+            parts[name] = parts.get(name) or {}
+        parts["environment"] = Environment.from_json(document)
+        return cls(**parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of today's schema; the environment's fields stand beside its own."""
+        document: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
+        document |= document.pop("environment")
+        optional = ("workload", "shard", "plan", "shards", "verdict", "migrated_from")
+        return {n: value for n, value in document.items() if value or n not in optional}
+
+
+def _known(row: type, document: object) -> dict[str, Any]:
+    """Return the fields of `row` that a document holds."""
+    if document is not None and not isinstance(document, Mapping):
+        raise StoreError(
+            f"expected a {row.__name__} in {MANIFEST}, received {str(document)[:80]!r}; "
+            "restore the folder or delete it"
+        )
+    return {f.name: document[f.name] for f in fields(row) if document and f.name in document}
+
+
+def _list(parts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    found = parts.get(name) or ()
+    if not isinstance(found, list | tuple):
+        raise StoreError(
+            f"expected a list {name!r} in {MANIFEST}, received {str(found)[:80]!r}; restore the "
+            "folder or delete it"
+        )
+    return tuple(found)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read run.json alone, in today's schema.
+
+    Raises:
+        StoreError: it is missing or damaged, or of an unknown schema or kind.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: str, path: Path) -> Manifest:
+    """Return what the text of a run.json says, in today's schema; raises like `read_manifest`."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise _damaged(path.parent, error) from error
+    document = migrated(document if isinstance(document, dict) else {}, path)
+    if not isinstance(document.get("id"), str) or not isinstance(document.get("created"), str):
+        raise StoreError(
+            f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
+        )
+    try:
+        return Manifest.from_json(document)
+    except (StoreError, TypeError) as error:
+        raise StoreError(f"{path}: {error}") from error
+
+
+def _damaged(folder: Path, error: Exception) -> StoreError:
+    return StoreError(
+        f"expected a complete {MANIFEST} in {folder}, but reading it gave: {error}; "
+        "this is not a stored run, or it was damaged: restore the folder or delete it"
+    )
