@@ -51,7 +51,12 @@ class Pool:
 
 
 def pool(
-    function: Callable[..., Any], draws: Sequence[Draw], *, name: str, device: str = "cpu"
+    function: Callable[..., Any],
+    draws: Sequence[Draw],
+    *,
+    name: str,
+    suite: str = "",
+    device: str = "cpu",
 ) -> Pool:
     """Measure the error of a port over draws, and the noise floor of that error.
 
@@ -62,6 +67,7 @@ def pool(
         function: the port, as `parity.port.check` takes it.
         draws: of equal shapes, so that they share two programs; originals for all or for none.
         name: what measurements call the case.
+        suite: the port they are filed under, as of `parity.port.check`.
         device: what they call the default device.
     """
     side = Side.of(function, draws[0].model, draws[0].inputs)
@@ -88,7 +94,7 @@ def pool(
                 if actual is not None and expected is not None:
                     error = relative_l2(actual, expected)
                 errors.setdefault((edge, quantity), []).append(error)
-    work = Work(name, digest.hexdigest()[:16], side.order)
+    work = Work(name, digest.hexdigest()[:16], side.order, suite=suite or name)
     rows = []
     for (edge, quantity), values in errors.items():
         bound = bound_from(rule(PORTS, edge, kind_of(quantity)), _mean(responses[quantity]))

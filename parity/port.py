@@ -100,6 +100,7 @@ def check(
     original64: Mapping[str, Any] | None = None,
     *,
     name: str = "port",
+    suite: str = "",
     device: str = "cpu",
     forced: bool = True,
 ) -> Report:
@@ -116,6 +117,7 @@ def check(
         original: float32 arrays by the names of the port's marks, and `OUTPUT`.
         original64: what the original computes in float64, if it can; some of the same names.
         name: what measurements call the case.
+        suite: the port they are filed under; its name where it has one case only.
         device: what they call the default device.
         forced: whether every stage also runs on the original's values, which says where a
             difference starts and costs eleven more runs.
@@ -132,7 +134,7 @@ def check(
     digest = digest_of(order, model, inputs)
     noise = responses(exact, lambda rng: side.run("float64", rng, exact))
     known = NoiseFloors({name: {"hash": digest, "responses": noise}}, PORTS)
-    work = Work(name, digest, order)
+    work = Work(name, digest, order, suite=suite or name)
 
     def edge(sides: PortEdge, actual: Mapping[str, Any], expected: Mapping[str, Any]):
         return Comparison(work, sides, known, sides.dtype, device).run(actual, expected)

@@ -37,6 +37,8 @@ from parity.port import OUTPUT, Arrays, Report, check
 from parity.port_tolerances import PORTS, PortEdge
 
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"
+SUBJECT = "mla-moe"
+"""The port by the name that measurements and stored runs know it by."""
 RENEW = "megalodon-numerics subject record"
 BUFFER = "e_score_correction_bias"
 """What no gradient reaches; the reference keeps it as a buffer."""
@@ -96,7 +98,7 @@ class Case:
     @property
     def title(self) -> str:
         """What measurements call it, beside cases of other architectures."""
-        return f"mla-moe {self.name}"
+        return f"{SUBJECT} {self.name}"
 
     @property
     def hash(self) -> str:
@@ -256,6 +258,7 @@ def compare(
         answer.float32,
         answer.float64,
         name=case.title,
+        suite=SUBJECT,
         device=device,
         forced=False,
     )
@@ -285,7 +288,7 @@ def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
         draws.append(
             Draw(one.model(), (jnp.asarray(one.ids), jnp.asarray(_positions(one))), original)
         )
-    return pool(traced, draws, name=case.title, device=device)
+    return pool(traced, draws, name=case.title, suite=SUBJECT, device=device)
 
 
 def _positions(case: Case) -> np.ndarray:
@@ -294,7 +297,7 @@ def _positions(case: Case) -> np.ndarray:
 
 def _flips(case: Case, report: Report, answer: Answer, device: str) -> list[Measurement]:
     """Count tokens that go to other experts although the choice was clear, for each layer."""
-    work = Work(case.title, case.hash, ())
+    work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
     bounds = {
         m.quantity: m.tolerance

@@ -44,6 +44,8 @@ class Work:
     """For every position of the logits the id that is right there, or -100."""
     valid: np.ndarray | None = None
     """Where activations mean the same on both sides, bool over their leading axes."""
+    suite: str = ""
+    """The subject whose work it is: what measurements are filed under."""
 
 
 class Bounds(Protocol):
@@ -181,6 +183,7 @@ class Comparison:
             device=self.device,
             identity=hashlib.sha256(repr(parts).encode()).hexdigest()[:16],
             note=note,
+            suite=self.work.suite,
         )
 
     def _select(self, name: str, array: np.ndarray) -> np.ndarray:

@@ -23,6 +23,8 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import KNOWN_DIFFERENCE_BOUNDS
 
 EDGE = MegalodonEdge.JAX32_REFERENCE32
+SUITE = "seams"
+"""What measurements of them are filed under, and their case: the name that stored runs have."""
 INITIAL_SPREAD = 0.02
 """The standard deviation that Transformers' post_init draws with (its `initializer_range`)."""
 
@@ -141,7 +143,7 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
     if not value >= least:
         note = f"the difference is gone: at least {least:g} was measured when it was decided"
     return Measurement(
-        case="seams",
+        case=SUITE,
         edge=str(EDGE),
         quantity=difference.id,
         kind=Kind.KNOWN_DIFFERENCE,
@@ -157,4 +159,5 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
             :16
         ],
         note=note,
+        suite=SUITE,
     )

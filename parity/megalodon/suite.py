@@ -16,7 +16,7 @@ from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.quantity import LOGITS, WEIGHTS
 from parity.megalodon import low_precision as lowprecision
-from parity.megalodon.cases import Case
+from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.conversion import changed, round_trip
 from parity.megalodon.edges import TRIANGLE, MegalodonEdge
 from parity.megalodon.noise_floors import truth
@@ -168,6 +168,7 @@ def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> M
         device=device,
         identity="",
         note=note,
+        suite=SUITE,
     )
 
 

@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.deepseek_v3.comparison import CASES
+from parity.deepseek_v3.comparison import CASES, SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
 from parity.port_tolerances import PortEdge
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import label, number
+from reports.verdict.document import suite_of
 from stability.core.findings import Severity
 from stability.moe.fixed_bugs import LIVE_BUG
 
@@ -40,7 +41,7 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
     told = run.manifest.stability.get("mla_moe")
-    second = [m for m in run.measurements if m.edge in tuple(PortEdge)]
+    second = [m for m in run.measurements if suite_of(m) == SUBJECT]
     if not told and not second:
         return None
     first = [m for m in run.measurements if m.edge not in tuple(PortEdge)]
