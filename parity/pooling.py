@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from parity.engine.compare import Comparison, Work, kind_of
+from parity.engine.bounds import NoiseFloors, bound_from, rule
+from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
 from parity.engine.metrics import relative_l2
+from parity.engine.quantity import kind_of
 from parity.port import Side, digest_of
-from parity.tolerances import NoiseFloors, bound_from, rule
+from parity.port_tolerances import PORTS, PortEdge
 
 POOLED = "rel_l2_pooled"
 """The metric: geometric mean, over draws, of the relative L2 of a quantity. A root mean square is
@@ -49,7 +51,12 @@ class Pool:
 
 
 def pool(
-    function: Callable[..., Any], draws: Sequence[Draw], *, name: str, device: str = "cpu"
+    function: Callable[..., Any],
+    draws: Sequence[Draw],
+    *,
+    name: str,
+    suite: str = "",
+    device: str = "cpu",
 ) -> Pool:
     """Measure the error of a port over draws, and the noise floor of that error.
 
@@ -60,13 +67,14 @@ def pool(
         function: the port, as `parity.port.check` takes it.
         draws: of equal shapes, so that they share two programs; originals for all or for none.
         name: what measurements call the case.
+        suite: the port they are filed under, as of `parity.port.check`.
         device: what they call the default device.
     """
     side = Side.of(function, draws[0].model, draws[0].inputs)
     live = all(draw.original is not None for draw in draws)
-    edges = ("port32:port64", "original32:port64", "port32:original32")[: 3 if live else 1]
+    edges = tuple(PortEdge)[1 : 4 if live else 2]
     responses: dict[str, list[float]] = {}
-    errors: dict[tuple[str, str], list[float]] = {}
+    errors: dict[tuple[PortEdge, str], list[float]] = {}
     repeats = dict.fromkeys(side.order, True)
     digest = hashlib.sha256(repr(side.order).encode())
     for seed, draw in enumerate(draws):
@@ -81,16 +89,16 @@ def pool(
             apart = relative_l2(noisy[quantity], exact[quantity])
             responses.setdefault(quantity, []).append(apart)
             for edge in edges:
-                actual, expected = (sides[s].get(quantity) for s in edge.split(":"))
+                actual, expected = (sides[s].get(quantity) for s in edge.sides)
                 error = math.nan
                 if actual is not None and expected is not None:
                     error = relative_l2(actual, expected)
                 errors.setdefault((edge, quantity), []).append(error)
-    work = Work(name, digest.hexdigest()[:16], side.order)
+    work = Work(name, digest.hexdigest()[:16], side.order, suite=suite or name)
     rows = []
     for (edge, quantity), values in errors.items():
-        bound = bound_from(rule(edge, kind_of(quantity)), _mean(responses[quantity]))
-        comparison = Comparison(work, edge, NoiseFloors({}), "float32", device)
+        bound = bound_from(rule(PORTS, edge, kind_of(quantity)), _mean(responses[quantity]))
+        comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)
         row = comparison.gate(quantity, POOLED, _mean(values), bound)
         rows.append(replace(row, deterministic=repeats[quantity]))
     return Pool(tuple(rows), {name: tuple(values) for name, values in responses.items()})

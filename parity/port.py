@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parity.engine.bounds import NoiseFloors, bound_from, rule
 from parity.engine.compare import Comparison, Work
 from parity.engine.instrument import capture
 from parity.engine.localize import Stage, first_divergence
@@ -27,12 +28,12 @@ from parity.engine.measurement import Kind, Measurement
 from parity.engine.metrics import relative_l2
 from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, responses, summed
 from parity.engine.rounding_noise import floors as noise_floors
-from parity.tolerances import NoiseFloors, bound_from, rule
+from parity.port_tolerances import PORTS, PortEdge
 
 Arrays = dict[str, np.ndarray]
 OUTPUT = "output"
 """What the result of the function is called."""
-FORCED = "port32:original32"
+FORCED = PortEdge.PORT32_ORIGINAL32
 
 
 @contextlib.contextmanager
@@ -99,6 +100,7 @@ def check(
     original64: Mapping[str, Any] | None = None,
     *,
     name: str = "port",
+    suite: str = "",
     device: str = "cpu",
     forced: bool = True,
 ) -> Report:
@@ -115,6 +117,7 @@ def check(
         original: float32 arrays by the names of the port's marks, and `OUTPUT`.
         original64: what the original computes in float64, if it can; some of the same names.
         name: what measurements call the case.
+        suite: the port they are filed under; its name where it has one case only.
         device: what they call the default device.
         forced: whether every stage also runs on the original's values, which says where a
             difference starts and costs eleven more runs.
@@ -130,19 +133,20 @@ def check(
     order = tuple(exact)
     digest = digest_of(order, model, inputs)
     noise = responses(exact, lambda rng: side.run("float64", rng, exact))
-    known = NoiseFloors({name: {"hash": digest, "responses": noise}})
-    work = Work(name, digest, order)
+    known = NoiseFloors({name: {"hash": digest, "responses": noise}}, PORTS)
+    work = Work(name, digest, order, suite=suite or name)
 
-    def edge(sides: str, actual: Mapping[str, Any], expected: Mapping[str, Any]):
-        dtype = "float64" if sides.startswith("port64") else "float32"
-        return Comparison(work, sides, known, dtype, device).run(actual, expected)
+    def edge(sides: PortEdge, actual: Mapping[str, Any], expected: Mapping[str, Any]):
+        return Comparison(work, sides, known, sides.dtype, device).run(actual, expected)
 
     theirs = {quantity: np.asarray(a) for quantity, a in original.items()}
-    rows = edge("port32:port64", ours, exact) + edge("original32:port64", theirs, exact)
-    rows += edge("port32:original32", ours, theirs)
+    rows = edge(PortEdge.PORT32_PORT64, ours, exact)
+    rows += edge(PortEdge.ORIGINAL32_PORT64, theirs, exact)
+    rows += edge(PortEdge.PORT32_ORIGINAL32, ours, theirs)
     if original64 is not None:
         wide = {quantity: np.asarray(a) for quantity, a in original64.items()}
-        rows += edge("port64:original64", {n: exact[n] for n in exact if n in wide}, wide)
+        named_too = {n: exact[n] for n in exact if n in wide}
+        rows += edge(PortEdge.PORT64_ORIGINAL64, named_too, wide)
     stages = _stages(side, exact, ours, theirs) if forced else ()
     return Report(tuple(rows), stages, ours, noise)
 
@@ -168,7 +172,7 @@ def _stages(side: Side, exact: Arrays, ours: Arrays, theirs: Arrays) -> tuple[St
         fed = {name: moved(value, rng) for name, value in exact.items()}
         return side.run("float64", rng, exact, forced=fed)
 
-    floors, row = noise_floors(exact, perturbed), rule(FORCED, Kind.BLOCK)
+    floors, row = noise_floors(exact, perturbed), rule(PORTS, FORCED, Kind.BLOCK)
     return tuple(
         Stage(
             name,

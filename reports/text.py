@@ -25,10 +25,10 @@ _SIDES = {
     "live32": "live reference",
     "products32": "JAX low-precision products",
     "float64": "float64 on their operands",
-    "port32": "MLA + MoE float32",
-    "port64": "MLA + MoE float64",
-    "original32": "Transformers float32",
-    "original64": "Transformers float64",
+    "port32": "port float32",
+    "port64": "port float64",
+    "original32": "original float32",
+    "original64": "original float64",
 }
 _QUESTIONS = {
     "jax64:oracle": "Same mathematics?",
@@ -38,10 +38,10 @@ _QUESTIONS = {
     "recorded32:live32": "Are the recordings still true?",
     "jaxbf16:oracle": "Is bfloat16 in JAX as accurate as autocast?",
     "products32:float64": "Are only the operands narrow?",
-    "port64:original64": "Same mathematics, in another architecture?",
-    "port32:port64": "How accurate is it there?",
-    "original32:port64": "Do we understand Transformers?",
-    "port32:original32": "Can a DeepSeek-V3 checkpoint move?",
+    "port64:original64": "Same mathematics, in a port?",
+    "port32:port64": "How accurate is the port?",
+    "original32:port64": "Do we understand the original?",
+    "port32:original32": "Can a checkpoint of the original move?",
 }
 _METRICS = {
     "rel_l2": "relative L2",

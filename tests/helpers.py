@@ -14,9 +14,10 @@ import pytest
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
-from parity.engine.compare import kind_of
 from parity.engine.measurement import Kind
+from parity.engine.quantity import kind_of
 from parity.megalodon.cases import Case
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import extended
 from parity.tolerances import NoiseFloors, rule
 
@@ -60,7 +61,9 @@ def same_program(case: Case) -> Callable[[str], float]:
     The rule for recordings and what is live: a multiple of the case's own noise floor.
     """
     floors = extended(NoiseFloors({}), [case])
-    return lambda name: floors.bound("recorded32:live32", kind_of(name), case.work, name)
+    return lambda name: floors.bound(
+        MegalodonEdge.RECORDED32_LIVE32, kind_of(name), case.work, name
+    )
 
 
 def skip_unless_computed(*names: str) -> None:

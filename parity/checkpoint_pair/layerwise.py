@@ -38,7 +38,8 @@ from parity.engine.compare import Comparison
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.metrics import relative_l2
 from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, row_blocks, summed
-from parity.tolerances import NoiseFloors
+from parity.megalodon.edges import MegalodonEdge
+from parity.megalodon.tolerance_table import NoiseFloors
 
 WIDE = 1 << 22
 """Parameters of a layer up to which JAX also runs it in float64."""
@@ -197,11 +198,11 @@ class Walk:
         flow: _Flow | None = None,
     ) -> None:
         """Hold one step to every edge, and note what it did to the error."""
-        rows = self._edge("jax64:oracle", floors).run(wide, exact) if wide else []
-        rows += self._edge("jax32:oracle", floors).run(ours, exact)
+        rows = self._edge(MegalodonEdge.JAX64_ORACLE, floors).run(wide, exact) if wide else []
+        rows += self._edge(MegalodonEdge.JAX32_ORACLE, floors).run(ours, exact)
         if theirs:
-            rows += self._edge("reference32:oracle", floors).run(theirs, exact)
-            rows += self._edge("jax32:reference32", floors).run(ours, theirs)
+            rows += self._edge(MegalodonEdge.REFERENCE32_ORACLE, floors).run(theirs, exact)
+            rows += self._edge(MegalodonEdge.JAX32_REFERENCE32, floors).run(ours, theirs)
         forced = relative_l2(ours[last], (theirs or exact)[last])
         out, amplification = forced, math.nan
         if flow is not None:
@@ -215,7 +216,7 @@ class Walk:
         rows = [row for row in rows if row.verdict is not Verdict.INFO or row.quantity == "logits"]
         if not math.isfinite(out):
             # Forced errors may all hold, and yet a side has run away from the other.
-            at = self._edge("jax32:reference32", {})
+            at = self._edge(MegalodonEdge.JAX32_REFERENCE32, {})
             rows.append(at.missing(last, "not finite in the free run on at least one side"))
         self.outcome.measurements += rows
         share, where = _closest(rows)
@@ -226,9 +227,8 @@ class Walk:
             f"{share:.2g} of a tolerance used"
         )
 
-    def _edge(self, edge: str, floors: Mapping[str, float]) -> Comparison:
-        dtype = "float64" if edge.startswith("jax64") else "float32"
-        return Comparison(self.case.work, edge, self._known(floors), dtype)
+    def _edge(self, edge: MegalodonEdge, floors: Mapping[str, float]) -> Comparison:
+        return Comparison(self.case.work, edge, self._known(floors), edge.dtype)
 
     def _known(self, floors: Mapping[str, float]) -> NoiseFloors:
         responses = {name: (floor,) for name, floor in floors.items()}

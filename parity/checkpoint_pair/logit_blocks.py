@@ -12,11 +12,13 @@ import numpy as np
 
 from parity.engine.compare import Comparison
 from parity.engine.measurement import Kind, Measurement
+from parity.engine.quantity import LOGITS
+from parity.megalodon.edges import MegalodonEdge
 
 _FORCED = {
-    "jax32:oracle": ("ours", "exact"),
-    "reference32:oracle": ("theirs", "exact"),
-    "jax32:reference32": ("ours", "theirs"),
+    MegalodonEdge.JAX32_ORACLE: ("ours", "exact"),
+    MegalodonEdge.REFERENCE32_ORACLE: ("theirs", "exact"),
+    MegalodonEdge.JAX32_REFERENCE32: ("ours", "theirs"),
 }
 
 
@@ -65,7 +67,7 @@ class LogitsApart:
         """The noise floor of the logits, by quantity."""
         return {"logits": self.error("noise", "exact")}
 
-    def measurements(self, edge: Callable[[str], Comparison]) -> list[Measurement]:
+    def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
         """Return the gates of the forced logits, and what the free-running ones mean to a reader.
 
         Args:
@@ -76,14 +78,14 @@ class LogitsApart:
             if "theirs" in pair and not self.live:
                 continue
             at = edge(name)
-            bound = at.floors.bound(name, Kind.LOGITS, at.work, "logits")
+            bound = at.floors.bound(name, Kind.LOGITS, at.work, LOGITS)
             rows.append(at.gate("logits", "rel_l2", self.error(*pair), bound))
         free, theirs = self._readers["free"], self._readers["theirs"]
         facts = {
             "top1_agreement": float(np.mean(free.best == theirs.best)),
             "nll_difference": free.nll() - theirs.nll(),
         }
-        at, note = edge("jax32:reference32"), "free-running"
+        at, note = edge(MegalodonEdge.JAX32_REFERENCE32), "free-running"
         info = (at.fact("logits", m, v, note) for m, v in facts.items())
         return [*rows, *info]
 

@@ -24,8 +24,8 @@ from parity.megalodon.noise_floors import noise_responses
 from parity.megalodon.reference import LiveReference
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.suite import Suite
+from parity.megalodon.tolerance_table import NoiseFloors
 from parity.recordings import RecordingError
-from parity.tolerances import NoiseFloors
 
 
 def text_case(

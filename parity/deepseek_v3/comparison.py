@@ -28,13 +28,17 @@ from parity.deepseek_v3.checkpoint import abstract, build, stacked, unstacked
 from parity.deepseek_v3.config import MLAMoEConfig, Yarn
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.deepseek_v3.router import choose, scores_of
+from parity.engine.bounds import NoiseFloors
 from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
+from parity.engine.quantity import LOSS, Quantity, Role
 from parity.pooling import DRAWS, Draw, Pool, pool
 from parity.port import OUTPUT, Arrays, Report, check
-from parity.tolerances import NoiseFloors
+from parity.port_tolerances import PORTS, PortEdge
 
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"
+SUBJECT = "mla-moe"
+"""The port by the name that measurements and stored runs know it by."""
 RENEW = "megalodon-numerics subject record"
 BUFFER = "e_score_correction_bias"
 """What no gradient reaches; the reference keeps it as a buffer."""
@@ -94,7 +98,7 @@ class Case:
     @property
     def title(self) -> str:
         """What measurements call it, beside cases of other architectures."""
-        return f"mla-moe {self.name}"
+        return f"{SUBJECT} {self.name}"
 
     @property
     def hash(self) -> str:
@@ -223,7 +227,7 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
     value, gradients = eqx.filter_value_and_grad(forward)(model, ids, positions)
     for name, gradient in named_leaves(gradients).items():
         if not name.endswith(BUFFER):
-            checkpoint_name(gradient, f"grad/{name}")
+            checkpoint_name(gradient, Quantity.gradient(name))
     return value
 
 
@@ -254,6 +258,7 @@ def compare(
         answer.float32,
         answer.float64,
         name=case.title,
+        suite=SUBJECT,
         device=device,
         forced=False,
     )
@@ -283,7 +288,7 @@ def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
         draws.append(
             Draw(one.model(), (jnp.asarray(one.ids), jnp.asarray(_positions(one))), original)
         )
-    return pool(traced, draws, name=case.title, device=device)
+    return pool(traced, draws, name=case.title, suite=SUBJECT, device=device)
 
 
 def _positions(case: Case) -> np.ndarray:
@@ -292,12 +297,12 @@ def _positions(case: Case) -> np.ndarray:
 
 def _flips(case: Case, report: Report, answer: Answer, device: str) -> list[Measurement]:
     """Count tokens that go to other experts although the choice was clear, for each layer."""
-    work = Work(case.title, case.hash, ())
-    edge = Comparison(work, "port32:original32", NoiseFloors({}), "int32", device)
+    work = Work(case.title, case.hash, (), suite=SUBJECT)
+    edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
     bounds = {
         m.quantity: m.tolerance
         for m in report.measurements
-        if m.edge == "port32:original32" and m.metric == "rel_l2"
+        if m.edge == PortEdge.PORT32_ORIGINAL32 and m.metric == "rel_l2"
     }
     rows = []
     for layer, theirs in answer.chosen.items():
@@ -398,17 +403,17 @@ def record(case: Case, folder: Path = FOLDER) -> Path:
     return recordings.write(case.name, case.hash, arrays, made, folder)
 
 
-def _without_gradients(found: Arrays) -> Arrays:
-    return {n: a for n, a in found.items() if not n.startswith("grad/")}
+def _without_gradients(found: Mapping[str, np.ndarray]) -> Arrays:
+    return {n: a for n, a in found.items() if Quantity(n).role is not Role.GRADIENT}
 
 
 def _named(found: Mapping[str, np.ndarray]) -> Arrays:
     """Return what the reference computed under our names: experts stacked, the loss the output."""
-    gradients = {n.removeprefix("grad/"): a for n, a in found.items() if n.startswith("grad/")}
-    rest = {n: a for n, a in found.items() if not n.startswith("grad/")}
-    kept = {n: a for n, a in rest.items() if n != "loss" and not n.endswith(".chosen")}
-    named = {f"grad/{n}": a for n, a in stacked(gradients).items()}
-    return {**kept, OUTPUT: found["loss"], **named}
+    values = _without_gradients(found)
+    gradients = {Quantity(n).name: a for n, a in found.items() if n not in values}
+    kept = {n: a for n, a in values.items() if n != LOSS and not n.endswith(".chosen")}
+    named = {Quantity.gradient(n): a for n, a in stacked(gradients).items()}
+    return {**kept, OUTPUT: found[LOSS], **named}
 
 
 def _under(held: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:

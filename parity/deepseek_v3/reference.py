@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.engine.quantity import Quantity
 from parity.port import Arrays, watched
 from parity.recordings import ReferenceUnavailableError
 
@@ -96,7 +97,9 @@ def run(
     if gradients:
         for name, parameter in model.named_parameters():
             given = parameter.grad
-            kept[f"grad/{name}"] = _numpy(torch.zeros_like(parameter) if given is None else given)
+            kept[Quantity.gradient(name)] = _numpy(
+                torch.zeros_like(parameter) if given is None else given
+            )
     return kept
 
 

@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from parity.engine.edge import Edge
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.metrics import (
     disagreement,
@@ -23,16 +24,10 @@ from parity.engine.metrics import (
     tensor_metrics,
     top1_flips,
 )
+from parity.engine.quantity import Quantity, Role, kind_of
 
 METRICS_VERSION = 2
 Arrays = Mapping[str, np.ndarray]
-GRADIENTS, COTANGENT, STATE = "grad/", "bar/", "state/"
-"""What a quantity's name starts with: the derivative of the loss by a parameter, that by an
-intermediate, and what a call hands to the next one. A quantity without is an intermediate."""
-WEIGHTS = "weights"
-"""The parameters themselves, after a round trip through the other side's format."""
-LOSSES = "losses"
-"""The loss before each step of a trajectory."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +44,21 @@ class Work:
     """For every position of the logits the id that is right there, or -100."""
     valid: np.ndarray | None = None
     """Where activations mean the same on both sides, bool over their leading axes."""
+    suite: str = ""
+    """The subject whose work it is: what measurements are filed under."""
 
 
 class Bounds(Protocol):
-    """Where the tolerances come from: `parity.tolerances.NoiseFloors`."""
+    """Where the tolerances come from: `parity.engine.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]
     """Relative L2 below which an error is the rounding of the result: beating it means nothing."""
 
-    def bound(self, edge: str, kind: Kind, work: Work, quantity: str) -> float:
+    def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN when there is none."""
         ...
 
-    def absolute(self, edge: str, kind: Kind, metric: str) -> float:
+    def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
         """Return the largest value of another metric that passes; NaN when there is none."""
         ...
 
@@ -76,7 +73,7 @@ class Comparison:
     """Two sides of one work: names what is compared with what, and how tightly."""
 
     work: Work
-    edge: str
+    edge: Edge
     floors: Bounds
     dtype: str
     """The dtype the left side must have."""
@@ -102,11 +99,11 @@ class Comparison:
             for name in self._ordered(set(truth))
             if kind_of(name) in (Kind.LOGITS, Kind.BLOCK)
         ]
-        gradients = [errors[name] for name in truth if name.startswith(GRADIENTS)]
+        gradients = [errors[name] for name in truth if Quantity(name).role is Role.GRADIENT]
         if not gradients:
             return rows
         ours, theirs = (float(np.sqrt(np.mean(np.square(e)))) for e in zip(*gradients, strict=True))
-        return [*rows, self._ratio(f"{GRADIENTS}*", ours, theirs)]
+        return [*rows, self._ratio(Quantity.gradient("*"), ours, theirs)]
 
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
         """Return the measurement of a value that must be at most `bound`; NaN on either fails."""
@@ -144,7 +141,7 @@ class Comparison:
         return self.judged(name, "error_over_reference", ours / max(theirs, smallest))
 
     def _quantity(self, name: str, actual: Arrays, expected: Arrays) -> list[Measurement]:
-        for side, arrays in zip(self.edge.split(":"), (actual, expected), strict=True):
+        for side, arrays in zip(self.edge.sides, (actual, expected), strict=True):
             if name not in arrays:
                 return [self.missing(name, f"missing in {side}")]
         left, right = np.asarray(actual[name]), np.asarray(expected[name])
@@ -171,11 +168,11 @@ class Comparison:
 
     def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:
         order = self.work.order
-        parts = (self.work.hash, self.edge, name, metric, METRICS_VERSION, self.device)
+        parts = (self.work.hash, str(self.edge), str(name), metric, METRICS_VERSION, self.device)
         return Measurement(
             case=self.work.name,
-            edge=self.edge,
-            quantity=name,
+            edge=str(self.edge),
+            quantity=str(name),
             kind=kind_of(name),
             stage=order.index(name) if name in order else -1,
             metric=metric,
@@ -186,6 +183,7 @@ class Comparison:
             device=self.device,
             identity=hashlib.sha256(repr(parts).encode()).hexdigest()[:16],
             note=note,
+            suite=self.work.suite,
         )
 
     def _select(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -197,23 +195,8 @@ class Comparison:
         return None if valid is None else np.argwhere(valid)
 
     def _valid(self, name: str) -> np.ndarray | None:
-        is_activation = name != "loss" and not name.startswith(GRADIENTS)
-        return self.work.valid if self.only_valid and is_activation else None
+        return self.work.valid if self.only_valid and Quantity(name).is_activation else None
 
     def _ordered(self, names: set[str]) -> list[str]:
         order = {name: i for i, name in enumerate(self.work.order)}
         return sorted(names, key=lambda n: (order.get(n, len(order)), n))
-
-
-def kind_of(quantity: str) -> Kind:
-    """Return the family of a quantity by its name."""
-    if quantity.startswith((GRADIENTS, COTANGENT)):
-        return Kind.GRADIENT
-    if quantity.startswith(STATE):
-        return Kind.STATE
-    if quantity.startswith("step") or quantity == LOSSES:
-        return Kind.TRAJECTORY
-    if quantity == WEIGHTS:
-        return Kind.WEIGHTS
-    named = {"logits": Kind.LOGITS, "loss": Kind.LOSS, "generated": Kind.TOKENS}
-    return named.get(quantity, Kind.BLOCK)

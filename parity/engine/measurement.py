@@ -67,6 +67,8 @@ class Measurement:
     note: str = ""
     deterministic: bool | None = None
     """Whether a replay in the same run gave the same bits; None where nothing was replayed."""
+    suite: str = ""
+    """The subject it is about, or the part of a night; empty in runs of schema 3 and before."""
 
     @property
     def key(self) -> Key:

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import linear
 from megalodon_jax.layers.attention import MegalodonAttention
-from parity.engine.compare import WEIGHTS
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Verdict
+from parity.engine.quantity import WEIGHTS
 from parity.faults.fault import Family, Fault, Patch, Plant, marked, rounded
 from parity.megalodon.cases import by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.suite import Suite
-from parity.tolerances import NoiseFloors
+from parity.megalodon.tolerance_table import NoiseFloors
 
 CASE = by_name("length_c")
 """The cheapest case of the matrix."""
@@ -31,7 +32,7 @@ class Control:
     """A bug, and the one edge of the triangle that shows it."""
 
     fault: Fault
-    edge: str
+    edge: MegalodonEdge
 
 
 def _short_float32_products(bits: int) -> Plant:
@@ -59,7 +60,7 @@ CONTROLS = (
                 marked(lambda v, self, x: v.astype(jnp.float32).astype(v.dtype), "v"),
             ),
         ),
-        "jax64:oracle",
+        MegalodonEdge.JAX64_ORACLE,
     ),
     Control(
         Fault(
@@ -69,7 +70,7 @@ CONTROLS = (
             "layers.0.q",
             Patch(linear, "matmul", _short_float32_products(10)),
         ),
-        "jax32:oracle",
+        MegalodonEdge.JAX32_ORACLE,
     ),
 )
 """Each is silent on the other's edge, so both are planted at once: one program for each dtype."""

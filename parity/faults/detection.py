@@ -25,12 +25,13 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.faults import FAULTS, Fault
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import CASES, Case, by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.suite import culprit
-from parity.tolerances import NoiseFloors
+from parity.megalodon.tolerance_table import NoiseFloors
 
-EDGES = {"jax64:oracle": "float64", "jax32:oracle": "float32"}
+EDGES = (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)
 """The edges that need no reference, sharpest first."""
 REFUSED = "load"
 """The stage of a fault that the strict loader refuses."""
@@ -66,7 +67,7 @@ class DetectionTable:
     """What became of every fault, and how much of its tolerances a healthy model used."""
 
     detections: list[Detection]
-    used: dict[tuple[str, Kind], float]
+    used: dict[tuple[MegalodonEdge, Kind], float]
     """Largest share of a tolerance, by edge and kind, in the witnesses without a fault."""
 
 
@@ -75,15 +76,15 @@ class Laboratory:
     """Runs cases against the oracle; what does not depend on the fault is done once."""
 
     floors: NoiseFloors = field(default_factory=NoiseFloors.load)
-    edges: tuple[str, ...] = tuple(EDGES)
+    edges: tuple[MegalodonEdge, ...] = EDGES
     compiled: bool = False
     """Compile whole programs: for one fault on its own that is less work."""
-    used: dict[tuple[str, Kind], float] = field(default_factory=dict)
+    used: dict[tuple[MegalodonEdge, Kind], float] = field(default_factory=dict)
     """Largest share of a tolerance so far, by edge and kind, without a fault."""
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    _sound: set[tuple[str, str]] = field(default_factory=set)
+    _sound: set[tuple[str, MegalodonEdge]] = field(default_factory=set)
 
-    def detect(self, fault: Fault, case: Case, edges: Sequence[str] = ()) -> Detection:
+    def detect(self, fault: Fault, case: Case, edges: Sequence[MegalodonEdge] = ()) -> Detection:
         """Plant a fault and return what the first edge that objects says.
 
         Raises:
@@ -104,22 +105,21 @@ class Laboratory:
                 return Detection(fault, case.name, edge, found.quantity, signal(found), found.note)
         return Detection(fault, case.name)
 
-    def rows(self, fault: Fault | None, case: Case, edge: str) -> list[Measurement]:
+    def rows(self, fault: Fault | None, case: Case, edge: MegalodonEdge) -> list[Measurement]:
         """Return what the suite measures on one edge with a fault planted, or with none."""
-        dtype = EDGES[edge]
         # The same step many times over is worth compiling.
         compiled = self.compiled or case.steps > 0
         planted = fault.planted(compiled=compiled) if fault else nullcontext()
         with planted, jax.disable_jit(not compiled):
-            actual = JaxSubject(dtype).run(case)
-        return Comparison(case.work, edge, self.floors, dtype).run(actual, self._truth(case))
+            actual = JaxSubject(edge.dtype).run(case)
+        return Comparison(case.work, edge, self.floors, edge.dtype).run(actual, self._truth(case))
 
     def _truth(self, case: Case) -> dict[str, np.ndarray]:
         if case.hash not in self._exact:
             self._exact[case.hash] = truth(case)
         return self._exact[case.hash]
 
-    def _control(self, case: Case, edge: str) -> None:
+    def _control(self, case: Case, edge: MegalodonEdge) -> None:
         if (case.hash, edge) in self._sound:
             return
         rows = self.rows(None, case, edge)
@@ -168,7 +168,7 @@ def run(
     else:
         found = list(_in_processes(batches, report, workers, each))
     order = {fault.name: i for i, fault in enumerate(faults)}
-    used: dict[tuple[str, Kind], float] = {}
+    used: dict[tuple[MegalodonEdge, Kind], float] = {}
     for part in found:
         for at, share in part.used.items():
             used[at] = max(used.get(at, 0.0), share)

@@ -17,16 +17,17 @@ import numpy as np
 from parity.engine.compare import Comparison
 from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.cases import Case
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import extended, truth
 from parity.megalodon.runner import JaxSubject
-from parity.tolerances import NoiseFloors
+from parity.megalodon.tolerance_table import NoiseFloors
 
 VARIATIONS = 8
 """Neighbouring indices that share a configuration."""
 SHORTEST = 10
 """Tokens a text has at least. With a target or two, some gradient is 0, or 1 less a probability
 that rounds to 1: the truth then has no digits that a relative error could be taken of."""
-EDGES = {"float64": "jax64:oracle", "float32": "jax32:oracle"}
+EDGES = {edge.dtype: edge for edge in (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)}
 
 
 def healthy(index: int) -> Case:

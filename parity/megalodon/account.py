@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parity.engine.bounds import bound_from, rule
 from parity.engine.deviation import Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.megalodon.cases import Case
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import forced_floors, forward_truth
 from parity.megalodon.runner import JaxSubject
-from parity.tolerances import bound_from, rule
+from parity.megalodon.tolerance_table import TABLE
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -63,13 +65,13 @@ def account(case: Case, dtype: str = "float64") -> Account:
     subject, exact = JaxSubject(dtype), forward_truth(case)
     free, forced = subject.intermediates(case), subject.intermediates(case, exact)
     floors = {} if dtype == "float64" else forced_floors(case)
-    edge = "jax64:oracle" if dtype == "float64" else "jax32:oracle"
+    edge = MegalodonEdge.JAX64_ORACLE if dtype == "float64" else MegalodonEdge.JAX32_ORACLE
     found = tuple(
         Stage(
             name,
             relative_l2(free[name], exact[name]),
             relative_l2(forced[name], exact[name]),
-            bound_from(rule(edge, Kind.BLOCK), floors.get(name, math.nan)),
+            bound_from(rule(TABLE, edge, Kind.BLOCK), floors.get(name, math.nan)),
         )
         for name in exact
     )

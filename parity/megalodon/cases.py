@@ -25,6 +25,8 @@ from parity.engine.compare import Work
 from parity.engine.metrics import IGNORED
 from parity.megalodon.intermediates import computed, trajectory
 
+SUITE = "parity"
+"""What measurements of Megalodon are filed under."""
 BYTE_LM = Path(__file__).parents[1] / "data" / "byte_lm"
 """The committed checkpoint: a byte-level model trained by `train`, with held-out text."""
 
@@ -173,7 +175,7 @@ class Case:
     @cached_property
     def work(self) -> Work:
         """What the comparer needs to know of it."""
-        return Work(self.name, self.hash, self.order, self.targets, self.valid)
+        return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE)
 
     @property
     def valid(self) -> np.ndarray:

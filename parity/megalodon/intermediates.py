@@ -13,7 +13,7 @@ import jax
 
 from megalodon_jax.config import MegalodonConfig
 from parity.engine import instrument
-from parity.engine.compare import COTANGENT, LOSSES, STATE
+from parity.engine.quantity import LOSSES, Quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,11 @@ STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
     """Return all that a case computes in order: intermediates, states, loss, cotangents."""
     forward = stages(config)
-    blocks = (f"{STATE}layers.{i}.{name}" for i in range(config.num_layers) for name in STATES)
-    states = (*blocks, *(f"{STATE}{name}" for name in STATES[:3]))
-    cotangents = (COTANGENT + name for name in reversed(forward))
+    blocks = (
+        Quantity.state(f"layers.{i}.{name}") for i in range(config.num_layers) for name in STATES
+    )
+    states = (*blocks, *(Quantity.state(name) for name in STATES[:3]))
+    cotangents = (Quantity.cotangent(name) for name in reversed(forward))
     return (*forward[:-1], *states, "logits", "generated", "loss", *cotangents)
 
 
@@ -77,12 +79,15 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
         parameters: by torch name.
         steps: how many are taken; noted after the first and the last.
     """
-    names = sorted(parameters)
-
-    def after(step: int) -> tuple[str, ...]:
-        return tuple(f"step{step}/{what}/{n}" for what in ("mu", "nu", "drift") for n in names)
-
-    return (*after(1), LOSSES, *after(steps))
+    first, last = (
+        [
+            Quantity.after_step(step, what, name)
+            for what in ("mu", "nu", "drift")
+            for name in sorted(parameters)
+        ]
+        for step in (1, steps)
+    )
+    return (*first, LOSSES, *last)
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:

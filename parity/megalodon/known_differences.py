@@ -18,10 +18,13 @@ import numpy as np
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.metrics import relative_l2
 from parity.megalodon.cases import by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject
-from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS
+from parity.megalodon.tolerance_table import KNOWN_DIFFERENCE_BOUNDS
 
-EDGE = "jax32:reference32"
+EDGE = MegalodonEdge.JAX32_REFERENCE32
+SUITE = "seams"
+"""What measurements of them are filed under, and their case: the name that stored runs have."""
 INITIAL_SPREAD = 0.02
 """The standard deviation that Transformers' post_init draws with (its `initializer_range`)."""
 
@@ -140,8 +143,8 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
     if not value >= least:
         note = f"the difference is gone: at least {least:g} was measured when it was decided"
     return Measurement(
-        case="seams",
-        edge=EDGE,
+        case=SUITE,
+        edge=str(EDGE),
         quantity=difference.id,
         kind=Kind.KNOWN_DIFFERENCE,
         stage=-1,
@@ -156,4 +159,5 @@ def _judged(difference: KnownDifference, value: float, device: str) -> Measureme
             :16
         ],
         note=note,
+        suite=SUITE,
     )

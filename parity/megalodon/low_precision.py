@@ -11,17 +11,19 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from parity.engine.compare import Bounds, Comparison, kind_of
+from parity.engine.compare import Bounds, Comparison
 from parity.engine.measurement import Measurement
 from parity.engine.metrics import logit_metrics, relative_l2
+from parity.engine.quantity import LOGITS, LOSS, kind_of
 from parity.megalodon.cases import Case
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject
 
 CASES = ("plain", "byte_lm")
 """What is measured: an untrained model and a trained one."""
-OURS = "jaxbf16"
-SIDES = {OURS: "", "autocast": "autocast", "referencebf16": "cast"}
-"""Who stands on the left of each edge to the oracle, and its mode in the reference."""
+OURS, AUTOCAST = MegalodonEdge.JAXBF16_ORACLE, MegalodonEdge.AUTOCAST_ORACLE
+MODES = {AUTOCAST: "autocast", MegalodonEdge.REFERENCEBF16_ORACLE: "cast"}
+"""The mode of the reference that stands on the left of an edge to the oracle."""
 
 
 def measure(
@@ -43,24 +45,22 @@ def measure(
         floors: those of float32, which the table scales.
         device: what this ran on.
     """
-    ours = JaxSubject("bfloat16").intermediates_and_loss(case)
-    answers = {OURS: ours}
-    for side, mode in SIDES.items():
-        if mode:
-            answers[side] = {n: theirs[f"{mode}/{n}"] for n in ("logits", "loss")}
+    answers = {OURS: JaxSubject("bfloat16").intermediates_and_loss(case)}
+    for edge, mode in MODES.items():
+        answers[edge] = {n: theirs[f"{mode}/{n}"] for n in (LOGITS, LOSS)}
     errors = {}
-    for side, arrays in answers.items():
-        edge = Comparison(case.work, f"{side}:oracle", floors, "bfloat16", device)
-        for name in (*(n for n in exact if n in arrays and n != "loss"), "loss"):
-            errors[side, name] = error = relative_l2(arrays[name], exact[name])
-            if side == OURS and name != "loss":
-                bound = floors.bound(edge.edge, kind_of(name), case.work, name)
-                yield edge.gate(name, "rel_l2", error, bound)
+    for edge, arrays in answers.items():
+        at = Comparison(case.work, edge, floors, "bfloat16", device)
+        for name in (*(n for n in exact if n in arrays and n != LOSS), LOSS):
+            errors[edge, name] = error = relative_l2(arrays[name], exact[name])
+            if edge is OURS and name != LOSS:
+                bound = floors.bound(edge, kind_of(name), case.work, name)
+                yield at.gate(name, "rel_l2", error, bound)
             else:
-                yield edge.fact(name, "rel_l2", error)
-        wide = np.asarray(arrays["logits"], np.float64)
-        for metric, value in logit_metrics(wide, exact["logits"], case.targets).items():
-            yield edge.fact("logits", metric, value)
-    ratio = errors[OURS, "logits"] / errors["autocast", "logits"]
-    at = Comparison(case.work, f"{OURS}:oracle", floors, "bfloat16", device)
-    yield at.judged("logits", "error_over_autocast", ratio)
+                yield at.fact(name, "rel_l2", error)
+        wide = np.asarray(arrays[LOGITS], np.float64)
+        for metric, value in logit_metrics(wide, exact[LOGITS], case.targets).items():
+            yield at.fact(LOGITS, metric, value)
+    ratio = errors[OURS, LOGITS] / errors[AUTOCAST, LOGITS]
+    at = Comparison(case.work, OURS, floors, "bfloat16", device)
+    yield at.judged(LOGITS, "error_over_autocast", ratio)

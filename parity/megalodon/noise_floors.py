@@ -19,7 +19,7 @@ from parity.engine import rounding_noise
 from parity.engine.rounding_noise import SEEDS, UNIT_ROUNDOFF
 from parity.megalodon import oracle, perturbation, trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case
-from parity.tolerances import NOISE_FILE, NoiseFloors
+from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
 Arrays = dict[str, np.ndarray]
 

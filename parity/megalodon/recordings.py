@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.engine.compare import COTANGENT
+from parity.engine.quantity import Quantity, Role
 from parity.megalodon import known_differences, low_precision
 from parity.megalodon.cases import CASES, Case
 from parity.recordings import read, read_provenance, write
@@ -39,8 +39,9 @@ class RecordedReference:
 
     def gives(self, quantity: str) -> bool:
         """Whether recordings hold a quantity the oracle has; see `omits`."""
-        name = quantity.rpartition(".")[-1] if not quantity.startswith("state/") else ""
-        return not quantity.startswith(COTANGENT) and name not in ("v", "gate")
+        what = Quantity(quantity)
+        omitted = what.role is Role.VALUE and what.stage in ("v", "gate")
+        return what.role is not Role.COTANGENT and not omitted
 
     @property
     def provenance(self) -> dict[str, Any]:

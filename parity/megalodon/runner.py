@@ -18,8 +18,8 @@ from megalodon_jax.loss import next_token_loss
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.types import ModelCache, NormState, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
-from parity.engine.compare import COTANGENT
 from parity.engine.metrics import IGNORED
+from parity.engine.quantity import Quantity
 from parity.megalodon import trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import capture
@@ -57,8 +57,8 @@ class JaxSubject:
             (loss, intermediates), (gradients, cotangents) = evaluate(
                 model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
             )
-            named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
-            named |= {COTANGENT + name: g for name, g in cotangents.items()}
+            named = {Quantity.gradient(name): g for name, g in named_leaves(gradients).items()}
+            named |= {Quantity.cotangent(name): g for name, g in cotangents.items()}
             return {
                 name: np.asarray(a) for name, a in (intermediates | {"loss": loss} | named).items()
             }
@@ -150,7 +150,7 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
         outputs[prefix + "norm_var"] = np.asarray(state.var)
 
     for i, layer in enumerate(cache.layer_caches):
-        prefix = f"state/layers.{i}."
+        prefix = Quantity.state(f"layers.{i}.")
         assert layer.attn is not None and layer.ema is not None
         note_norm(prefix, layer.norm)
         h: Any = np.asarray(layer.ema.h)
@@ -160,7 +160,7 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
         slots = latest % layer.attn.capacity
         outputs[prefix + "k"] = np.asarray(layer.attn.k)[:, slots]
         outputs[prefix + "v"] = np.asarray(layer.attn.v)[:, slots]
-    note_norm("state/", cache.final_norm)
+    note_norm(Quantity.state(""), cache.final_norm)
     return outputs
 
 

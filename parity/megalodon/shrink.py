@@ -12,13 +12,15 @@ from typing import Any
 from parity.engine.compare import Comparison
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Measurement
+from parity.engine.quantity import Quantity
 from parity.megalodon.cases import SMALL, Case
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import stages
 from parity.megalodon.noise_floors import forward_truth, truth
 from parity.megalodon.runner import JaxSubject
-from parity.tolerances import NoiseFloors
+from parity.megalodon.tolerance_table import NoiseFloors
 
-EDGE = "jax64:oracle"
+EDGE = MegalodonEdge.JAX64_ORACLE
 LEAST = dict.fromkeys(SMALL, 1) | {"vocab_size": 4, "model_dim": 4, "z_dim": 2}
 """The smallest sizes that mean something: LayerNorm over fewer features is constant."""
 Report = Callable[[str], None]
@@ -53,7 +55,10 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
             f"case {case.name} holds on {EDGE}: there is nothing to shrink. "
             "Plant a fault with --fault, or name a case that fails."
         )
-    wanted, forward_only = _stage_of(found), found.quantity in stages(case.config) and not case.cuts
+    wanted, forward_only = (
+        Quantity(found.quantity).stage,
+        found.quantity in stages(case.config) and not case.cuts,
+    )
     # What made the failure go away once is not tried again on each smaller case.
     held: set[str] = set()
     while True:
@@ -61,7 +66,7 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
             if change in held:
                 continue
             again = _try(candidate, forward_only)
-            if again is not None and _stage_of(again) == wanted:
+            if again is not None and Quantity(again.quantity).stage == wanted:
                 report(f"  {change}: still fails at {again.quantity}")
                 case, found = candidate, again
                 break
@@ -76,10 +81,6 @@ def _try(case: Case, forward_only: bool) -> Measurement | None:
     except ValueError:
         # A width another one must divide: not a configuration at all.
         return None
-
-
-def _stage_of(found: Measurement) -> str:
-    return found.quantity.rpartition(".")[-1]
 
 
 def _candidates(case: Case) -> Iterator[tuple[str, Case]]:

@@ -1,8 +1,6 @@
 """The parity suite: every case on every edge of the triangle.
 
-Edges: `jax64:oracle` (same mathematics?), `reference32:oracle` (do we understand the reference?),
-`jax32:oracle` (how accurate are we?), `jax32:reference32` (can a checkpoint move?). Source:
-docs/parity.md "The triangle".
+`parity.megalodon.edges` says what each edge asks. Source: docs/parity.md "The triangle".
 """
 
 from __future__ import annotations
@@ -13,18 +11,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parity.engine.compare import WEIGHTS, Comparison, OnFailure
+from parity.engine.compare import Comparison, OnFailure
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.quantity import LOGITS, WEIGHTS
 from parity.megalodon import low_precision as lowprecision
-from parity.megalodon.cases import Case
+from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.conversion import changed, round_trip
+from parity.megalodon.edges import TRIANGLE, MegalodonEdge
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.megalodon.runner import JaxSubject
+from parity.megalodon.tolerance_table import NoiseFloors
 from parity.recordings import RecordingError
-from parity.tolerances import NoiseFloors
 
 Arrays = dict[str, np.ndarray]
 ALL = "all gates"
@@ -103,19 +103,19 @@ class Suite:
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
         """Yield the measurements of one case, edge by edge."""
 
-        def edge(name: str, **options: Any) -> Comparison:
-            dtype = "float64" if name.startswith("jax64") else "float32"
-            options |= {"on_failure": self.on_failure}
-            return Comparison(case.work, name, floors, dtype, self.device, **options)
+        def edge(name: MegalodonEdge, *, only_valid: bool = False) -> Comparison:
+            return Comparison(
+                case.work, name, floors, name.dtype, self.device, only_valid, self.on_failure
+            )
 
         exact = truth(case)
-        wide = edge("jax64:oracle")
+        wide = edge(MegalodonEdge.JAX64_ORACLE)
         rows = wide.run(self.wide.run(case), exact)
         yield from rows
         yield wide.judged(ALL, "exact_share", _exact_share(rows))
         ours = self.subject.run(case)
-        yield from edge("jax32:oracle").run(ours, exact)
-        yield edge("jax32:oracle").judged(*_converted(round_trip(case), case))
+        yield from edge(MegalodonEdge.JAX32_ORACLE).run(ours, exact)
+        yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))
         if case.known_difference:
             # Where being different is the decision there is no edge;
             # `parity.megalodon.known_differences` measures it.
@@ -123,18 +123,18 @@ class Suite:
         try:
             theirs = self.reference.run(case)
         except RecordingError as error:
-            yield not_comparable(case, "jax32:reference32", str(error), self.device)
+            yield not_comparable(case, MegalodonEdge.JAX32_REFERENCE32, str(error), self.device)
             return
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
         differs = case.batch.padded and case.config.mask_ema
         as_reference = truth(case, mask_ema=False) if differs else exact
         exact, as_reference, ours = map(self._answered, (exact, as_reference, ours))
-        yield from edge("reference32:oracle").run(theirs, as_reference)
-        valid = edge("jax32:oracle", only_valid=differs)
+        yield from edge(MegalodonEdge.REFERENCE32_ORACLE).run(theirs, as_reference)
+        valid = edge(MegalodonEdge.JAX32_ORACLE, only_valid=differs)
         yield from valid.accuracy(ours, theirs, exact)
-        yield from edge("jax32:reference32", only_valid=differs).run(ours, theirs)
+        yield from edge(MegalodonEdge.JAX32_REFERENCE32, only_valid=differs).run(ours, theirs)
         if (held := self.reference.weights(case)) is not None:
-            yield edge("reference32:oracle").judged(*_converted(held, case))
+            yield edge(MegalodonEdge.REFERENCE32_ORACLE).judged(*_converted(held, case))
         if case.name in lowprecision.CASES:
             narrow = self.reference.low_precision(case)
             yield from lowprecision.measure(case, narrow, exact, floors, self.device)
@@ -152,12 +152,12 @@ def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:
     return WEIGHTS, "changed_parameters", float(len(changed(held, case.weights)))
 
 
-def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement:
+def not_comparable(case: Case, edge: MegalodonEdge, note: str, device: str) -> Measurement:
     """Return the row that says an edge could not be measured."""
     return Measurement(
         case=case.name,
-        edge=edge,
-        quantity="logits",
+        edge=str(edge),
+        quantity=LOGITS,
         kind=Kind.LOGITS,
         stage=-1,
         metric="rel_l2",
@@ -168,16 +168,14 @@ def not_comparable(case: Case, edge: str, note: str, device: str) -> Measurement
         device=device,
         identity="",
         note=note,
+        suite=SUITE,
     )
-
-
-SHARPEST = ("jax64:oracle", "jax32:oracle", "jax32:reference32", "reference32:oracle")
 
 
 def culprit(rows: Sequence[Measurement]) -> Measurement | None:
     """Return the first stage that diverges in a case, on the sharpest edge that shows it."""
 
     def bluntness(row: Measurement) -> int:
-        return SHARPEST.index(row.edge) if row.edge in SHARPEST else len(SHARPEST)
+        return TRIANGLE.index(row.edge) if row.edge in TRIANGLE else len(TRIANGLE)
 
     return first_divergence(sorted(rows, key=bluntness))

@@ -20,7 +20,7 @@ import optax
 from megalodon_jax.loss import next_token_loss
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
-from parity.engine.compare import LOSSES
+from parity.engine.quantity import LOSSES, Quantity
 from parity.megalodon import oracle, perturbation
 from parity.megalodon.cases import Batch, Case
 
@@ -79,7 +79,7 @@ class Diary:
             drift = np.asarray(params[name], np.float64) - start
             kept = {"mu": mu[name], "nu": nu[name], "drift": drift.astype(self._dtype)}
             for what, value in kept.items():
-                self._notes[f"step{self._step}/{what}/{name}"] = np.array(value)
+                self._notes[Quantity.after_step(self._step, what, name)] = np.array(value)
 
     def arrays(self) -> Arrays:
         """Return everything by name."""
@@ -102,7 +102,7 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> Arrays:
         seen = w if rng is None else perturbation.weights(w, rng)
         out = oracle.run(case.config, seen, batch.ids, batch.labels, batch.mask, hook=hook)
         for name in w:
-            g = out[f"grad/{name}"]
+            g = out[Quantity.gradient(name)]
             mu[name] = hook("mu", HYPER.beta1 * mu[name] + (1 - HYPER.beta1) * g)
             nu[name] = hook("nu", HYPER.beta2 * nu[name] + (1 - HYPER.beta2) * g**2)
             first = mu[name] / (1 - HYPER.beta1**k)

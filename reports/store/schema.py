@@ -17,7 +17,7 @@ from parity.engine.measurement import Measurement
 from reports.store.timings import Timing
 from stability.core.findings import Finding
 
-SCHEMA = 3
+SCHEMA = 4
 """Raised with every change that an older version could not read, together with a `Migration`."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
@@ -95,6 +95,8 @@ MIGRATIONS = {
     ),
     # Schema 2 knew its processor by name only, and not how far rounding scatters a level.
     2: Migration(lambda manifest: {"host": {}, "spreads": {}, **manifest}, {}),
+    # Schema 3 had one port, so that the edge of a measurement said its suite.
+    3: Migration(lambda manifest: manifest, {MEASUREMENTS: {"suite": ""}}),
 }
 """By the schema they start from; together they lead from every older schema to `SCHEMA`."""
 

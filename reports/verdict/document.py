@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from parity.deepseek_v3.comparison import SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import Case
+from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from parity.megalodon.known_differences import SUITE as DIFFERENCES
 from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
@@ -30,12 +32,15 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
 
 
 def suite_of(m: Measurement) -> str:
-    """Return the suite a measurement came from."""
+    """Return the suite a measurement came from, and what it was called in runs that do not say."""
+    if m.suite:
+        return m.suite
     if m.edge == PRODUCTS:
         return "products"
     if m.edge in PORT_EDGES:
-        return "mla-moe"
-    return "seams" if m.kind is Kind.KNOWN_DIFFERENCE else "parity"
+        # The one port that was measured before a measurement named its suite.
+        return SUBJECT
+    return DIFFERENCES if m.kind is Kind.KNOWN_DIFFERENCE else SUITE
 
 
 def case_info(case: Case) -> CaseInfo:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from parity.engine.measurement import Measurement, Verdict
+from parity.megalodon.edges import MegalodonEdge
 from reports.provenance.host import fingerprint
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
@@ -60,9 +61,12 @@ def _shared(run: Run, failing: Sequence[Measurement]) -> str:
     """Say whom to suspect where JAX and the oracle agree with each other and with no reference."""
     case = failing[0].case
     broken = {m.edge for m in failing if m.case == case}
-    ours = {"jax64:oracle", "jax32:oracle"}
+    ours = {MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE}
     measured = {m.edge for m in run.measurements if m.case == case}
-    if not ours <= measured - broken or not {"reference32:oracle", "jax32:reference32"} <= broken:
+    if (
+        not ours <= measured - broken
+        or not {MegalodonEdge.REFERENCE32_ORACLE, MegalodonEdge.JAX32_REFERENCE32} <= broken
+    ):
         return ""
     return (
         " JAX and the oracle agree with each other and not with the reference: suspect first what "

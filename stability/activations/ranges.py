@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.weights import named_leaves
-from parity.engine.compare import COTANGENT
+from parity.engine.quantity import Quantity
 from parity.megalodon.intermediates import computed
 from parity.megalodon.runner import evaluate
 from stability.core.findings import Finding, Severity
@@ -85,7 +85,7 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
     mask = None if mask is None else jnp.asarray(mask, bool)
     (_, intermediates), (gradients, bars) = evaluate(model, ids, labels, mask)
     named, order = named_leaves(gradients), computed(model.config)
-    bars = {COTANGENT + name: bar for name, bar in bars.items()}
+    bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
     def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, Array]]:
         # Compiled once per size, and layers have the same: one program for all would take minutes.
@@ -114,7 +114,7 @@ def range_findings(ranges: Ranges) -> list[Finding]:
     stored in, all three are notes. Norms are notes.
     """
     named = {**ranges.intermediates, **ranges.cotangents}
-    named |= {f"grad/{name}": found for name, found in ranges.gradients.items()}
+    named |= {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
     findings = [f for name, found in named.items() for f in _range_findings(name, found)]
     source = 'docs/audits.md "Activations and attention"'
     return findings + [

@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from parity.deepseek_v3 import comparison
+from parity.port_tolerances import PortEdge
 from stability.core.documents import versions
 from stability.moe.defects import Row
 from stability.moe.examine import Examination
 
-EDGES = ("port32:original32", "port32:port64", "original32:port64", "port64:original64")
+EDGES = (
+    PortEdge.PORT32_ORIGINAL32,
+    PortEdge.PORT32_PORT64,
+    PortEdge.ORIGINAL32_PORT64,
+    PortEdge.PORT64_ORIGINAL64,
+)
 Document = dict[str, Any]
 
 

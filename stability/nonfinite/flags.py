@@ -17,11 +17,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from megalodon_jax.weights import named_leaves
-from parity.engine.compare import COTANGENT
+from parity.engine.quantity import LOSS, Quantity, Role
 from parity.megalodon.intermediates import capture
 from stability.core.findings import Finding, Severity
 
-LOSS, GRADIENT = "loss", "grad/"
 SOURCE = 'docs/training.md "Is everything finite?"'
 Flags = dict[str, jax.Array]
 """By name, a bool scalar: True where every element is finite."""
@@ -93,8 +92,8 @@ def watched_loss(
             objective, argnums=(0, 1), has_aux=True
         )(params, zeros)
         flags |= {LOSS: finite(value)}
-        flags |= {COTANGENT + name: finite(bars[name]) for name in reversed(bars)}
-        flags |= finite_flags(gradients, GRADIENT)
+        flags |= {Quantity.cotangent(name): finite(bars[name]) for name in reversed(bars)}
+        flags |= finite_flags(gradients, Role.GRADIENT)
         return (value, gradients), flags
 
     return watched

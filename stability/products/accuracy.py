@@ -44,7 +44,7 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
         pairs = _truth(backend, x, weight, dy, turned, drawn)
         exact = dict(zip(QUANTITIES, (a @ b.T for a, b in pairs), strict=True))
         identity = hashlib.sha256(repr((name, SHAPES, backend)).encode()).hexdigest()[:16]
-        work = Work(name, identity, QUANTITIES)
+        work = Work(name, identity, QUANTITIES, suite="products")
         yield from Comparison(work, PRODUCTS, NoiseFloors({}), "float32", device).run(actual, exact)
 
 

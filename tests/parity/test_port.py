@@ -69,6 +69,14 @@ def test_what_cannot_be_compared_does_not_hold(spoil):
     assert not check(port, MODEL, (X,), spoil(original())).holds
 
 
+@pytest.mark.parametrize(
+    ("names", "suite"), [({"name": "mlp"}, "mlp"), ({"name": "mlp wide", "suite": "mlp"}, "mlp")]
+)
+def test_a_port_is_filed_under_its_own_name(names, suite):
+    rows = check(port, MODEL, (X,), original(), **names, forced=False).measurements
+    assert {(m.case, m.suite) for m in rows} == {(names["name"], suite)}
+
+
 def test_parameters_must_be_float32():
     with pytest.raises(ValueError, match=r"expected float32 parameters, got .*'up'.* bfloat16"):
         check(port, MODEL | {"up": jnp.zeros((24, 16), jnp.bfloat16)}, (X,), original())

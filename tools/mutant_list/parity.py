@@ -47,13 +47,6 @@ COMPARE = of(
         _COMPARE,
     ),
     (
-        "cotangents_are_blocks",
-        "cotangents are held to the tolerance of intermediates",
-        "if quantity.startswith((GRADIENTS, COTANGENT)):",
-        "if quantity.startswith(GRADIENTS):",
-        _COMPARE,
-    ),
-    (
         "reference_error_near_zero",
         "beating an error that is rounding of the result counts",
         "ours / max(theirs, smallest)",
@@ -63,8 +56,8 @@ COMPARE = of(
     (
         "padding_compared",
         "masked positions are compared although they mean something else there",
-        "return self.work.valid if self.only_valid and is_activation else None",
-        "return None if self.only_valid and is_activation else None",
+        "return self.work.valid if self.only_valid and Quantity(name).is_activation else None",
+        "return None if self.only_valid and Quantity(name).is_activation else None",
         _COMPARE,
     ),
     (
@@ -136,8 +129,19 @@ METRICS = of(
     ),
 )
 
-TOLERANCES = of(
-    "parity/tolerances.py",
+QUANTITY = of(
+    "parity/engine/quantity.py",
+    (
+        "cotangents_are_blocks",
+        "cotangents are held to the tolerance of intermediates",
+        "    Role.COTANGENT: Kind.GRADIENT,\n",
+        "    Role.COTANGENT: Kind.BLOCK,\n",
+        _COMPARE,
+    ),
+)
+
+BOUNDS = of(
+    "parity/engine/bounds.py",
     (
         "first_row_of_the_edge",
         "a tolerance is read from the first row of the edge and kind, whatever the metric",
@@ -159,6 +163,10 @@ TOLERANCES = of(
         'return entry["responses"] if entry else {}',
         f"{_TRIANGLE}::test_a_case_that_changed_loses_its_tolerances",
     ),
+)
+
+TOLERANCES = of(
+    "parity/megalodon/tolerance_table.py",
     (
         "oracle_may_be_itself",
         "every gate may be exactly 0",
@@ -373,23 +381,23 @@ SUITE = of(
     (
         "lost_recording_is_silent",
         "a case without a recording ends without a word",
-        'yield not_comparable(case, "jax32:reference32", str(error), self.device)\n'
-        "            return",
+        "yield not_comparable("
+        "case, MegalodonEdge.JAX32_REFERENCE32, str(error), self.device)\n            return",
         "return",
         "test_controls.py::test_a_case_without_a_recording_is_not_comparable",
     ),
     (
         "conversion_not_gated",
         "the round trip of the weights is told and not gated",
-        'yield edge("jax32:oracle").judged(*_converted(round_trip(case), case))',
-        'yield edge("jax32:oracle").fact(*_converted(round_trip(case), case))',
+        "yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))",
+        "yield edge(MegalodonEdge.JAX32_ORACLE).fact(*_converted(round_trip(case), case))",
         "test_controls.py::test_a_case_without_a_recording_is_not_comparable",
     ),
     (
         "float32_expected_of_float64",
         "the wide side may have come out in float32",
-        'dtype = "float64" if name.startswith("jax64") else "float32"',
-        'dtype = "float64" if name.startswith("jax") else "float32"',
+        "case.work, name, floors, name.dtype, self.device,",
+        'case.work, name, floors, "float64" if name.startswith("jax") else "float32", self.device,',
         "test_controls.py",
     ),
 )
@@ -441,8 +449,8 @@ SOURCES = (
         (
             "recordings_answer_for_cotangents",
             "recordings are said to hold what they do not",
-            'return not quantity.startswith(COTANGENT) and name not in ("v", "gate")',
-            "return not quantity.startswith(COTANGENT)",
+            "return what.role is not Role.COTANGENT and not omitted",
+            "return what.role is not Role.COTANGENT",
             f"{_TRIANGLE} test_sources.py",
         ),
     ),
@@ -543,21 +551,21 @@ SOURCES = (
         (
             "bf16_intermediates_not_gated",
             "of bfloat16 only the logits are gated",
-            'if side == OURS and name != "loss":',
-            'if side == OURS and name == "logits":',
+            "if edge is OURS and name != LOSS:",
+            "if edge is OURS and name == LOGITS:",
             "test_low_precision.py",
         ),
         (
             "autocast_over_ours",
             "the ratio is autocast's error over ours",
-            'errors[OURS, "logits"] / errors["autocast", "logits"]',
-            'errors["autocast", "logits"] / errors[OURS, "logits"]',
+            "errors[OURS, LOGITS] / errors[AUTOCAST, LOGITS]",
+            "errors[AUTOCAST, LOGITS] / errors[OURS, LOGITS]",
             "test_low_precision.py",
         ),
     ),
 )
 
 MUTANTS = (
-    *(*COMPARE, *METRICS, *TOLERANCES, *LOCALIZE, *POOLING),
+    *(*COMPARE, *METRICS, *BOUNDS, *TOLERANCES, *LOCALIZE, *POOLING),
     *(*CONTROLS, *SUITE, *SOURCES),
 )

@@ -616,8 +616,8 @@ HOST = (
         (
             "shared_suspected_always",
             "what both sides share is suspected although JAX left the oracle",
-            "if not ours <= measured - broken or not",
-            "if not ours <= measured or not",
+            "not ours <= measured - broken\n",
+            "not ours <= measured\n",
             f"{_VERDICTS}::test_what_jax_and_the_oracle_share_is_suspected",
         ),
         (

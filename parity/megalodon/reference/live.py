@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
-from parity.engine.compare import COTANGENT
+from parity.engine.quantity import LOGITS, LOSS, Quantity, Role
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate
 from parity.megalodon.reference.installed import identity, package, why_unavailable
@@ -35,7 +35,8 @@ class LiveReference:
 
     def gives(self, quantity: str) -> bool:
         """Whether it answers for a quantity the oracle has; see `omits`."""
-        return not (quantity.startswith(COTANGENT) and quantity.endswith(".gate"))
+        what = Quantity(quantity)
+        return not (what.role is Role.COTANGENT and what.stage == "gate")
 
     def __post_init__(self) -> None:
         if reason := why_unavailable():
@@ -93,11 +94,11 @@ class LiveReference:
         out.loss.backward()
         for hook in hooks:
             hook.remove()
-        intermediates |= {"logits": _numpy(out.logits), "loss": _numpy(out.loss)}
-        intermediates[COTANGENT + "logits"] = _numpy(out.logits.grad)
+        intermediates |= {LOGITS: _numpy(out.logits), LOSS: _numpy(out.loss)}
+        intermediates[Quantity.cotangent(LOGITS)] = _numpy(out.logits.grad)
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                intermediates[f"grad/{name}"] = _numpy(parameter.grad)
+                intermediates[Quantity.gradient(name)] = _numpy(parameter.grad)
         return intermediates
 
     def workloads(
@@ -145,13 +146,13 @@ def _cache_arrays(cache: Any) -> dict[str, np.ndarray]:
     outputs = {}
     *layers, final = cache
     for i, layer in enumerate(layers):
-        prefix = f"state/layers.{i}."
+        prefix = Quantity.state(f"layers.{i}.")
         h = layer.ema.detach().cpu().numpy()
         outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
         outputs[prefix + "k"] = _numpy(layer.attn.k)
         outputs[prefix + "v"] = _numpy(layer.attn.v)
         outputs |= _norm_arrays(prefix, layer.norm)
-    return outputs | _norm_arrays("state/", final)
+    return outputs | _norm_arrays(Quantity.state(""), final)
 
 
 def _norm_arrays(prefix: str, state: Any) -> dict[str, np.ndarray]:
@@ -172,7 +173,7 @@ def _hooks(model: Any, intermediates: dict[str, np.ndarray]) -> list[Any]:
             intermediates[name] = ours(torch.nn.functional.silu(value))
             return
         intermediates[name] = ours(value)
-        value.register_hook(lambda g: intermediates.__setitem__(COTANGENT + name, ours(g)))
+        value.register_hook(lambda g: intermediates.__setitem__(Quantity.cotangent(name), ours(g)))
 
     def after(name: str, row: Intermediate | None = None) -> Callable[..., None]:
         return lambda module, inputs, output: keep(

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from parity.engine.compare import kind_of
 from parity.engine.measurement import Measurement
+from parity.engine.quantity import kind_of
 from parity.faults.detection import EDGES, Detection, DetectionTable, missed
+from parity.megalodon.edges import MegalodonEdge
 from reports.text import edge_name
 
 
@@ -81,7 +82,7 @@ def _of(table: DetectionTable, index: int) -> list[Detection]:
     return table.detections[index :: len(EDGES)]
 
 
-def _counts(by_edge: dict[str, list[Detection]]) -> str:
+def _counts(by_edge: dict[MegalodonEdge, list[Detection]]) -> str:
     rows = ["| edge | faults | detected | at the right stage |", "| --- | --- | --- | --- |"]
     for edge, detections in by_edge.items():
         found, placed = (sum(getattr(d, n) for d in detections) for n in ("detected", "localised"))
@@ -93,7 +94,7 @@ def _counts(by_edge: dict[str, list[Detection]]) -> str:
     return "\n".join([*rows, f"| either | {len(either)} | {detected} | {localised} |"])
 
 
-def _two_sided(table: DetectionTable, by_edge: dict[str, list[Detection]]) -> str:
+def _two_sided(table: DetectionTable, by_edge: dict[MegalodonEdge, list[Detection]]) -> str:
     rows = [
         "| edge | kind | healthy, at most | weakest fault | named |",
         "| --- | --- | --- | --- | --- |",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from parity.engine.localize import Stage
 from parity.engine.measurement import Measurement
+from parity.engine.quantity import Quantity, Role
 from parity.megalodon.account import Account, account
 from parity.megalodon.cases import SMALL, Case
 from parity.megalodon.intermediates import parameters_of
@@ -89,14 +90,15 @@ def _headline(case: Case, found: Measurement) -> str:
 
 def _optimiser(found: Measurement) -> str:
     """Say what a trajectory's first wrong quantity means."""
-    if found.quantity.startswith("step1/mu/"):
+    moment = Quantity(found.quantity).moment
+    if moment == ("1", "mu"):
         return (
             "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
             "is added to it, such as decay or a clip."
         )
-    if found.quantity.startswith("step1/nu/"):
+    if moment == ("1", "nu"):
         return "The gradient is right: the second moment is not made of its square as it should be."
-    if found.quantity.startswith("step1/drift/"):
+    if moment == ("1", "drift"):
         return (
             "Both moments are right after one step: bias correction, epsilon, learning rate or "
             "decay is wrong where they become an update."
@@ -112,12 +114,13 @@ def _streams_have_no_intermediates(found: Measurement) -> str:
 
 
 def _backward(found: Measurement) -> str:
-    if found.quantity.startswith("bar/"):
+    quantity = Quantity(found.quantity)
+    if quantity.role is Role.COTANGENT:
         return (
             "Every stage is right, and so is every cotangent behind this one: the derivative of "
-            f"what is computed from {found.quantity.removeprefix('bar/')} is wrong."
+            f"what is computed from {quantity.name} is wrong."
         )
-    if found.quantity.startswith("grad/"):
+    if quantity.role is Role.GRADIENT:
         return (
             "Every stage and every cotangent is right: only the derivative by this parameter is "
             "wrong."

@@ -10,21 +10,31 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from parity.deepseek_v3.comparison import CASES
+from parity.deepseek_v3.comparison import CASES, SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.tolerances import PORT_EDGES
+from parity.megalodon.edges import MegalodonEdge
+from parity.port_tolerances import PortEdge
 from reports.page.sections import documents
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import label, number
+from reports.verdict.document import suite_of
 from stability.core.findings import Severity
 from stability.moe.fixed_bugs import LIVE_BUG
 
 _EDGES = (
-    ("our float32 against the reference's", "jax32:reference32", "port32:original32"),
-    ("our float32 against float64", "jax32:oracle", "port32:port64"),
-    ("the reference's float32 against float64", "reference32:oracle", "original32:port64"),
-    ("float64 against float64", "jax64:oracle", "port64:original64"),
+    (
+        "our float32 against the reference's",
+        MegalodonEdge.JAX32_REFERENCE32,
+        PortEdge.PORT32_ORIGINAL32,
+    ),
+    ("our float32 against float64", MegalodonEdge.JAX32_ORACLE, PortEdge.PORT32_PORT64),
+    (
+        "the reference's float32 against float64",
+        MegalodonEdge.REFERENCE32_ORACLE,
+        PortEdge.ORIGINAL32_PORT64,
+    ),
+    ("float64 against float64", MegalodonEdge.JAX64_ORACLE, PortEdge.PORT64_ORIGINAL64),
 )
 _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
@@ -32,10 +42,10 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
     told = documents.second_architecture(run)
-    second = [m for m in run.measurements if m.edge in PORT_EDGES]
+    second = [m for m in run.measurements if suite_of(m) == SUBJECT]
     if not told and not second:
         return None
-    first = [m for m in run.measurements if m.edge not in PORT_EDGES]
+    first = [m for m in run.measurements if m.edge not in tuple(PortEdge)]
     flagged = sum(f.severity in (Severity.WARNING, Severity.ERROR) for f in run.findings)
     megalodon = f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors"
     return {
@@ -101,7 +111,7 @@ def _cases(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
 def _case(name: str, why: str, rows: Sequence[Measurement]) -> dict[str, Any]:
     judged = [m for m in rows if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in judged)
-    between = [m for m in rows if (m.edge, m.metric) == ("port32:original32", "rel_l2")]
+    between = [m for m in rows if (m.edge, m.metric) == (PortEdge.PORT32_ORIGINAL32, "rel_l2")]
     worst = max(between, key=lambda m: (math.isnan(m.value), m.value), default=None)
     margins = [m.value for m in rows if m.metric == "smallest_margin"]
     return {
@@ -109,8 +119,8 @@ def _case(name: str, why: str, rows: Sequence[Measurement]) -> dict[str, Any]:
         "why": label(why, 120),
         "state": "pass" if held == len(judged) else "fail",
         "gates": f"{held:,} / {len(judged):,}",
-        "logits": _logits(rows, "port32:original32"),
-        "wide": _logits(rows, "port64:original64"),
+        "logits": _logits(rows, PortEdge.PORT32_ORIGINAL32),
+        "wide": _logits(rows, PortEdge.PORT64_ORIGINAL64),
         "worst": number(worst.value) if worst else "–",
         "where": label(worst.quantity) if worst else "–",
         "margin": number(min(margins)) if margins else "–",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.megalodon.cases import SUITE
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 from reports.verdict.document import suite_of
@@ -43,4 +44,5 @@ def section_of(m: Measurement) -> str:
     """Return the section of the page that a measurement is shown in."""
     if m.edge.startswith("jaxbf16"):
         return "precision"
-    return _SUITES.get(suite_of(m)) or _KINDS.get(m.kind, "records")
+    suite = suite_of(m)
+    return _KINDS.get(m.kind, "records") if suite == SUITE else _SUITES.get(suite, "records")

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 import pandas as pd
 
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.quantity import Quantity, Role
 from reports.text import (
     contrast,
     edge_name,
@@ -236,7 +237,7 @@ def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
         )
         rows = [
             {
-                "parameter": label(m.quantity.removeprefix("grad/")),
+                "parameter": label(m.quantity.removeprefix(Role.GRADIENT)),
                 "cell": cell(m),
                 "cases": cases,
                 "failing": failing,
@@ -258,17 +259,16 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
     """Return what a trajectory compares down and edges across, the worst parameter in each cell."""
     part = gates_of(data[data["kind"] == Kind.TRAJECTORY])
     edges = edges_of(part)
-    # `step1/mu/<parameter>`: one row for all parameters.
-    what = part["quantity"].str.split("/").str[:2].str.join("/")
+    # One row for all parameters; what is no moment, such as the losses, has its own.
+    what = part["quantity"].map(lambda quantity: Quantity(quantity).moment or quantity)
     rows = []
     for name in dict.fromkeys(what):
         group = part[what == name]
         found = [group[group["edge"] == e] for e in edges]
         cells = [cell(_worst(one)) if len(one) else None for one in found]
-        step, _, moment = name.partition("/")
         words = {"mu": "first moment", "nu": "second moment", "drift": "drift of the parameters"}
-        known = moment in words
-        told = f"{words[moment]} after step {step.removeprefix('step')}" if known else name
+        step, moment = name if isinstance(name, tuple) else ("", "")
+        told = f"{words[moment]} after step {step}" if moment in words else str(name)
         rows.append({"case": label(told, 60), "cells": cells})
     return {"rows": rows, "omitted": 0, **_summary(part)}
 

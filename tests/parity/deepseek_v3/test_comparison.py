@@ -11,9 +11,11 @@ import pytest
 
 from parity import recordings
 from parity.deepseek_v3 import comparison, reference
-from parity.engine.compare import Work, kind_of
+from parity.engine.compare import Work
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
+from parity.engine.quantity import kind_of
+from parity.megalodon.edges import MegalodonEdge
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter
 
@@ -87,7 +89,7 @@ def test_recordings_are_what_the_live_reference_says(name):
     assert kept.float32.keys() == said.float32.keys()
     shares = {
         n: relative_l2(kept.float32[n], a)
-        / noise(name).bound("recorded32:live32", kind_of(n), work, n)
+        / noise(name).bound(MegalodonEdge.RECORDED32_LIVE32, kind_of(n), work, n)
         for n, a in said.float32.items()
     }
     assert max(shares.values()) <= 1.0, max(shares, key=shares.__getitem__)

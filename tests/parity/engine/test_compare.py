@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from parity.engine import rounding_noise
-from parity.engine.compare import Comparison, kind_of
+from parity.engine.compare import Comparison
+from parity.engine.edge import Edge
 from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import (
     disagreement,
@@ -19,7 +20,10 @@ from parity.engine.metrics import (
     top1_flips,
     ulp,
 )
+from parity.engine.quantity import Quantity, Role, kind_of
 from parity.megalodon.cases import by_name
+from parity.megalodon.edges import MegalodonEdge
+from parity.port_tolerances import PortEdge
 from parity.tolerances import FORWARD, PORTS, TABLE, NoiseFloors, Rule, bound_from, rule
 
 CASE = by_name("length_c")
@@ -27,7 +31,7 @@ CASE = by_name("length_c")
 
 @pytest.fixture
 def comparison():
-    return Comparison(CASE.work, "jax64:oracle", NoiseFloors.load(), "float64")
+    return Comparison(CASE.work, MegalodonEdge.JAX64_ORACLE, NoiseFloors.load(), "float64")
 
 
 @pytest.fixture
@@ -101,12 +105,17 @@ def test_zero_comparisons_fail(comparison):
 
 
 def test_a_quantity_without_a_floor_fails(arrays):
-    rows = Comparison(CASE.work, "jax32:oracle", NoiseFloors({}), "float64").run(arrays, arrays)
+    rows = Comparison(CASE.work, MegalodonEdge.JAX32_ORACLE, NoiseFloors({}), "float64").run(
+        arrays, arrays
+    )
     assert verdicts(rows, "embed") == {Verdict.FAIL}
 
 
 def test_an_unknown_edge_fails(arrays):
-    rows = Comparison(CASE.work, "mine:yours", NoiseFloors.load(), "float64").run(arrays, arrays)
+    class Unknown(Edge):
+        MINE = "mine:yours"
+
+    rows = Comparison(CASE.work, Unknown.MINE, NoiseFloors.load(), "float64").run(arrays, arrays)
     assert verdicts(rows, "embed") == {Verdict.FAIL}
 
 
@@ -231,8 +240,34 @@ def test_kinds_follow_from_names():
     assert kind_of("layers.0.q") is Kind.BLOCK
 
 
+def test_a_quantity_is_what_its_text_says():
+    """Runs store the text, so it is what it always was."""
+    assert Quantity.gradient("w") == "grad/w" and Quantity("grad/w").name == "w"
+    assert Quantity.cotangent("layers.1.q") == "bar/layers.1.q"
+    assert (Quantity("bar/layers.1.q").role, Quantity("bar/layers.1.q").stage) == (
+        Role.COTANGENT,
+        "q",
+    )
+    assert Quantity.state("norm_mean") == "state/norm_mean"
+    step = Quantity.after_step(50, "mu", "norm.weight")
+    assert (step, step.moment, step.name) == ("step50/mu/norm.weight", ("50", "mu"), "norm.weight")
+    assert Quantity("losses").moment is None
+    assert not Quantity("loss").is_activation and not Quantity.gradient("w").is_activation
+    assert Quantity("bar/logits").is_activation
+
+
+def test_an_edge_says_its_sides_and_their_precision():
+    for edge in (*MegalodonEdge, *PortEdge):
+        assert ":".join(edge.sides) == str(edge) == edge.value
+    assert MegalodonEdge.JAX64_ORACLE.dtype == PortEdge.PORT64_ORIGINAL64.dtype == "float64"
+    assert MegalodonEdge.JAXBF16_ORACLE.dtype == "bfloat16"
+    assert PortEdge.ORIGINAL32_PORT64.dtype == "float32"
+    with pytest.raises(KeyError):
+        MegalodonEdge.AUTOCAST_ORACLE.dtype  # noqa: B018
+
+
 def test_accuracy_is_our_error_over_the_references(arrays):
-    edge = Comparison(CASE.work, "jax32:oracle", NoiseFloors.load(), "float32")
+    edge = Comparison(CASE.work, MegalodonEdge.JAX32_ORACLE, NoiseFloors.load(), "float32")
     truth = {"logits": arrays["logits"]}
 
     def off(by):
@@ -254,7 +289,9 @@ def test_masked_positions_are_left_out_where_they_mean_something_else():
     wrong = {**truth, "logits": np.where(case.valid[..., None], truth["logits"], 7.0)}
     for only_valid, verdict in ((True, Verdict.PASS), (False, Verdict.FAIL)):
         floors = NoiseFloors.load()
-        comparison = Comparison(case.work, "jax64:oracle", floors, "float64", only_valid=only_valid)
+        comparison = Comparison(
+            case.work, MegalodonEdge.JAX64_ORACLE, floors, "float64", only_valid=only_valid
+        )
         assert verdicts(comparison.run(wrong, truth), "logits") == {verdict}
 
 

@@ -20,6 +20,7 @@ from parity.engine.deviation import (
 )
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.tolerances import NoiseFloors
 
 ONE = np.float32(1.0)
@@ -78,7 +79,7 @@ def test_only_tensors_that_fail_are_described_and_no_more_than_the_first():
     case, seen = by_name("right_padding"), Deviations()
     floors = NoiseFloors.load()
     comparison = Comparison(
-        case, "jax64:oracle", floors, "float64", only_valid=True, on_failure=seen
+        case, MegalodonEdge.JAX64_ORACLE, floors, "float64", only_valid=True, on_failure=seen
     )
     rng = np.random.default_rng(0)
     names = [f"layers.{i}.cema" for i in range(KEPT + 2)]

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from parity.engine.compare import WEIGHTS, Comparison
+from parity.engine.compare import Comparison
 from parity.engine.measurement import Verdict
+from parity.engine.quantity import WEIGHTS
 from parity.faults import controls
 from parity.faults.controls import CONTROLS, Control
 from parity.megalodon.cases import by_name

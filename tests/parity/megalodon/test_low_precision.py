@@ -29,7 +29,7 @@ def test_every_side_has_an_error_and_ours_is_the_least(reference, exact):
     theirs = reference.low_precision(CASE)
     rows = list(low_precision.measure(CASE, theirs, exact, NoiseFloors({})))
     errors = {m.edge: m.value for m in rows if (m.quantity, m.metric) == ("logits", "rel_l2")}
-    assert set(errors) == {f"{side}:oracle" for side in low_precision.SIDES}
+    assert set(errors) == {low_precision.OURS, *low_precision.MODES}
     assert min(errors, key=errors.__getitem__) == "jaxbf16:oracle"
     assert gate(rows).verdict is Verdict.PASS
 

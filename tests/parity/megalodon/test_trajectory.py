@@ -14,6 +14,7 @@ from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Verdict
 from parity.megalodon import trajectory
 from parity.megalodon.cases import by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.runner import JaxSubject
 from parity.tolerances import NoiseFloors
 
@@ -39,7 +40,7 @@ def test_the_weights_of_linear_maps_decay_and_nothing_else():
 
 
 def test_three_steps_in_float64_are_the_oracle(exact):
-    rows = Comparison(SHORT.work, "jax64:oracle", NoiseFloors({}), "float64").run(
+    rows = Comparison(SHORT.work, MegalodonEdge.JAX64_ORACLE, NoiseFloors({}), "float64").run(
         JaxSubject("float64").run(SHORT), exact
     )
     assert first_divergence(rows) is None
@@ -75,7 +76,9 @@ def test_a_hyperparameter_of_one_side_is_found_where_it_acts(exact, monkeypatch)
     jax.clear_caches()
     actual = JaxSubject("float64").run(SHORT)
     jax.clear_caches()
-    rows = Comparison(SHORT.work, "jax64:oracle", NoiseFloors({}), "float64").run(actual, exact)
+    rows = Comparison(SHORT.work, MegalodonEdge.JAX64_ORACLE, NoiseFloors({}), "float64").run(
+        actual, exact
+    )
     found = first_divergence(rows)
     assert found is not None
     assert found.verdict is Verdict.FAIL

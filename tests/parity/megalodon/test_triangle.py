@@ -11,6 +11,7 @@ from parity.engine.compare import Comparison
 from parity.engine.measurement import Verdict
 from parity.megalodon import low_precision
 from parity.megalodon.cases import CASES, by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.reference import LiveReference, why_unavailable
@@ -21,7 +22,7 @@ from parity.tolerances import NoiseFloors
 FLOORS = NoiseFloors.load()
 TRUTH = {"jax64:oracle", "jax32:oracle"}
 REFERENCE = {"reference32:oracle", "jax32:reference32"}
-NARROW = {f"{side}:oracle" for side in low_precision.SIDES}
+NARROW = {low_precision.OURS, *low_precision.MODES}
 QUICK = (
     "plain",
     "right_padding",
@@ -67,7 +68,7 @@ def test_triangle(case, reference, numerics):
 def test_recordings_equal_the_live_reference(case, numerics):
     if reason := why_unavailable():
         pytest.skip(f"not run: {reason}")
-    comparison = Comparison(case.work, "recorded32:live32", FLOORS, "float32")
+    comparison = Comparison(case.work, MegalodonEdge.RECORDED32_LIVE32, FLOORS, "float32")
     recorded = RecordedReference()
     live = {n: a for n, a in LiveReference().run(case).items() if recorded.gives(n)}
     assert not broken(numerics(comparison.run(recorded.run(case), live)))
@@ -79,14 +80,14 @@ def test_float32_on_the_gpu_is_as_close_to_the_oracle_as_on_the_cpu(name, numeri
     case = by_name(name)
     with jax.default_device(jax.devices("gpu")[0]):
         ours = JaxSubject("float32").run(case)
-    comparison = Comparison(case.work, "jax32:oracle", FLOORS, "float32", "cuda")
+    comparison = Comparison(case.work, MegalodonEdge.JAX32_ORACLE, FLOORS, "float32", "cuda")
     rows = numerics(comparison.run(ours, truth(case)))
     assert not broken(rows)
 
 
 def test_a_case_that_changed_loses_its_tolerances():
     changed = dataclasses.replace(by_name("length_c"), batch_size=1)
-    comparison = Comparison(changed.work, "jax32:oracle", FLOORS, "float32")
+    comparison = Comparison(changed.work, MegalodonEdge.JAX32_ORACLE, FLOORS, "float32")
     exact = truth(changed)
     narrow = {name: a.astype("float32") for name, a in exact.items()}
     verdicts = {m.verdict for m in comparison.run(narrow, exact) if m.metric == "rel_l2"}

@@ -16,6 +16,7 @@ from parity.engine.measurement import Verdict
 from reports.store import runs
 from reports.store.runs import StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
+from reports.verdict.document import suite_of
 from reports.verdict.history import load_history
 from tests.reports.nights import document, failing, finding, measurement, run
 
@@ -99,6 +100,19 @@ def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
     assert back.findings == (finding(),)
     assert load_history(tmp_path, run(measurement(), created="2026-11-21")).baseline == back
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_edge_says_the_suite_of_a_run_of_schema_3(tmp_path: Path) -> None:
+    """There was one port then; today's say whose they are."""
+    edges = ("jax64:oracle", "port32:port64", "products32:float64")
+    folder = write_run(tmp_path, run(*(measurement(edge=edge, suite="") for edge in edges)))
+    table = pq.read_table(folder / "measurements.parquet")
+    pq.write_table(table.drop_columns("suite"), folder / "measurements.parquet")
+    old = json.loads((folder / "run.json").read_text(encoding="utf-8")) | {"schema": 3}
+    (folder / "run.json").write_text(json.dumps(old), encoding="utf-8")
+    found = [suite_of(m) for m in read_run(folder).measurements]
+    assert found == ["parity", "mla-moe", "products"]
+    assert suite_of(measurement(edge="port32:port64", suite="mistral")) == "mistral"
 
 
 def test_only_a_migration_excuses_a_missing_column(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
-from parity.engine.compare import COTANGENT
+from parity.engine.quantity import Quantity
 from parity.megalodon.cases import Case
 from parity.megalodon.intermediates import stages
 from parity.megalodon.runner import JaxSubject, evaluate
@@ -55,14 +55,14 @@ def expected():
         model(), jnp.asarray(batch.ids), jnp.asarray(batch.labels), None
     )
     named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
-    named |= {COTANGENT + name: bar for name, bar in bars.items()}
+    named |= {Quantity.cotangent(name): bar for name, bar in bars.items()}
     return {name: np.asarray(array) for name, array in (intermediates | named).items()}
 
 
 def test_ranges_are_those_of_the_arrays_themselves() -> None:
     found = measured()
     assert tuple(found.intermediates) == stages(CASE.config)
-    assert set(found.cotangents) == {COTANGENT + name for name in found.intermediates}
+    assert set(found.cotangents) == {Quantity.cotangent(name) for name in found.intermediates}
     bound = same_program(CASE)
     for name, found_range in (found.intermediates | found.cotangents).items():
         values = np.abs(expected()[name].astype(np.float64))

@@ -12,12 +12,10 @@ import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.checkpoint_pair.whole_model import text_case
-from parity.engine.compare import COTANGENT
+from parity.engine.quantity import LOSS, Quantity, Role
 from parity.megalodon.intermediates import computed, stages
 from stability.core.findings import Severity
 from stability.nonfinite.flags import (
-    GRADIENT,
-    LOSS,
     broken,
     finite,
     finite_findings,
@@ -62,8 +60,8 @@ def flags_of(model):
 def test_flags_cover_every_intermediate_cotangent_and_gradient() -> None:
     flags = flags_of(model())
     names = stages(CONFIG)
-    expected = {*names, LOSS, *(COTANGENT + n for n in names)}
-    expected |= {GRADIENT + name for name in named_leaves(model())}
+    expected = {*names, LOSS, *(Quantity.cotangent(n) for n in names)}
+    expected |= {Quantity.gradient(name) for name in named_leaves(model())}
     assert set(flags) == expected
     assert broken(flags) == []
     (ok,) = finite_findings(flags)
@@ -94,8 +92,8 @@ def test_the_first_flag_down_is_where_it_begins() -> None:
 
 def test_without_cotangents_the_forward_pass_and_gradients_are_watched() -> None:
     _, flags = eqx.filter_eval_shape(watched_loss(loss_of), model(), IDS)
-    assert not any(name.startswith(COTANGENT) for name in flags)
-    assert {LOSS, "layers.0.cema", GRADIENT + FC1} <= set(flags)
+    assert not any(name.startswith(Role.COTANGENT) for name in flags)
+    assert {LOSS, "layers.0.cema", Quantity.gradient(FC1)} <= set(flags)
 
 
 def test_flags_of_leaves_skip_what_cannot_be_infinite() -> None:

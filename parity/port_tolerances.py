@@ -1,0 +1,91 @@
+"""What a port that is not Megalodon is held to (`parity.port`), and on which edges."""
+
+from __future__ import annotations
+
+from parity.engine.bounds import FORWARD, Rule
+from parity.engine.edge import Edge
+from parity.engine.measurement import Kind
+
+
+class PortEdge(Edge):
+    """What is compared with what: the port's float64 is the truth for rounding."""
+
+    PORT64_ORIGINAL64 = "port64:original64"
+    PORT32_PORT64 = "port32:port64"
+    ORIGINAL32_PORT64 = "original32:port64"
+    PORT32_ORIGINAL32 = "port32:original32"
+
+
+PORTS = (
+    Rule(
+        PortEdge.PORT32_PORT64,
+        FORWARD,
+        "rounding of a port, against itself in float64: as for the JAX model, with more room, "
+        "since nobody calibrated it",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        PortEdge.ORIGINAL32_PORT64,
+        FORWARD,
+        "rounding of the original, if the two compute the same: as for megalodon-hf",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        PortEdge.PORT32_ORIGINAL32,
+        FORWARD,
+        "the sum of both",
+        absolute=6e-7,
+        noise_factor=12.0,
+    ),
+    Rule(
+        PortEdge.PORT32_PORT64,
+        (Kind.GRADIENT,),
+        "rounding of a port's derivatives, with the room that those of megalodon-hf have",
+        absolute=3e-7,
+        noise_factor=8.0,
+    ),
+    Rule(
+        PortEdge.ORIGINAL32_PORT64,
+        (Kind.GRADIENT,),
+        "rounding of the original's derivatives: as for megalodon-hf",
+        absolute=3e-7,
+        noise_factor=8.0,
+    ),
+    Rule(
+        PortEdge.PORT32_ORIGINAL32,
+        (Kind.GRADIENT,),
+        "the sum of both",
+        absolute=6e-7,
+        noise_factor=16.0,
+    ),
+    Rule(
+        PortEdge.PORT64_ORIGINAL64,
+        FORWARD,
+        "same mathematics, where the original computes in float64: as for the oracle",
+        absolute=1e-11,
+    ),
+    Rule(
+        PortEdge.PORT64_ORIGINAL64,
+        (Kind.GRADIENT,),
+        "same mathematics, where the original computes in float64: as for the oracle",
+        absolute=1e-10,
+    ),
+    *(
+        Rule(
+            edge,
+            (Kind.LOGITS,),
+            "a token within the bound of the logits keeps its best token where the margin is clear",
+            metric="top1_flips",
+        )
+        for edge in PortEdge
+    ),
+    Rule(
+        PortEdge.PORT32_ORIGINAL32,
+        (Kind.BLOCK,),
+        "a token whose router logits are within their bound keeps its experts where the margin is "
+        "clear",
+        metric="expert_flips",
+    ),
+)
