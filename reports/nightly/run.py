@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from megalodon_jax.gemm import BACKENDS
+from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.compare import OnFailure
 from parity.engine.deviation import Deviations

@@ -206,7 +206,7 @@ CHECKPOINT = of(
 )
 
 GEMM = of(
-    "megalodon_jax/gemm.py",
+    "megalodon_jax/quantization/products.py",
     (
         "gradients_share_their_noise",
         "both gradients of a product round with the same noise",
@@ -262,7 +262,7 @@ GEMM = of(
 )
 
 QUANTIZE = of(
-    "megalodon_jax/quantize.py",
+    "megalodon_jax/quantization/formats.py",
     (
         "key_of_a_float_sum",
         "the key is made of a sum in floating point, which has an order",
