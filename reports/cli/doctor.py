@@ -18,7 +18,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from megalodon_jax.gemm import Format, path_of
+from megalodon_jax.quantization.products import Format, path_of
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance

@@ -306,7 +306,8 @@ def test_an_index_of_another_export_is_refused(work):
     index.write_text(json.dumps(places), encoding="utf-8")
     code, said = parity(work)
     assert code == 2
-    assert "such as model.phantom in model-00001-of-00004.safetensors" in said
+    assert "model-00001-of-00004.safetensors are of different saves" in said
+    assert "the index alone names ['model.phantom'] in it" in said
 
 
 def test_a_config_of_another_model_lists_every_problem(work):

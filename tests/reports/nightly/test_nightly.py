@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from megalodon_jax.gemm import BACKENDS
+from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax.gemm import BACKENDS, DIRECTIONS
 from megalodon_jax.layers.linear import linear_maps
 from megalodon_jax.policy import resolve
+from megalodon_jax.quantization.products import BACKENDS, DIRECTIONS
 from megalodon_jax.weights import build_model, named_leaves
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
