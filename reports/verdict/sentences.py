@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
@@ -113,18 +113,27 @@ def tightest(run: Run) -> str:
 
 
 def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]) -> str:
-    """Say what is different from the baseline of a run that passes."""
+    """Say what is different from the baseline of a run that passes, and from what is pinned."""
     if baseline is None:
-        return "There is no earlier comparable run."
+        return f"There is no earlier comparable run.{_levels(changes)}"
     name = f"run {label(baseline.id, 60)}"
     if environment:
         more = f" and {len(environment) - 1} more" if len(environment) > 1 else ""
         return f"The environment differs from {name}: {environment[0]}{more}."
-    if changes:
-        kinds = [(what, sum(c.what is what for c in changes)) for what in What]
-        listed = ", ".join(f"{number_of:,} {what}" for what, number_of in kinds if number_of)
-        return f"Since {name}: {listed}."
-    return f"Nothing changed since {name}."
+    if values := _counted([c.what for c in changes if not c.kind]):
+        return f"Since {name}: {values}.{_levels(changes)}"
+    return f"Nothing changed since {name}.{_levels(changes)}"
+
+
+def _levels(changes: Sequence[Change]) -> str:
+    """Say how the levels of groups stand against what is pinned, whichever night was before."""
+    groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
+    return f" Of levels held against a pinned run: {_counted(groups.values())}." if groups else ""
+
+
+def _counted(whats: Collection[What]) -> str:
+    listed = [(what, sum(each is what for each in whats)) for what in What]
+    return ", ".join(f"{number_of:,} {what}" for what, number_of in listed if number_of)
 
 
 def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:

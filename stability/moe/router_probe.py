@@ -69,9 +69,7 @@ def router_findings(observed: Observed) -> list[Finding]:
             findings += [
                 *logit_findings(name, logits),
                 *load_findings(name, routing),
-                *choice_findings(
-                    name, logits, router, observed.intermediates[f"layers.{i}.mlp_norm"]
-                ),
+                *choice_findings(name, logits, router, inputs),
                 *signal_findings(name, routing),
                 bias_finding(name, router.e_score_correction_bias.dtype),
             ]
