@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import attention
 from parity.megalodon import runner
-from parity.megalodon.cases import Case
 
 Plant = Callable[[Any], Any]
 """Takes a healthy attribute and returns the faulty one."""
@@ -38,31 +37,6 @@ class Family(StrEnum):
     GRADIENTS = "gradients"
     OPTIMISER = "optimiser"
     RUNTIME = "runtime"
-
-
-def anything(case: Case) -> bool:
-    """Every case shows it."""
-    return True
-
-
-def uncached(case: Case) -> bool:
-    """Whether a case has one call, whose intermediates and gradients are compared."""
-    return not case.cuts
-
-
-def streamed(case: Case) -> bool:
-    """Whether a case is a cached stream."""
-    return bool(case.cuts)
-
-
-def padded(case: Case) -> bool:
-    """Whether a case has masked positions."""
-    return case.padding != "none"
-
-
-def affine(case: Case) -> bool:
-    """Whether norms have parameters."""
-    return case.config.norm_affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +67,6 @@ class Fault:
     patch: Patch
     witness: str = "length_c"
     """The cheapest case of the matrix that shows it."""
-    shows: Callable[[Case], bool] = anything
-    """Which cases can show it at all."""
 
     @contextlib.contextmanager
     def planted(self, *, compiled: bool = True) -> Iterator[None]:
@@ -121,10 +93,9 @@ def fault(
     owner: Any,
     attribute: str = "__call__",
     witness: str = "length_c",
-    shows: Callable[[Case], bool] = anything,
 ) -> Fault:
     """Return the fault of one attribute of one owner; the catalogue fixes what a family shares."""
-    return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+    return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness)
 
 
 def around(faulty: Callable[..., Any]) -> Plant:

@@ -13,20 +13,9 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import attention
 from megalodon_jax.layers.attention import ChunkedAttention, MegalodonAttention
-from parity.faults.fault import (
-    Family,
-    Plant,
-    anything,
-    around,
-    fault,
-    on_copy,
-    on_result,
-    padded,
-    uncached,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Plant, around, fault, on_copy, on_result
 
-_fault = partial(fault, Family.ATTENTION, stage="layers.0.inner", shows=uncached)
+_fault = partial(fault, Family.ATTENTION, stage="layers.0.inner")
 
 
 def _attend(change: Callable[..., dict[str, Any]]) -> Plant:
@@ -96,25 +85,16 @@ def _unscaled_gain(self):
     return (self.gamma + 1.0) * math.sqrt(d) - 1.0
 
 
-def _long(case: Case) -> bool:
-    return uncached(case) and case.length > case.config.chunk_size
-
-
-def _empty_rows(case: Case) -> bool:
-    return case.padding == "left"
-
-
 _CORE, _AFFINE = ChunkedAttention, MegalodonAttention
 
 _attended = partial(_fault, owner=attention, attribute="attend")
-_affine = partial(_fault, owner=_AFFINE, attribute="queries_keys", shows=anything)
+_affine = partial(_fault, owner=_AFFINE, attribute="queries_keys")
 
 FAULTS = (
     _attended(
         "attention_scaled_again",
         "1/sqrt(d) in the scores, which the gains hold already",
         _attend(_scaled_again),
-        shows=anything,
     ),
     _affine(
         "attention_gain_unscaled",
@@ -155,7 +135,6 @@ FAULTS = (
         owner=_CORE,
         attribute="_block_diagonal",
         witness="plain",
-        shows=_long,
     ),
     _fault(
         "attention_chunk_one_short",
@@ -163,19 +142,16 @@ FAULTS = (
         _chunks_of(lambda C: C - 1),
         owner=_CORE,
         attribute="_block_diagonal",
-        shows=lambda case: uncached(case) and case.length >= case.config.chunk_size,
     ),
     _attended(
         "attention_softmax_bfloat16",
         "softmax in the compute dtype of an autocast",
         _attend(_config(softmax_dtype="bfloat16")),
-        shows=anything,
     ),
     _attended(
         "attention_dropout_left_on",
         "the model was never put into evaluation mode",
         _attend(_dropping),
-        shows=anything,
     ),
     _fault(
         "attention_padding_visible",
@@ -183,26 +159,22 @@ FAULTS = (
         _mask_ignored,
         owner=_CORE,
         witness="interior_padding_as_reference",
-        shows=padded,
     ),
     _attended(
         "attention_empty_row_averages",
         "masking with a large negative number: a row without keys becomes uniform",
         on_result(_average_where_empty),
         witness="left_padding_as_reference",
-        shows=_empty_rows,
     ),
     _attended(
         "attention_empty_row_is_nan",
         "masking with -inf: a row without keys becomes NaN",
         on_result(_nan_where_empty),
         witness="left_padding_as_reference",
-        shows=_empty_rows,
     ),
     _attended(
         "attention_heads_merged_last",
         "(B, L, e, H) flattened in place of (B, L, H, e)",
         on_result(_heads_last),
-        shows=anything,
     ),
 )

@@ -15,10 +15,10 @@ from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.model import MegalodonModel
 from parity.engine.quantity import Quantity
-from parity.faults.fault import Family, Plant, altered, around, fault, on_result, rounded, streamed
+from parity.faults.fault import Family, Plant, altered, around, fault, on_result, rounded
 from parity.megalodon import runner
 
-_fault = partial(fault, Family.CACHES, witness="stream", shows=streamed)
+_fault = partial(fault, Family.CACHES, witness="stream")
 
 
 def _count(change: Callable[[Any], Any]) -> Plant:

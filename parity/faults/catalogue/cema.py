@@ -11,21 +11,9 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import complex_ema
 from megalodon_jax.layers.complex_ema import ComplexEMA
-from parity.faults.fault import (
-    Family,
-    Plant,
-    anything,
-    around,
-    fault,
-    on_copy,
-    on_result,
-    padded,
-    rounded,
-    uncached,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Plant, around, fault, on_copy, on_result, rounded
 
-_fault = partial(fault, Family.CEMA, stage="layers.0.cema", owner=ComplexEMA, shows=uncached)
+_fault = partial(fault, Family.CEMA, stage="layers.0.cema", owner=ComplexEMA)
 
 
 def _gains(change: Callable[..., Any]) -> Plant:
@@ -82,12 +70,8 @@ def _radius_in_float32(log_radius, turns):
     return jnp.log(radius.astype(log_radius.dtype)), turns
 
 
-def _masked_filter(case: Case) -> bool:
-    return padded(case) and case.config.mask_ema
-
-
-_gain = partial(_fault, attribute="gains", shows=anything)
-_pole = partial(_fault, owner=complex_ema, attribute="_log_poles", shows=anything)
+_gain = partial(_fault, attribute="gains")
+_pole = partial(_fault, owner=complex_ema, attribute="_log_poles")
 
 FAULTS = (
     _gain(
@@ -132,7 +116,6 @@ FAULTS = (
         "q = 1 - alpha', an undamped average",  # sigmoid(40) is 1 in float64.
         on_copy(delta=lambda self: jnp.full_like(self.delta, 40.0)),
         attribute="_powers",
-        shows=anything,
     ),
     _pole(
         "cema_theta_not_over_n",
@@ -203,6 +186,5 @@ FAULTS = (
         "masked inputs enter although they are to be zeroed",
         _mask_ignored,
         witness="right_padding",
-        shows=_masked_filter,
     ),
 )

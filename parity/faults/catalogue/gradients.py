@@ -14,10 +14,9 @@ from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.model import MegalodonForCausalLM, MegalodonModel
 from parity.engine.quantity import Quantity
-from parity.faults.fault import Family, around, fault, on_copy, on_result, uncached
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, around, fault, on_copy, on_result
 
-_gradient = partial(fault, Family.GRADIENTS, shows=uncached)
+_gradient = partial(fault, Family.GRADIENTS)
 
 
 @around
@@ -60,14 +59,6 @@ def _convolved_backwards(convolve):
     return faulty
 
 
-def _pad_in_text(case: Case) -> bool:
-    return case.pad_inside
-
-
-def _tied(case: Case) -> bool:
-    return uncached(case) and case.config.tied
-
-
 FAULTS = (
     _gradient(
         "pad_row_learns",
@@ -77,7 +68,6 @@ FAULTS = (
         owner=MegalodonModel,
         attribute="_embedded",
         witness="pad_inside",
-        shows=_pad_in_text,
     ),
     _gradient(
         "tied_head_detached",
@@ -86,7 +76,6 @@ FAULTS = (
         stage=Quantity.gradient("model.embed.weight"),
         owner=MegalodonForCausalLM,
         attribute="head",
-        shows=_tied,
     ),
     _gradient(
         "theta_frozen",

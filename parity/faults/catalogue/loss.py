@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from megalodon_jax import loss
-from parity.faults.fault import Family, Plant, around, fault, on_result, rounded, uncached
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Plant, around, fault, on_result, rounded
 
-_loss = partial(fault, Family.LOSS, stage="loss", owner=loss, shows=uncached)
+_loss = partial(fault, Family.LOSS, stage="loss", owner=loss)
 
 
 def _count_all(result, logits, labels, *rest):
@@ -75,10 +74,6 @@ def _unmasked(targets, labels, mask, V, ignore_index):
     return targets(labels, None, V, ignore_index)
 
 
-def _padded_rows_differ(case: Case) -> bool:
-    return case.padding != "none"
-
-
 _targets = partial(_loss, attribute="_targets")
 
 FAULTS = (
@@ -101,14 +96,12 @@ FAULTS = (
         _mean_of_means,
         attribute="loss_sum_and_count",
         witness="right_padding",
-        shows=_padded_rows_differ,
     ),
     _targets(
         "loss_ignores_mask",
         "padding scored wherever the labels do not say -100",
         _unmasked,
         witness="labels_at_padding",
-        shows=lambda case: case.labels_at_padding,
     ),
     _loss("loss_summed", "reduction='sum'", _sum, attribute="_mean"),
     _loss(

@@ -9,16 +9,7 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.norms import LayerNorm, RMSNorm
-from parity.faults.fault import (
-    Family,
-    affine,
-    around,
-    fault,
-    on_copy,
-    on_result,
-    shifted_gain,
-    zeroed,
-)
+from parity.faults.fault import Family, around, fault, on_copy, on_result, shifted_gain, zeroed
 
 _fault = partial(fault, Family.NORMS)
 
@@ -59,17 +50,11 @@ _rms = partial(_fault, stage=_RMS, owner=RMSNorm)
 _layer_norm = partial(_fault, stage=_FFN, owner=LayerNorm)
 
 FAULTS = (
-    _rms(
-        "rmsnorm_plus_one_dropped",
-        "gain used as it is stored",
-        shifted_gain("gamma", -1.0),
-        shows=affine,
-    ),
+    _rms("rmsnorm_plus_one_dropped", "gain used as it is stored", shifted_gain("gamma", -1.0)),
     _rms(
         "rmsnorm_plus_one_doubled",
         "1 added when loading and when applying",
         shifted_gain("gamma", 1.0),
-        shows=affine,
     ),
     _rms(
         "rmsnorm_wrong_eps",
@@ -79,13 +64,10 @@ FAULTS = (
     _rms("rmsnorm_eps_outside_sqrt", "x / (rms + eps)", _rms_eps_outside),
     _rms("rmsnorm_centres", "the mean is subtracted, as LayerNorm does", _centred_first),
     _layer_norm(
-        "layer_norm_plus_one",
-        "gain taken for one that starts at 0",
-        shifted_gain("weight", 1.0),
-        shows=affine,
+        "layer_norm_plus_one", "gain taken for one that starts at 0", shifted_gain("weight", 1.0)
     ),
     _layer_norm("layer_norm_unbiased_variance", "var(ddof=1)", on_result(_layer_norm_unbiased)),
-    _layer_norm("layer_norm_bias_dropped", "bias=False", zeroed("bias"), shows=affine),
+    _layer_norm("layer_norm_bias_dropped", "bias=False", zeroed("bias")),
     _fault(
         "qk_normalised_over_all_heads",
         "one norm over Z instead of one per head",

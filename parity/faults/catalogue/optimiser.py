@@ -28,7 +28,7 @@ def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fau
         return lambda: faulty(adamw())
 
     patch = Patch(trajectory, "adamw", plant)
-    return Fault(Family.OPTIMISER, name, how, stage, patch, "adamw", lambda case: case.steps > 0)
+    return Fault(Family.OPTIMISER, name, how, stage, patch, "adamw")
 
 
 def _with(**changes: Any) -> Callable[[Any], Any]:

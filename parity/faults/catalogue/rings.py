@@ -10,10 +10,9 @@ from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.types import AttentionCache
 from parity.engine.quantity import Quantity
-from parity.faults.fault import Family, altered, around, fault, on_result, rounded, streamed
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, altered, around, fault, on_result, rounded
 
-_fault = partial(fault, Family.CACHES, witness="stream", shows=streamed)
+_fault = partial(fault, Family.CACHES, witness="stream")
 
 
 @around
@@ -61,19 +60,6 @@ def _one_block(stream, self, q, k, v, ring, key):
     return self._attend_block(q, k.astype(ring.k.dtype), v.astype(ring.v.dtype), ring, key)
 
 
-def _sliding(case: Case) -> bool:
-    window = case.config.effective_max_cache_len
-    return streamed(case) and window is not None and window > case.config.chunk_size
-
-
-def _chunk_local(case: Case) -> bool:
-    return streamed(case) and case.config.effective_max_cache_len == case.config.chunk_size
-
-
-def _unbounded(case: Case) -> bool:
-    return streamed(case) and case.config.cache_unbounded
-
-
 _LAYER = Quantity.state("layers.0.")
 
 
@@ -114,7 +100,6 @@ FAULTS = (
         "a stream sees the whole ring, whatever chunk its keys are of",
         _chunk_forgotten,
         attribute="_visible",
-        shows=_chunk_local,
     ),
     _seen(
         "cache_window_one_short",
@@ -122,7 +107,6 @@ FAULTS = (
         on_result(_window_one_short),
         attribute="_visible",
         witness="stream_sliding",
-        shows=_sliding,
     ),
     _seen(
         "cache_window_per_query",
@@ -130,7 +114,6 @@ FAULTS = (
         _window_per_query,
         attribute="_visible",
         witness="stream_sliding",
-        shows=_sliding,
     ),
     _seen(
         "cache_call_in_one_block",
@@ -138,7 +121,6 @@ FAULTS = (
         _one_block,
         attribute="_stream",
         witness="stream_sliding",
-        shows=_sliding,
     ),
     _seen(
         "cache_bounded_anyway",
@@ -146,7 +128,6 @@ FAULTS = (
         on_result(_bounded_anyway),
         attribute="_visible",
         witness="stream_unbounded",
-        shows=_unbounded,
     ),
     _ring(
         "cache_state_lost_when_whole",

@@ -15,17 +15,7 @@ from megalodon_jax.layers import rotary
 from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding, _rotate
 from parity.engine.quantity import Quantity
-from parity.faults.fault import (
-    Family,
-    altered,
-    around,
-    fault,
-    on_copy,
-    on_result,
-    rounded,
-    streamed,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, altered, around, fault, on_copy, on_result, rounded
 
 _fault = partial(fault, Family.ROPE, stage="layers.0.inner", owner=RotaryEmbedding)
 
@@ -91,10 +81,6 @@ def _restarts(call, self, *args, **options):
     return call(altered(self, rope=rope), *args, **options)
 
 
-def _other_base(case: Case) -> bool:
-    return case.config.rope_base is not None
-
-
 _tables = partial(_fault, attribute="tables")
 
 FAULTS = (
@@ -125,7 +111,6 @@ FAULTS = (
         "the default base whatever the configuration says",
         on_copy(base=lambda self: 10_000.0),
         witness="multi_head",
-        shows=_other_base,
     ),
     _tables("rope_bfloat16_angles", "angles multiplied in bfloat16", _bfloat16_angles),
     _tables(
@@ -134,7 +119,6 @@ FAULTS = (
         _from_one,
         stage=Quantity.state("layers.0.k"),
         witness="stream",
-        shows=streamed,
     ),
     _fault(
         "rope_restarts_per_chunk",
@@ -143,6 +127,5 @@ FAULTS = (
         stage=Quantity.state("layers.0.k"),
         owner=ChunkedAttention,
         witness="stream",
-        shows=streamed,
     ),
 )

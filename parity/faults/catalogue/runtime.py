@@ -11,7 +11,7 @@ from megalodon_jax.layers import linear, timestep_norm
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.model import MegalodonModel
-from parity.faults.fault import Family, Plant, around, fault, marked, on_result, rounded, uncached
+from parity.faults.fault import Family, Plant, around, fault, marked, on_result, rounded
 from parity.megalodon import runner
 
 _fault = partial(fault, Family.RUNTIME)
@@ -65,7 +65,6 @@ FAULTS = (
         stage="logits",
         owner=model,
         attribute="checkpoint_name",
-        shows=uncached,
     ),
     _fault(
         "residual_in_bfloat16",

@@ -11,19 +11,7 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import timestep_norm
 from megalodon_jax.layers.timestep_norm import TimestepNorm
-from parity.faults.fault import (
-    Family,
-    Plant,
-    affine,
-    altered,
-    around,
-    fault,
-    on_copy,
-    padded,
-    shifted_gain,
-    uncached,
-    zeroed,
-)
+from parity.faults.fault import Family, Plant, altered, around, fault, on_copy, shifted_gain, zeroed
 
 _norm = partial(fault, Family.NORMS, stage="layers.0.timenorm", owner=TimestepNorm)
 
@@ -138,24 +126,15 @@ FAULTS = (
     _norm(
         "timenorm_wrong_eps", "1e-6, the default of another norm", on_copy(eps=lambda self: 1e-6)
     ),
-    _norm(
-        "timenorm_plus_one_dropped",
-        "gain used as it is stored",
-        shifted_gain("weight", -1.0),
-        shows=affine,
-    ),
+    _norm("timenorm_plus_one_dropped", "gain used as it is stored", shifted_gain("weight", -1.0)),
     _statistics("timenorm_unbiased_variance", "M2 over n - 1", _running(_unbiased)),
     _norm(
         "timenorm_within_group_variance",
         "the variance of all scalars of a group, as GroupNorm has it",
         _with_variance(_plus_within),
-        shows=uncached,
     ),
     _statistics(
-        "timenorm_no_prior",
-        "M2 of a fresh stream starts at 0, not at 1",
-        _running(_no_prior),
-        shows=uncached,
+        "timenorm_no_prior", "M2 of a fresh stream starts at 0, not at 1", _running(_no_prior)
     ),
     _statistics(
         "timenorm_statistics_one_late",
@@ -182,16 +161,12 @@ FAULTS = (
         "masked tokens enter the statistics",
         _mask_ignored,
         witness="right_padding",
-        shows=padded,
     ),
     _norm(
         "timenorm_zeroes_padding",
         "masked tokens give no output",
         _masked_outputs_zeroed,
         witness="right_padding",
-        shows=padded,
     ),
-    _norm(
-        "timenorm_bias_dropped", "one norm class without bias for all", zeroed("bias"), shows=affine
-    ),
+    _norm("timenorm_bias_dropped", "one norm class without bias for all", zeroed("bias")),
 )

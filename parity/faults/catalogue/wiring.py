@@ -13,7 +13,6 @@ from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.model import MegalodonModel
 from parity.faults.fault import Family, altered, around, fault, marked, on_copy, on_result
-from parity.megalodon.cases import Case
 
 _wiring = partial(fault, Family.WIRING)
 
@@ -69,14 +68,6 @@ def _unscaled_embedding(x, self, ids):
     return x / math.sqrt(self.config.model_dim) if self.config.scale_emb else x
 
 
-def _rescaled(case: Case) -> bool:
-    return case.config.rescale_nffn
-
-
-def _scaled(case: Case) -> bool:
-    return case.config.scale_emb
-
-
 _BIG = "swiglu_rescale_scale"
 
 _attention = partial(_wiring, owner=MegalodonAttention)
@@ -123,14 +114,9 @@ FAULTS = (
         "0.1 * 0.5^(i + 1)",
         on_copy(scale=lambda self: self.scale * 0.5 if self.config.rescale_nffn else self.scale),
         witness=_BIG,
-        shows=_rescaled,
     ),
     _ffn(
-        "rescale_left_out",
-        "rescale_nffn not read",
-        on_copy(scale=lambda self: 1.0),
-        witness=_BIG,
-        shows=_rescaled,
+        "rescale_left_out", "rescale_nffn not read", on_copy(scale=lambda self: 1.0), witness=_BIG
     ),
     _wiring(
         "embedding_scale_left_out",
@@ -140,6 +126,5 @@ FAULTS = (
         owner=MegalodonModel,
         attribute="_embedded",
         witness=_BIG,
-        shows=_scaled,
     ),
 )
