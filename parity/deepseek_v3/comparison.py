@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ from parity.port_tolerances import PORTS, PortEdge
 FOLDER = Path(__file__).parents[1] / "data" / "deepseek_v3" / "recordings"
 SUBJECT = "mla-moe"
 """The port by the name that measurements and stored runs know it by."""
-RENEW = "megalodon-numerics subject record"
+RENEW = "megalodon-numerics parity record --subject mla-moe"
 BUFFER = "e_score_correction_bias"
 """What no gradient reaches; the reference keeps it as a buffer."""
 RECORDED64 = ("logits", OUTPUT)
@@ -401,6 +401,13 @@ def record(case: Case, folder: Path = FOLDER) -> Path:
     arrays |= {f"chosen/{n}": a for n, a in said.chosen.items()}
     made = reference.provenance() | {"case": case.why, "refusal": said.refusal}
     return recordings.write(case.name, case.hash, arrays, made, folder)
+
+
+def record_all(names: Collection[str] = ()) -> Iterator[Path]:
+    """Run the reference on the cases, or those named, and yield what was written; errors as
+    `record`.
+    """
+    yield from map(record, map(by_name, names) if names else CASES)
 
 
 def _without_gradients(found: Mapping[str, np.ndarray]) -> Arrays:

@@ -24,7 +24,7 @@ from parity.engine.compare import Comparison
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.faults import FAULTS, Fault
 from parity.faults import by_name as fault_by_name
-from parity.megalodon.cases import CASES, Case, by_name
+from parity.megalodon.cases import Case, by_name
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.runner import JaxSubject
@@ -220,11 +220,6 @@ def _batch(names: list[str], each: bool) -> tuple[list[tuple[Any, ...]], dict]:
         done = _inline([fault_by_name(name) for name in names], each)
     rows = [(k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in done.detections]
     return rows, done.used
-
-
-def spread(fault: Fault, laboratory: Laboratory, cases: Iterable[Case] = CASES) -> list[Detection]:
-    """Return the detections of a fault on every case that can show it."""
-    return [laboratory.detect(fault, case) for case in cases if fault.shows(case)]
 
 
 def missed(detections: Iterable[Detection]) -> list[Detection]:

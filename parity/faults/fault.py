@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import attention
 from parity.megalodon import runner
-from parity.megalodon.cases import Case
 
 Plant = Callable[[Any], Any]
 """Takes a healthy attribute and returns the faulty one."""
@@ -38,31 +37,6 @@ class Family(StrEnum):
     GRADIENTS = "gradients"
     OPTIMISER = "optimiser"
     RUNTIME = "runtime"
-
-
-def anything(case: Case) -> bool:
-    """Every case shows it."""
-    return True
-
-
-def uncached(case: Case) -> bool:
-    """Whether a case has one call, whose intermediates and gradients are compared."""
-    return not case.cuts
-
-
-def streamed(case: Case) -> bool:
-    """Whether a case is a cached stream."""
-    return bool(case.cuts)
-
-
-def padded(case: Case) -> bool:
-    """Whether a case has masked positions."""
-    return case.padding != "none"
-
-
-def affine(case: Case) -> bool:
-    """Whether norms have parameters."""
-    return case.config.norm_affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +67,6 @@ class Fault:
     patch: Patch
     witness: str = "length_c"
     """The cheapest case of the matrix that shows it."""
-    shows: Callable[[Case], bool] = anything
-    """Which cases can show it at all."""
 
     @contextlib.contextmanager
     def planted(self, *, compiled: bool = True) -> Iterator[None]:
@@ -111,43 +83,32 @@ class Fault:
             yield
 
 
-def of(
-    family: Family, witness: str = "length_c", shows: Callable[[Case], bool] = anything
-) -> Callable[..., Fault]:
-    """Return what makes faults of a family, each in one attribute of one owner."""
-    usual_witness, usually_shows = witness, shows
-
-    def make(
-        name: str,
-        how: str,
-        stage: str,
-        owner: Any,
-        attribute: str,
-        plant: Plant,
-        witness: str = usual_witness,
-        shows: Callable[[Case], bool] = usually_shows,
-    ) -> Fault:
-        return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness, shows)
-
-    return make
+def fault(
+    family: Family,
+    name: str,
+    how: str,
+    plant: Plant,
+    *,
+    stage: str,
+    owner: Any,
+    attribute: str = "__call__",
+    witness: str = "length_c",
+) -> Fault:
+    """Return the fault of one attribute of one owner; the catalogue fixes what a family shares."""
+    return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness)
 
 
-def of_calls(family: Family) -> Callable[..., Fault]:
-    """Return what makes faults of a family in what a module does when it is called."""
+def around(faulty: Callable[..., Any]) -> Plant:
+    """Return the plant of what stands in a function's place: `faulty(healthy, *its arguments)`."""
 
-    def make(
-        name: str,
-        how: str,
-        stage: str,
-        owner: Any,
-        plant: Plant,
-        witness: str = "length_c",
-        shows: Callable[[Case], bool] = anything,
-        attribute: str = "__call__",
-    ) -> Fault:
-        return Fault(family, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+    def plant(healthy: Callable[..., Any]) -> Callable[..., Any]:
+        # A function, not a partial: in a class it must become a method.
+        def call(*args: Any, **options: Any) -> Any:
+            return faulty(healthy, *args, **options)
 
-    return make
+        return call
+
+    return plant
 
 
 def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
@@ -156,13 +117,11 @@ def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
     `change` gets the configuration and the weights by torch name, and edits the weights.
     """
 
-    def plant(build: Callable[..., Any]) -> Callable[..., Any]:
-        def faulty(config: Any, tensors: Weights, **options: Any) -> Any:
-            weights = dict(tensors)
-            change(config, weights)
-            return build(config, weights, **options)
-
-        return faulty
+    @around
+    def plant(build: Callable[..., Any], config: Any, tensors: Weights, **options: Any) -> Any:
+        weights = dict(tensors)
+        change(config, weights)
+        return build(config, weights, **options)
 
     # The subject's name for it: what loads a case, and nothing else.
     return Patch(runner, "build_model", plant)
@@ -174,12 +133,10 @@ def on_copy(**changes: Callable[[Any], Any]) -> Plant:
     Each change gets the module and returns the field's value.
     """
 
-    def plant(call: Callable[..., Any]) -> Callable[..., Any]:
-        def faulty(self: Any, *args: Any, **options: Any) -> Any:
-            values = {name: change(self) for name, change in changes.items()}
-            return call(altered(self, **values), *args, **options)
-
-        return faulty
+    @around
+    def plant(call: Callable[..., Any], self: Any, *args: Any, **options: Any) -> Any:
+        values = {name: change(self) for name, change in changes.items()}
+        return call(altered(self, **values), *args, **options)
 
     return plant
 
@@ -187,49 +144,40 @@ def on_copy(**changes: Callable[[Any], Any]) -> Plant:
 def shifted_gain(field: str, offset: float) -> Plant:
     """Return a plant that adds a number to the gain of a norm, where it has one."""
 
-    def value(self: Any) -> Any:
-        gain = getattr(self, field)
-        return None if gain is None else gain + offset
-
-    return on_copy(**{field: value})
+    return _where_present(field, lambda gain: gain + offset)
 
 
 def zeroed(field: str) -> Plant:
     """Return a plant that takes a parameter for 0, where there is one."""
 
+    return _where_present(field, jnp.zeros_like)
+
+
+def _where_present(field: str, change: Callable[[Any], Any]) -> Plant:
     def value(self: Any) -> Any:
-        held = getattr(self, field)
-        return None if held is None else jnp.zeros_like(held)
+        parameter = getattr(self, field)
+        return None if parameter is None else change(parameter)
 
     return on_copy(**{field: value})
 
 
 def on_result(change: Callable[..., Any]) -> Plant:
     """Return a plant that changes what a function returns: `change(result, *its arguments)`."""
-
-    def plant(call: Callable[..., Any]) -> Callable[..., Any]:
-        def faulty(*args: Any, **options: Any) -> Any:
-            return change(call(*args, **options), *args)
-
-        return faulty
-
-    return plant
+    return around(lambda call, *args, **options: change(call(*args, **options), *args))
 
 
 def marked(change: Callable[..., Any], at: str) -> Plant:
     """Change a value of the attention half before it gets its name: `change(value, self, x)`."""
 
-    def plant(call):
-        def faulty(self, x, *args, **options):
-            mark = attention.checkpoint_name
+    @around
+    def plant(call, self, x, *args, **options):
+        mark = attention.checkpoint_name
 
-            def changed(value, name):
-                return mark(change(value, self, x) if name == at else value, name)
+        def changed(value, name):
+            return mark(change(value, self, x) if name == at else value, name)
 
-            with patch.object(attention, "checkpoint_name", changed):
-                return call(self, x, *args, **options)
-
-        return faulty
+        with patch.object(attention, "checkpoint_name", changed):
+            return call(self, x, *args, **options)
 
     return plant
 

@@ -7,6 +7,7 @@ the case it was made from: another hash is refused, never compared. Source: docs
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from parity.engine.quantity import Quantity, Role
 from parity.megalodon import known_differences, low_precision
-from parity.megalodon.cases import CASES, Case
+from parity.megalodon.cases import CASES, Case, by_name
 from parity.recordings import read, read_provenance, write
 
 if TYPE_CHECKING:
@@ -88,12 +89,20 @@ def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[
     return paths
 
 
-def record_known_differences(reference: LiveReference, folder: Path = FOLDER) -> Path:
-    """Run the reference at every known difference and write what it does there."""
-    return write(
-        DIFFERENCES_FILE,
-        known_differences.work_hash(),
-        reference.known_differences(),
-        reference.provenance,
-        folder,
-    )
+def record_all(names: Collection[str] = (), folder: Path = FOLDER) -> Iterator[Path]:
+    """Run the live reference on the cases, or those named, and yield what was written.
+
+    Without names it also runs at every known difference.
+
+    Raises:
+        ReferenceUnavailableError: it cannot run here.
+        ValueError: there is no case of a name.
+    """
+    from parity.megalodon.reference import LiveReference
+
+    reference = LiveReference()
+    for case in map(by_name, names) if names else CASES:
+        yield from record(case, reference, folder)
+    if not names:
+        work, facts = known_differences.work_hash(), reference.known_differences()
+        yield write(DIFFERENCES_FILE, work, facts, reference.provenance, folder)

@@ -183,23 +183,31 @@ def calibrate(quiet: bool) -> None:
     click.echo(NOISE_FILE)
 
 
-@parity.command(epilog=examples("parity record", "parity record --case plain"))
+@parity.command(
+    epilog=examples(
+        "parity record", "parity record --case plain", "parity record --subject mla-moe"
+    )
+)
 @click.option("--case", "cases", multiple=True, help="Record only this case (repeatable).")
+@click.option(
+    "--subject",
+    type=click.Choice(["megalodon", "mla-moe"]),
+    default="megalodon",
+    show_default=True,
+    help="Whose reference: megalodon-hf, or Transformers' DeepSeek-V3.",
+)
 @quiet_option
-def record(cases: tuple[str, ...], quiet: bool) -> None:
-    """Run the live reference on the case matrix and rewrite its recordings."""
-    from parity.megalodon import recordings
-    from parity.megalodon.cases import CASES, by_name
-    from parity.megalodon.reference import LiveReference
+def record(cases: tuple[str, ...], subject: str, quiet: bool) -> None:
+    """Run a live reference on its cases and rewrite its recordings."""
+    if subject == "megalodon":
+        from parity.megalodon import recordings as module
+    else:
+        from parity.deepseek_v3 import comparison as module
 
     report = progress(quiet)
-    reference = LiveReference()
-    for case in map(by_name, cases) if cases else CASES:
-        for path in recordings.record(case, reference):
-            report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
-    if not cases:
-        recordings.record_known_differences(reference)
-    click.echo(recordings.FOLDER)
+    for path in module.record_all(cases):
+        report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
+    click.echo(module.FOLDER)
 
 
 COMMANDS = (parity,)

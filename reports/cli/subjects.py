@@ -97,17 +97,10 @@ def train(quiet: bool) -> None:
     click.echo(f"{results.training_markdown(content)}\n\n{path}")
 
 
-@subject.command(epilog=examples("subject record"))
-@quiet_option
-def record(quiet: bool) -> None:
-    """Run Transformers' DeepSeek-V3 on the five configurations and rewrite its recordings."""
-    from parity.deepseek_v3 import comparison as module
-
-    say = progress(quiet)
-    for case in module.CASES:
-        path = module.record(case)
-        say(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
-    click.echo(module.FOLDER)
+@subject.command(hidden=True)
+def record() -> None:
+    """Name the command that this one became."""
+    raise click.UsageError("'subject record' is now 'parity record --subject mla-moe'.")
 
 
 COMMANDS = (subject,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -10,36 +11,24 @@ import jax
 
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.ffn import NormalizedFFN
-from parity.faults.fault import (
-    Family,
-    Fault,
-    Patch,
-    Plant,
-    marked,
-    rounded,
-)
+from parity.faults.fault import Family, Plant, around, fault, marked, rounded
 
-
-def _activation(name: str, how: str, stage: str, owner: Any, plant: Plant, **options) -> Fault:
-    patch_ = Patch(owner, "__call__", plant)
-    return Fault(Family.ACTIVATIONS, name, how, f"layers.0.{stage}", patch_, **options)
+_activation = partial(fault, Family.ACTIVATIONS)
 
 
 def _silu(*replacements: Callable[[Any], Any] | None) -> Plant:
     """Replace the calls of SiLU within a method, in order; None and what is beyond stay."""
 
-    def plant(call):
-        def faulty(*args, **options):
-            silu, left = jax.nn.silu, list(replacements)
+    @around
+    def plant(call, *args, **options):
+        silu, left = jax.nn.silu, list(replacements)
 
-            def replaced(x):
-                function = left.pop(0) if left else None
-                return (function or silu)(x)
+        def replaced(x):
+            function = left.pop(0) if left else None
+            return (function or silu)(x)
 
-            with patch.object(jax.nn, "silu", replaced):
-                return call(*args, **options)
-
-        return faulty
+        with patch.object(jax.nn, "silu", replaced):
+            return call(*args, **options)
 
     return plant
 
@@ -56,43 +45,35 @@ def _silu_on_h(y, self, x):
     return x + jax.nn.silu(y - x)
 
 
+_value = partial(_activation, stage="layers.0.v", owner=MegalodonAttention)
+
 FAULTS = (
-    _activation("value_gelu", "GELU for SiLU", "v", MegalodonAttention, _silu(jax.nn.gelu)),
-    _activation(
-        "value_quick_gelu",
-        "x sigmoid(1.702 x), near enough to look right",
-        "v",
-        MegalodonAttention,
-        _silu(_quick_gelu),
-    ),
-    _activation(
-        "value_linear",
-        "values left without activation",
-        "v",
-        MegalodonAttention,
-        _silu(lambda x: x),
-    ),
-    _activation(
+    _value("value_gelu", "GELU for SiLU", _silu(jax.nn.gelu)),
+    _value("value_quick_gelu", "x sigmoid(1.702 x), near enough to look right", _silu(_quick_gelu)),
+    _value("value_linear", "values left without activation", _silu(lambda x: x)),
+    _value(
         "value_silu_bfloat16",
         "an activation evaluated in bfloat16 and widened after it",
-        "v",
-        MegalodonAttention,
         _silu(_in_bfloat16),
     ),
     _activation(
         "gate_sigmoid",
         "a gate is a sigmoid elsewhere",
-        "gate",
-        MegalodonAttention,
         _silu(None, jax.nn.sigmoid),
+        stage="layers.0.gate",
+        owner=MegalodonAttention,
     ),
     _activation(
         "silu_on_h",
         "the paper's activation after the sum, which megalodon-hf leaves out",
-        "attn",
-        MegalodonAttention,
         marked(_silu_on_h, "attn"),
+        stage="layers.0.attn",
+        owner=MegalodonAttention,
     ),
-    _activation("ffn_gelu", "GELU for SiLU", "ffn", NormalizedFFN, _silu(jax.nn.gelu)),
-    _activation("ffn_relu", "ReLU for SiLU", "ffn", NormalizedFFN, _silu(jax.nn.relu)),
+    _activation(
+        "ffn_gelu", "GELU for SiLU", _silu(jax.nn.gelu), stage="layers.0.ffn", owner=NormalizedFFN
+    ),
+    _activation(
+        "ffn_relu", "ReLU for SiLU", _silu(jax.nn.relu), stage="layers.0.ffn", owner=NormalizedFFN
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,43 +13,19 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import attention
 from megalodon_jax.layers.attention import ChunkedAttention, MegalodonAttention
-from parity.faults.fault import (
-    Family,
-    Fault,
-    Patch,
-    Plant,
-    anything,
-    on_copy,
-    on_result,
-    padded,
-    uncached,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Plant, around, fault, on_copy, on_result
 
-
-def _fault(
-    name: str,
-    how: str,
-    owner: Any,
-    attribute: str,
-    plant: Plant,
-    stage: str = "layers.0.inner",
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = uncached,
-) -> Fault:
-    return Fault(Family.ATTENTION, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+_fault = partial(fault, Family.ATTENTION, stage="layers.0.inner")
 
 
 def _attend(change: Callable[..., dict[str, Any]]) -> Plant:
     """Call `attend` with arguments replaced: `change(q, k, mask, config)` gives which."""
 
-    def plant(call):
-        def faulty(q, k, v, mask, config, *, key=None):
-            given = {"q": q, "k": k, "v": v, "mask": mask, "config": config, "key": key}
-            given |= change(q, k, mask, config)
-            return call(*(given[n] for n in ("q", "k", "v", "mask", "config")), key=given["key"])
-
-        return faulty
+    @around
+    def plant(call, q, k, v, mask, config, *, key=None):
+        given = {"q": q, "k": k, "v": v, "mask": mask, "config": config, "key": key}
+        given |= change(q, k, mask, config)
+        return call(*(given[n] for n in ("q", "k", "v", "mask", "config")), key=given["key"])
 
     return plant
 
@@ -90,11 +67,9 @@ def _chunks_of(size: Callable[[int], int]) -> Plant:
     return on_copy(config=changed)
 
 
-def _mask_ignored(call):
-    def faulty(self, q, k, v, mask=None, *args, **options):
-        return call(self, q, k, v, None, *args, **options)
-
-    return faulty
+@around
+def _mask_ignored(call, self, q, k, v, mask=None, *args, **options):
+    return call(self, q, k, v, None, *args, **options)
 
 
 def _heads_last(out, *args):
@@ -110,141 +85,96 @@ def _unscaled_gain(self):
     return (self.gamma + 1.0) * math.sqrt(d) - 1.0
 
 
-def _long(case: Case) -> bool:
-    return uncached(case) and case.length > case.config.chunk_size
-
-
-def _empty_rows(case: Case) -> bool:
-    return case.padding == "left"
-
-
 _CORE, _AFFINE = ChunkedAttention, MegalodonAttention
 
+_attended = partial(_fault, owner=attention, attribute="attend")
+_affine = partial(_fault, owner=_AFFINE, attribute="queries_keys")
+
 FAULTS = (
-    _fault(
+    _attended(
         "attention_scaled_again",
         "1/sqrt(d) in the scores, which the gains hold already",
-        attention,
-        "attend",
         _attend(_scaled_again),
-        shows=anything,
     ),
-    _fault(
+    _affine(
         "attention_gain_unscaled",
         "1/sqrt(d) left out of the gains",
-        _AFFINE,
-        "queries_keys",
         on_copy(gamma=_unscaled_gain),
-        "layers.0.q",
-        shows=anything,
+        stage="layers.0.q",
     ),
-    _fault(
+    _affine(
         "attention_gain_plus_one_dropped",
         "query/key gains used as they are stored",
-        _AFFINE,
-        "queries_keys",
         on_copy(gamma=lambda self: self.gamma - 1.0),
-        "layers.0.q",
-        shows=anything,
+        stage="layers.0.q",
     ),
-    _fault(
+    _affine(
         "attention_shift_scaled",
         "1/sqrt(d) applied to beta too",
-        _AFFINE,
-        "queries_keys",
         on_copy(beta=lambda self: self.beta / math.sqrt(self.config.head_dim)),
-        "layers.0.q",
-        shows=anything,
+        stage="layers.0.q",
     ),
-    _fault(
+    _affine(
         "attention_key_is_query",
         "row 0 of gamma and beta for both",
-        _AFFINE,
-        "queries_keys",
         on_result(_key_is_query),
-        "layers.0.k",
-        shows=anything,
+        stage="layers.0.k",
     ),
-    _fault(
-        "attention_not_itself",
-        "a strict triangle: mask shifted by one",
-        attention,
-        "attend",
-        _attend(_not_itself),
+    _attended(
+        "attention_not_itself", "a strict triangle: mask shifted by one", _attend(_not_itself)
     ),
-    _fault(
+    _attended(
         "attention_sees_the_next",
         "triangle shifted the other way: the future leaks",
-        attention,
-        "attend",
         _attend(_the_next),
     ),
     _fault(
         "attention_chunk_leak",
         "keys of the chunk before are visible",
-        _CORE,
-        "_block_diagonal",
         _chunks_of(lambda C: 2 * C),
+        owner=_CORE,
+        attribute="_block_diagonal",
         witness="plain",
-        shows=_long,
     ),
     _fault(
         "attention_chunk_one_short",
         "chunks of C - 1",
-        _CORE,
-        "_block_diagonal",
         _chunks_of(lambda C: C - 1),
-        shows=lambda case: uncached(case) and case.length >= case.config.chunk_size,
+        owner=_CORE,
+        attribute="_block_diagonal",
     ),
-    _fault(
+    _attended(
         "attention_softmax_bfloat16",
         "softmax in the compute dtype of an autocast",
-        attention,
-        "attend",
         _attend(_config(softmax_dtype="bfloat16")),
-        shows=anything,
     ),
-    _fault(
+    _attended(
         "attention_dropout_left_on",
         "the model was never put into evaluation mode",
-        attention,
-        "attend",
         _attend(_dropping),
-        shows=anything,
     ),
     _fault(
         "attention_padding_visible",
         "the padding mask does not reach the scores",
-        _CORE,
-        "__call__",
         _mask_ignored,
+        owner=_CORE,
         witness="interior_padding_as_reference",
-        shows=padded,
     ),
-    _fault(
+    _attended(
         "attention_empty_row_averages",
         "masking with a large negative number: a row without keys becomes uniform",
-        attention,
-        "attend",
         on_result(_average_where_empty),
         witness="left_padding_as_reference",
-        shows=_empty_rows,
     ),
-    _fault(
+    _attended(
         "attention_empty_row_is_nan",
         "masking with -inf: a row without keys becomes NaN",
-        attention,
-        "attend",
         on_result(_nan_where_empty),
         witness="left_padding_as_reference",
-        shows=_empty_rows,
     ),
-    _fault(
+    _attended(
         "attention_heads_merged_last",
         "(B, L, e, H) flattened in place of (B, L, H, e)",
-        attention,
-        "attend",
         on_result(_heads_last),
-        shows=anything,
     ),
 )

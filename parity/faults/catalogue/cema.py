@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,42 +11,17 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import complex_ema
 from megalodon_jax.layers.complex_ema import ComplexEMA
-from parity.faults.fault import (
-    Family,
-    Fault,
-    Patch,
-    Plant,
-    anything,
-    on_copy,
-    on_result,
-    padded,
-    rounded,
-    uncached,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Plant, around, fault, on_copy, on_result, rounded
 
-
-def _fault(
-    name: str,
-    how: str,
-    attribute: str,
-    plant: Plant,
-    owner: Any = ComplexEMA,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = uncached,
-) -> Fault:
-    patch = Patch(owner, attribute, plant)
-    return Fault(Family.CEMA, name, how, "layers.0.cema", patch, witness, shows)
+_fault = partial(fault, Family.CEMA, stage="layers.0.cema", owner=ComplexEMA)
 
 
 def _gains(change: Callable[..., Any]) -> Plant:
     """Change (p, gamma): `change(p, gamma, self)`."""
 
-    def plant(gains):
-        def faulty(self, dtype):
-            return change(*gains(self, dtype), self)
-
-        return faulty
+    @around
+    def plant(gains, self, dtype):
+        return change(*gains(self, dtype), self)
 
     return plant
 
@@ -53,11 +29,9 @@ def _gains(change: Callable[..., Any]) -> Plant:
 def _poles(change: Callable[..., Any]) -> Plant:
     """Change log|q| and the phase in turns, both (D, N): `change(log_radius, turns)`."""
 
-    def plant(log_poles):
-        def faulty(alpha, delta, theta):
-            return change(*log_poles(alpha, delta, theta))
-
-        return faulty
+    @around
+    def plant(log_poles, alpha, delta, theta):
+        return change(*log_poles(alpha, delta, theta))
 
     return plant
 
@@ -67,36 +41,28 @@ def _unit_phase(self: Any, like: Any) -> Any:
     return q / jnp.abs(q)
 
 
-def _absolute(response):
-    def faulty(weights, tables, length):
-        real = response(weights, tables, length)
-        imag = response(weights * jnp.asarray(-1j, weights.dtype), tables, length)
-        return jnp.sqrt(jnp.square(real) + jnp.square(imag))
-
-    return faulty
+@around
+def _absolute(response, weights, tables, length):
+    real = response(weights, tables, length)
+    imag = response(weights * jnp.asarray(-1j, weights.dtype), tables, length)
+    return jnp.sqrt(jnp.square(real) + jnp.square(imag))
 
 
-def _circular(convolve):
-    def faulty(x, kernel):
-        L = x.shape[-1]
-        spectrum = jnp.fft.rfft(x, n=L) * jnp.fft.rfft(kernel, n=L)
-        return jnp.fft.irfft(spectrum, n=L)
-
-    return faulty
+@around
+def _circular(convolve, x, kernel):
+    L = x.shape[-1]
+    spectrum = jnp.fft.rfft(x, n=L) * jnp.fft.rfft(kernel, n=L)
+    return jnp.fft.irfft(spectrum, n=L)
 
 
-def _backwards(convolve):
-    def faulty(x, kernel):
-        return convolve(x[..., ::-1], kernel)[..., ::-1]
-
-    return faulty
+@around
+def _backwards(convolve, x, kernel):
+    return convolve(x[..., ::-1], kernel)[..., ::-1]
 
 
-def _mask_ignored(call):
-    def faulty(self, x, h_init=None, return_state=False, mask=None):
-        return call(self, x, h_init, return_state, None)
-
-    return faulty
+@around
+def _mask_ignored(call, self, x, h_init=None, return_state=False, mask=None):
+    return call(self, x, h_init, return_state, None)
 
 
 def _radius_in_float32(log_radius, turns):
@@ -104,145 +70,121 @@ def _radius_in_float32(log_radius, turns):
     return jnp.log(radius.astype(log_radius.dtype)), turns
 
 
-def _masked_filter(case: Case) -> bool:
-    return padded(case) and case.config.mask_ema
-
-
-_LOG_POLES = {"attribute": "_log_poles", "owner": complex_ema, "shows": anything}
+_gain = partial(_fault, attribute="gains")
+_pole = partial(_fault, owner=complex_ema, attribute="_log_poles")
 
 FAULTS = (
-    _fault(
+    _gain(
         "cema_gamma_conjugated",
         "Re(conj(gamma) h): the sign of a product of two imaginary parts",
-        "gains",
         _gains(lambda p, gamma, self: (p, jnp.conj(gamma))),
-        shows=anything,
     ),
-    _fault(
+    _gain(
         "cema_gamma_unscaled",
         "1/sqrt(N) left out",
-        "gains",
         _gains(lambda p, gamma, self: (p, gamma * self.ndim**0.5)),
-        shows=anything,
     ),
-    _fault(
+    _gain(
         "cema_gamma_over_n",
         "1/N for 1/sqrt(N)",
-        "gains",
         _gains(lambda p, gamma, self: (p, gamma * self.ndim**-0.5)),
-        shows=anything,
     ),
     _fault(
         "cema_phase_on_p",
         "p = alpha' e^(i phi), the paper's other form",
-        "gains",
         _gains(lambda p, gamma, self: (p, gamma * _unit_phase(self, gamma))),
+        attribute="gains",
     ),
-    _fault(
+    _gain(
         "cema_p_complement",
         "p = 1 - alpha', as in other moving averages",
-        "gains",
         _gains(lambda p, gamma, self: (1 - p, gamma)),
-        shows=anything,
     ),
-    _fault(
+    _gain(
         "cema_p_dropped",
         "the input gain taken for part of gamma",
-        "gains",
         _gains(lambda p, gamma, self: (jnp.ones_like(p), gamma)),
-        shows=anything,
     ),
     _fault(
         "cema_power_one_late",
         "kernel q^(j+1): the state read before the input enters",
-        "gains",
         _gains(lambda p, gamma, self: (p, gamma * self.q(p.dtype))),
+        attribute="gains",
     ),
     _fault(
         "cema_delta_dropped",
-        "q = 1 - alpha', an undamped average",
-        "_powers",
-        # sigmoid(40) is 1 in float64.
+        "q = 1 - alpha', an undamped average",  # sigmoid(40) is 1 in float64.
         on_copy(delta=lambda self: jnp.full_like(self.delta, 40.0)),
-        shows=anything,
+        attribute="_powers",
     ),
-    _fault(
+    _pole(
         "cema_theta_not_over_n",
         "phi_n = 2 pi n sigmoid(theta)",
-        plant=_poles(lambda log_radius, turns: (log_radius, turns * turns.shape[-1])),
-        **_LOG_POLES,
+        _poles(lambda log_radius, turns: (log_radius, turns * turns.shape[-1])),
     ),
-    _fault(
+    _pole(
         "cema_orders_from_zero",
         "n = 0 .. N-1",
-        plant=_poles(lambda log_radius, turns: (log_radius, turns - turns[:, :1])),
-        **_LOG_POLES,
+        _poles(lambda log_radius, turns: (log_radius, turns - turns[:, :1])),
     ),
-    _fault(
+    _pole(
         "cema_phase_dropped",
         "a real EMA: q cast to real",
-        plant=_poles(lambda log_radius, turns: (log_radius, jnp.zeros_like(turns))),
-        **_LOG_POLES,
+        _poles(lambda log_radius, turns: (log_radius, jnp.zeros_like(turns))),
     ),
-    _fault(
+    _pole(
         "cema_exponential_decay",
         "|q| = exp(-alpha' delta'), as state-space models have it",
-        plant=_poles(lambda log_radius, turns: (jnp.expm1(log_radius), turns)),
-        **_LOG_POLES,
+        _poles(lambda log_radius, turns: (jnp.expm1(log_radius), turns)),
     ),
-    _fault(
+    _pole(
         "cema_radius_in_float32",
         "1 - alpha' delta' rounded before its power is taken",
-        plant=_poles(_radius_in_float32),
+        _poles(_radius_in_float32),
         witness="slow_decay",
-        **_LOG_POLES,
     ),
     _fault(
         "cema_abs_for_real",
         "the modulus of a complex sum where its real part is meant",
-        "response",
         _absolute,
-        complex_ema,
+        owner=complex_ema,
+        attribute="response",
     ),
     _fault(
         "cema_circular_wrap",
         "FFT without zero padding: the end of the text wraps onto its start",
-        "causal_convolution",
         _circular,
-        complex_ema,
+        owner=complex_ema,
+        attribute="causal_convolution",
     ),
     _fault(
         "cema_not_causal",
         "time reversed: the kernel reads the future",
-        "causal_convolution",
         _backwards,
-        complex_ema,
+        owner=complex_ema,
+        attribute="causal_convolution",
     ),
     _fault(
         "cema_kernel_bfloat16",
         "kernel rounded to the compute dtype",
-        "response",
         on_result(lambda kernel, *args: rounded(kernel)),
-        complex_ema,
+        owner=complex_ema,
+        attribute="response",
     ),
     _fault(
         "cema_omega_dropped",
         "no path around the filter",
-        "__call__",
         on_copy(omega=lambda self: jnp.zeros_like(self.omega)),
     ),
     _fault(
         "cema_omega_through_sigmoid",
         "omega taken for a logit like alpha and delta",
-        "__call__",
         on_copy(omega=lambda self: jax.nn.sigmoid(self.omega)),
     ),
     _fault(
         "cema_reads_padding",
         "masked inputs enter although they are to be zeroed",
-        "__call__",
         _mask_ignored,
         witness="right_padding",
-        shows=_masked_filter,
     ),
 )

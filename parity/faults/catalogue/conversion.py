@@ -8,21 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from parity.faults.fault import Family, Fault, Weights, affine, anything, on_weights
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Fault, Weights, on_weights
 
 Change = Callable[[Any, Weights], None]
 
 
-def _fault(
-    name: str,
-    how: str,
-    stage: str,
-    change: Change,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = anything,
-) -> Fault:
-    return Fault(Family.CONVERSION, name, how, stage, on_weights(change), witness, shows)
+def _fault(name: str, how: str, stage: str, change: Change, witness: str = "length_c") -> Fault:
+    return Fault(Family.CONVERSION, name, how, stage, on_weights(change), witness)
 
 
 def _each(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
@@ -92,14 +84,6 @@ def _key_missing(config: Any, weights: Weights) -> None:
     del weights["model.layers.0.attn.wr.bias"]
 
 
-def _untied(case: Case) -> bool:
-    return not case.config.tied
-
-
-def _gated(case: Case) -> bool:
-    return case.config.swiglu
-
-
 FAULTS = (
     _fault(
         "square_linear_transposed",
@@ -132,7 +116,6 @@ FAULTS = (
         "layers.0.ffn",
         _swap("ffn.fc1.weight", "ffn.fc3.weight"),
         "swiglu_rescale_scale",
-        _gated,
     ),
     _fault(
         "value_and_gate_swapped",
@@ -145,7 +128,6 @@ FAULTS = (
         "layers counted from one: each gets the weights of the next",
         "layers.0.timenorm",
         _layers_off_by_one,
-        shows=affine,
     ),
     _fault(
         "head_tied_anyway",
@@ -153,14 +135,12 @@ FAULTS = (
         "logits",
         _head_from_embedding,
         "untied_head",
-        _untied,
     ),
     _fault(
         "final_norm_of_last_layer",
         "a name matched by its ending: the last norm found wins",
         "norm",
         _final_norm_from_last_layer,
-        shows=affine,
     ),
     _fault(
         "embedding_one_row_late",
@@ -228,13 +208,11 @@ FAULTS = (
         "the converter adds the 1 that the layer adds again",
         "layers.0.timenorm",
         _each("attn.timenorm.weight", lambda w: w + 1),
-        shows=affine,
     ),
     _fault(
         "layer_norm_weight_less_one",
         "the converter takes LayerNorm for a norm that adds 1",
         "layers.0.ffn",
         _each("ffn.norm.weight", lambda w: w - 1),
-        shows=affine,
     ),
 )

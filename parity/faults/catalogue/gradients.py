@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest.mock import patch
 
 import jax
@@ -12,24 +13,16 @@ from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.model import MegalodonForCausalLM, MegalodonModel
-from parity.faults.fault import (
-    Family,
-    of,
-    on_copy,
-    on_result,
-    uncached,
-)
-from parity.megalodon.cases import Case
+from parity.engine.quantity import Quantity
+from parity.faults.fault import Family, around, fault, on_copy, on_result
 
-_gradient = of(Family.GRADIENTS, shows=uncached)
+_gradient = partial(fault, Family.GRADIENTS)
 
 
-def _pad_row_learns(call):
-    def faulty(self, ids):
-        with patch.object(jax.lax, "stop_gradient", lambda x: x):
-            return call(self, ids)
-
-    return faulty
+@around
+def _pad_row_learns(call, self, ids):
+    with patch.object(jax.lax, "stop_gradient", lambda x: x):
+        return call(self, ids)
 
 
 def _detached_head(head):
@@ -41,13 +34,11 @@ def _detached_statistics(result, *args):
     return jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var), count
 
 
-def _detached_scale(call):
-    def faulty(self, x):
-        scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
-        y = x * jax.lax.stop_gradient(scale)
-        return y if self.gamma is None else y * (self.gamma + 1.0).astype(y.dtype)
-
-    return faulty
+@around
+def _detached_scale(call, self, x):
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+    y = x * jax.lax.stop_gradient(scale)
+    return y if self.gamma is None else y * (self.gamma + 1.0).astype(y.dtype)
 
 
 def _convolved_backwards(convolve):
@@ -68,72 +59,61 @@ def _convolved_backwards(convolve):
     return faulty
 
 
-def _pad_in_text(case: Case) -> bool:
-    return case.pad_inside
-
-
-def _tied(case: Case) -> bool:
-    return uncached(case) and case.config.tied
-
-
 FAULTS = (
     _gradient(
         "pad_row_learns",
         "padding_idx not carried over: the row gets a gradient from the text",
-        "grad/model.embed.weight",
-        MegalodonModel,
-        "_embedded",
         _pad_row_learns,
-        "pad_inside",
-        _pad_in_text,
+        stage=Quantity.gradient("model.embed.weight"),
+        owner=MegalodonModel,
+        attribute="_embedded",
+        witness="pad_inside",
     ),
     _gradient(
         "tied_head_detached",
         "a tied head copied instead of shared: the embedding learns from its input side only",
-        "grad/model.embed.weight",
-        MegalodonForCausalLM,
-        "head",
         _detached_head,
-        shows=_tied,
+        stage=Quantity.gradient("model.embed.weight"),
+        owner=MegalodonForCausalLM,
+        attribute="head",
     ),
     _gradient(
         "theta_frozen",
         "a parameter registered as a buffer",
-        "grad/model.layers.0.attn.cema.theta",
-        ComplexEMA,
-        "_powers",
         on_copy(theta=lambda self: jax.lax.stop_gradient(self.theta)),
+        stage=Quantity.gradient("model.layers.0.attn.cema.theta"),
+        owner=ComplexEMA,
+        attribute="_powers",
     ),
     _gradient(
         "query_key_gain_frozen",
         "gamma created outside of the parameter tree",
-        "grad/model.layers.0.attn.gamma",
-        MegalodonAttention,
-        "queries_keys",
         on_copy(gamma=lambda self: jax.lax.stop_gradient(self.gamma)),
+        stage=Quantity.gradient("model.layers.0.attn.gamma"),
+        owner=MegalodonAttention,
+        attribute="queries_keys",
     ),
     _gradient(
         "timenorm_statistics_detached",
         "running statistics kept out of the gradient, as BatchNorm's buffers are",
-        "bar/layers.1.ffn",
-        timestep_norm,
-        "_running",
         on_result(_detached_statistics),
+        stage=Quantity.cotangent("layers.1.ffn"),
+        owner=timestep_norm,
+        attribute="_running",
     ),
     _gradient(
         "rmsnorm_scale_detached",
         "the root mean square taken for a constant",
-        "bar/layers.1.rmsnorm",
-        RMSNorm,
-        "__call__",
         _detached_scale,
+        stage=Quantity.cotangent("layers.1.rmsnorm"),
+        owner=RMSNorm,
     ),
     _gradient(
         "cema_backward_not_conjugated",
         "a hand-written gradient convolves where it must correlate",
-        "bar/layers.1.timenorm",
-        complex_ema,
-        "causal_convolution",
         _convolved_backwards,
+        stage=Quantity.cotangent("layers.1.timenorm"),
+        owner=complex_ema,
+        attribute="causal_convolution",
     ),
 )

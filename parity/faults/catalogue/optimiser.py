@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parity.engine.quantity import Quantity
 from parity.faults.fault import Family, Fault, Patch
 from parity.megalodon import trajectory
-from parity.megalodon.cases import Case
 from parity.megalodon.trajectory import HYPER, decays
 
-FIRST = "model.embed.weight"
-"""The first parameter that is compared, and one that does not decay."""
-LINEAR = "model.layers.0.attn.wh1.weight"
-"""The first that decays."""
+MU, NU, DRIFT = (Quantity.after_step(1, w, "model.embed.weight") for w in ("mu", "nu", "drift"))
+"""Of the first parameter that is compared, which does not decay."""
+_LINEAR = "model.layers.0.attn.wh1.weight"
+LINEAR_MU, LINEAR_DRIFT = (Quantity.after_step(1, what, _LINEAR) for what in ("mu", "drift"))
+"""Of the first that decays."""
 
 
 def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fault:
@@ -28,40 +28,19 @@ def _adamw(name: str, how: str, stage: str, faulty: Callable[[Any], Any]) -> Fau
         return lambda: faulty(adamw())
 
     patch = Patch(trajectory, "adamw", plant)
-    return Fault(Family.OPTIMISER, name, how, stage, patch, "adamw", _trained)
-
-
-def _trained(case: Case) -> bool:
-    return case.steps > 0
+    return Fault(Family.OPTIMISER, name, how, stage, patch, "adamw")
 
 
 def _with(**changes: Any) -> Callable[[Any], Any]:
     """Return AdamW with other hyperparameters."""
-    hyper = dataclasses.asdict(HYPER) | changes
-
-    def faulty(healthy: Any) -> Any:
-        return optax.adamw(
-            hyper["lr"],
-            hyper["beta1"],
-            hyper["beta2"],
-            eps=hyper["eps"],
-            eps_root=hyper.get("eps_root", 0.0),
-            weight_decay=hyper["weight_decay"],
-            mask=hyper.get("mask", _linear),
-            mu_dtype=hyper.get("mu_dtype"),
-            nesterov=hyper.get("nesterov", False),
-        )
-
-    return faulty
+    usual = {"b1": HYPER.beta1, "b2": HYPER.beta2, "eps": HYPER.eps, "mask": _linear}
+    usual["weight_decay"] = HYPER.weight_decay
+    return lambda healthy: optax.adamw(HYPER.lr, **usual | changes)
 
 
 def _linear(params: Any) -> Any:
     names = trajectory.named_leaves(params)
     return trajectory.replace_leaves(params, {name: decays(name) for name in names})
-
-
-def _everywhere(params: Any) -> Any:
-    return jax.tree.map(lambda _: True, params)
 
 
 def _chained(*parts: Callable[[], Any]) -> Callable[[Any], Any]:
@@ -149,85 +128,54 @@ FAULTS = (
     _adamw(
         "adamw_l2_for_decoupled",
         "decay added to the gradient, as Adam's weight_decay is",
-        f"step1/mu/{LINEAR}",
+        LINEAR_MU,
         _chained(_decay, _adam, _down),
     ),
     _adamw(
         "adamw_eps_inside_sqrt",
         "sqrt(v + eps) for sqrt(v) + eps",
-        f"step1/drift/{FIRST}",
+        DRIFT,
         _with(eps=0.0, eps_root=HYPER.eps),
     ),
-    _adamw(
-        "adamw_eps_1e_6",
-        "another library's default",
-        f"step1/drift/{FIRST}",
-        _with(eps=1e-6),
-    ),
+    _adamw("adamw_eps_1e_6", "another library's default", DRIFT, _with(eps=1e-6)),
     _adamw(
         "adamw_no_bias_correction",
         "moments used as they are",
-        f"step1/drift/{FIRST}",
+        DRIFT,
         _chained(_uncorrected, _decay, _down),
     ),
-    _adamw(
-        "adamw_default_beta2",
-        "0.999 where the run was tuned with 0.95",
-        f"step1/nu/{FIRST}",
-        _with(beta2=0.999),
-    ),
+    _adamw("adamw_default_beta2", "0.999 where the run was tuned with 0.95", NU, _with(b2=0.999)),
     _adamw(
         "adamw_betas_swapped",
         "arguments in the wrong order",
-        f"step1/mu/{FIRST}",
-        _with(beta1=HYPER.beta2, beta2=HYPER.beta1),
+        MU,
+        _with(b1=HYPER.beta2, b2=HYPER.beta1),
     ),
+    _adamw("adamw_decay_everywhere", "norms, biases and EMA decay too", DRIFT, _with(mask=None)),
     _adamw(
-        "adamw_decay_everywhere",
-        "norms, biases and EMA decay too",
-        f"step1/drift/{FIRST}",
-        _with(mask=_everywhere),
-    ),
-    _adamw(
-        "adamw_decay_missing",
-        "the library's default of 0",
-        f"step1/drift/{LINEAR}",
-        _with(weight_decay=0.0),
+        "adamw_decay_missing", "the library's default of 0", LINEAR_DRIFT, _with(weight_decay=0.0)
     ),
     _adamw(
         "adamw_decay_without_lr",
         "decay not multiplied by the learning rate",
-        f"step1/drift/{LINEAR}",
+        LINEAR_DRIFT,
         _chained(_adam, _down, _decay_by_its_own),
     ),
     _adamw(
         "adamw_decay_after_step",
         "decay of the updated weight",
-        f"step1/drift/{LINEAR}",
+        LINEAR_DRIFT,
         _chained(_adam, _down, _decay_of_the_result),
     ),
+    _adamw("adamw_nesterov", "NAdam for Adam", DRIFT, _with(nesterov=True)),
     _adamw(
-        "adamw_nesterov",
-        "NAdam for Adam",
-        f"step1/drift/{FIRST}",
-        _with(nesterov=True),
+        "adamw_loss_scale_left", "gradients not divided by the loss scale", MU, _changed(_scaled)
     ),
-    _adamw(
-        "adamw_loss_scale_left",
-        "gradients not divided by the loss scale",
-        f"step1/mu/{FIRST}",
-        _changed(_scaled),
-    ),
-    _adamw(
-        "adamw_clipped",
-        "a gradient clip left on",
-        f"step1/mu/{FIRST}",
-        _changed(_clipped),
-    ),
+    _adamw("adamw_clipped", "a gradient clip left on", MU, _changed(_clipped)),
     _adamw(
         "adamw_first_moment_in_bfloat16",
         "optimiser state cast with the model",
-        f"step1/mu/{FIRST}",
+        MU,
         _with(mu_dtype=jnp.bfloat16),
     ),
     _adamw(
@@ -239,7 +187,7 @@ FAULTS = (
     _adamw(
         "adamw_first_moment_forgotten",
         "state of the first moment not written back",
-        f"step1/mu/{FIRST}",
+        MU,
         _changed(_first_moment_forgotten),
     ),
 )

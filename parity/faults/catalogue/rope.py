@@ -6,7 +6,7 @@ the same angle changes no score and shows only in the keys a cache holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,85 +14,53 @@ import jax.numpy as jnp
 from megalodon_jax.layers import rotary
 from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding, _rotate
-from parity.faults.fault import (
-    Family,
-    Fault,
-    Patch,
-    Plant,
-    altered,
-    anything,
-    on_copy,
-    on_result,
-    rounded,
-    streamed,
-)
-from parity.megalodon.cases import Case
+from parity.engine.quantity import Quantity
+from parity.faults.fault import Family, altered, around, fault, on_copy, on_result, rounded
+
+_fault = partial(fault, Family.ROPE, stage="layers.0.inner", owner=RotaryEmbedding)
 
 
-def _fault(
-    name: str,
-    how: str,
-    plant: Plant,
-    attribute: str = "__call__",
-    stage: str = "layers.0.inner",
-    owner: Any = RotaryEmbedding,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = anything,
-) -> Fault:
-    return Fault(Family.ROPE, name, how, stage, Patch(owner, attribute, plant), witness, shows)
+@around
+def _interleaved(rotate, x, cos, sin):
+    real, imag = x[..., ::2].astype(cos.dtype), x[..., 1::2].astype(cos.dtype)
+    pairs = jnp.stack([real * cos - imag * sin, imag * cos + real * sin], axis=-1)
+    return pairs.reshape(x.shape).astype(x.dtype)
 
 
-def _interleaved(rotate):
-    def faulty(x, cos, sin):
-        real, imag = x[..., ::2].astype(cos.dtype), x[..., 1::2].astype(cos.dtype)
-        pairs = jnp.stack([real * cos - imag * sin, imag * cos + real * sin], axis=-1)
-        return pairs.reshape(x.shape).astype(x.dtype)
-
-    return faulty
-
-
-def _half_of_the_features(rotate):
-    def faulty(x, cos, sin):
-        half = x.shape[-1] // 2
-        few = cos.shape[-1] // 2
-        turned = rotate(x[..., :half], cos[..., :few], sin[..., :few])
-        return jnp.concatenate([turned, x[..., half:]], axis=-1)
-
-    return faulty
+@around
+def _half_of_the_features(rotate, x, cos, sin):
+    half = x.shape[-1] // 2
+    few = cos.shape[-1] // 2
+    turned = rotate(x[..., :half], cos[..., :few], sin[..., :few])
+    return jnp.concatenate([turned, x[..., half:]], axis=-1)
 
 
-def _keys_one_late(call):
-    def faulty(self, q, k, start_index=0):
-        q, _ = call(self, q, k, start_index)
-        cos, sin = self.tables(start_index + 1, k.shape[1], k.dtype)
-        return q, _rotate(k, cos, sin)
-
-    return faulty
+@around
+def _keys_one_late(call, self, q, k, start_index=0):
+    q, _ = call(self, q, k, start_index)
+    cos, sin = self.tables(start_index + 1, k.shape[1], k.dtype)
+    return q, _rotate(k, cos, sin)
 
 
 def _queries_only(result, self, q, k, *start):
     return result[0], k
 
 
-def _from_one(tables):
-    def faulty(self, start_index, length, dtype):
-        return tables(self, start_index + 1, length, dtype)
-
-    return faulty
+@around
+def _from_one(tables, self, start_index, length, dtype):
+    return tables(self, start_index + 1, length, dtype)
 
 
 def _other_way(result, *args):
     return result[0], -result[1]
 
 
-def _bfloat16_angles(tables):
-    def faulty(self, start_index, length, dtype):
-        positions = (jnp.asarray(start_index) + jnp.arange(length)).astype(dtype)
-        rates = self.base ** (-jnp.arange(self.dim // 2, dtype=dtype) / (self.dim // 2))
-        angles = rounded(rounded(positions)[:, None, None] * rounded(rates))
-        return jnp.cos(angles), jnp.sin(angles)
-
-    return faulty
+@around
+def _bfloat16_angles(tables, self, start_index, length, dtype):
+    positions = (jnp.asarray(start_index) + jnp.arange(length)).astype(dtype)
+    rates = self.base ** (-jnp.arange(self.dim // 2, dtype=dtype) / (self.dim // 2))
+    angles = rounded(rounded(positions)[:, None, None] * rounded(rates))
+    return jnp.cos(angles), jnp.sin(angles)
 
 
 class _Restarting:
@@ -107,67 +75,57 @@ class _Restarting:
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
-def _restarts(call):
-    def faulty(self, *args, **options):
-        rope = _Restarting(self.rope, self.config.chunk_size)
-        return call(altered(self, rope=rope), *args, **options)
-
-    return faulty
+@around
+def _restarts(call, self, *args, **options):
+    rope = _Restarting(self.rope, self.config.chunk_size)
+    return call(altered(self, rope=rope), *args, **options)
 
 
-def _other_base(case: Case) -> bool:
-    return case.config.rope_base is not None
-
+_tables = partial(_fault, attribute="tables")
 
 FAULTS = (
     _fault(
         "rope_interleaved_pairs",
         "pairs (2j, 2j + 1), as GPT-J has them",
         _interleaved,
-        "_rotate",
         owner=rotary,
+        attribute="_rotate",
     ),
     _fault(
         "rope_half_the_features",
         "partial rotary, as GPT-NeoX has it",
         _half_of_the_features,
-        "_rotate",
         owner=rotary,
+        attribute="_rotate",
     ),
     _fault("rope_keys_one_late", "keys counted from 1", _keys_one_late),
     _fault("rope_queries_only", "keys cached before they are rotated", on_result(_queries_only)),
-    _fault("rope_sign", "rotation by the negative angle", on_result(_other_way), "tables"),
-    _fault(
+    _tables("rope_sign", "rotation by the negative angle", on_result(_other_way)),
+    _tables(
         "rope_rate_over_d",
         "base^(-j/d) for base^(-2j/d)",
         on_copy(base=lambda self: self.base**0.5),
-        "tables",
     ),
-    _fault(
+    _tables(
         "rope_base_ignored",
         "the default base whatever the configuration says",
         on_copy(base=lambda self: 10_000.0),
-        "tables",
         witness="multi_head",
-        shows=_other_base,
     ),
-    _fault("rope_bfloat16_angles", "angles multiplied in bfloat16", _bfloat16_angles, "tables"),
-    _fault(
+    _tables("rope_bfloat16_angles", "angles multiplied in bfloat16", _bfloat16_angles),
+    _tables(
         "rope_positions_from_one",
         "positions counted from 1 for both: only cached keys can show it",
         _from_one,
-        "tables",
-        stage="state/layers.0.k",
+        stage=Quantity.state("layers.0.k"),
         witness="stream",
-        shows=streamed,
     ),
     _fault(
         "rope_restarts_per_chunk",
         "positions counted from the start of a chunk: scores within it are the same",
         _restarts,
-        stage="state/layers.0.k",
+        stage=Quantity.state("layers.0.k"),
         owner=ChunkedAttention,
         witness="stream",
-        shows=streamed,
     ),
 )

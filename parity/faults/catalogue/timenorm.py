@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -10,56 +11,25 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers import timestep_norm
 from megalodon_jax.layers.timestep_norm import TimestepNorm
-from parity.faults.fault import (
-    Family,
-    Fault,
-    Patch,
-    Plant,
-    affine,
-    altered,
-    anything,
-    on_copy,
-    padded,
-    shifted_gain,
-    uncached,
-    zeroed,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, Plant, altered, around, fault, on_copy, shifted_gain, zeroed
 
-_STAGE = "layers.0.timenorm"
+_norm = partial(fault, Family.NORMS, stage="layers.0.timenorm", owner=TimestepNorm)
 
 
-def _norm(
-    name: str,
-    how: str,
-    plant: Plant,
-    witness: str = "length_c",
-    shows: Callable[[Case], bool] = anything,
-) -> Fault:
-    patch_ = Patch(TimestepNorm, "__call__", plant)
-    return Fault(Family.NORMS, name, how, _STAGE, patch_, witness, shows)
-
-
-def _statistics(
-    name: str, how: str, change: Callable[..., Any], shows: Callable[[Case], bool] = anything
-) -> Fault:
-    patch_ = Patch(timestep_norm, "_running", _running(change))
-    return Fault(Family.NORMS, name, how, _STAGE, patch_, shows=shows)
+_statistics = partial(_norm, owner=timestep_norm, attribute="_running")
 
 
 def _running(change: Callable[..., Any]) -> Plant:
     """Change (mean, var, count, n) of the running statistics; n is the number of tokens."""
 
-    def plant(run: Callable[..., Any]) -> Callable[..., Any]:
-        def faulty(mu, mean0, var0, count0, mask):
-            mean, var, count = run(mu, mean0, var0, count0, mask)
-            valid = jnp.ones(mu.shape[:2], bool) if mask is None else mask
-            n = jnp.maximum(count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32), 1)
-            n = n.astype(mu.dtype)[..., None]
-            previous = jnp.concatenate([mean0[:, None], mean[:, :-1]], axis=1)
-            return *change(mu=mu, mean=mean, var=var, n=n, previous=previous), count
-
-        return faulty
+    @around
+    def plant(run, mu, mean0, var0, count0, mask):
+        mean, var, count = run(mu, mean0, var0, count0, mask)
+        valid = jnp.ones(mu.shape[:2], bool) if mask is None else mask
+        n = jnp.maximum(count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32), 1)
+        n = n.astype(mu.dtype)[..., None]
+        previous = jnp.concatenate([mean0[:, None], mean[:, :-1]], axis=1)
+        return *change(mu=mu, mean=mean, var=var, n=n, previous=previous), count
 
     return plant
 
@@ -88,35 +58,31 @@ def _mean_square_less_square(mu, mean, var, n, previous):
     return mean, (1 + jnp.cumsum(jnp.square(mu), axis=1)) / n - jnp.square(mean)
 
 
-def _from_raw_moments(call):
-    def faulty(self, x, state=None, mask=None):
-        def no_origin(groups, state, mask):
-            return jnp.zeros_like(groups[:, 0, :, 0])
+@around
+def _from_raw_moments(call, self, x, state=None, mask=None):
+    def no_origin(groups, state, mask):
+        return jnp.zeros_like(groups[:, 0, :, 0])
 
-        moments = _running(_mean_square_less_square)(timestep_norm._running)
-        with (
-            patch.object(timestep_norm, "_origin", no_origin),
-            patch.object(timestep_norm, "_running", moments),
-        ):
-            return call(self, x, state, mask)
-
-    return faulty
+    moments = _running(_mean_square_less_square)(timestep_norm._running)
+    with (
+        patch.object(timestep_norm, "_origin", no_origin),
+        patch.object(timestep_norm, "_running", moments),
+    ):
+        return call(self, x, state, mask)
 
 
 def _with_variance(change: Callable[..., Any]) -> Plant:
     """Change the variance inside the square root: `change(var, groups (B, L, G, g), eps)`."""
 
-    def plant(call):
-        def faulty(self, x, state=None, mask=None):
-            groups = x.reshape(*x.shape[:2], self.num_groups, -1)
+    @around
+    def plant(call, self, x, state=None, mask=None):
+        groups = x.reshape(*x.shape[:2], self.num_groups, -1)
 
-            def inner(mu, mean, var, n, previous):
-                return mean, change(var, groups, self.eps)
+        def inner(mu, mean, var, n, previous):
+            return mean, change(var, groups, self.eps)
 
-            with patch.object(timestep_norm, "_running", _running(inner)(timestep_norm._running)):
-                return call(self, x, state, mask)
-
-        return faulty
+        with patch.object(timestep_norm, "_running", _running(inner)(timestep_norm._running)):
+            return call(self, x, state, mask)
 
     return plant
 
@@ -133,32 +99,26 @@ def _plus_within(var, groups, eps):
     )
 
 
-def _interleaved_groups(call):
-    def faulty(self, x, state=None, mask=None):
-        G, D = self.num_groups, self.num_features
-        order = jnp.arange(D).reshape(-1, G).T.reshape(-1)
-        y, state = call(altered(self, weight=None, bias=None), x[..., order], state, mask)
-        y = y[..., jnp.argsort(order)]
-        if self.weight is not None:
-            y = y * (self.weight + 1.0).astype(y.dtype) + self.bias.astype(y.dtype)
-        return y, state
-
-    return faulty
+@around
+def _interleaved_groups(call, self, x, state=None, mask=None):
+    G, D = self.num_groups, self.num_features
+    order = jnp.arange(D).reshape(-1, G).T.reshape(-1)
+    y, state = call(altered(self, weight=None, bias=None), x[..., order], state, mask)
+    y = y[..., jnp.argsort(order)]
+    if self.weight is not None:
+        y = y * (self.weight + 1.0).astype(y.dtype) + self.bias.astype(y.dtype)
+    return y, state
 
 
-def _mask_ignored(call):
-    def faulty(self, x, state=None, mask=None):
-        return call(self, x, state, None)
-
-    return faulty
+@around
+def _mask_ignored(call, self, x, state=None, mask=None):
+    return call(self, x, state, None)
 
 
-def _masked_outputs_zeroed(call):
-    def faulty(self, x, state=None, mask=None):
-        y, state = call(self, x, state, mask)
-        return y if mask is None else jnp.where(mask[..., None], y, 0.0), state
-
-    return faulty
+@around
+def _masked_outputs_zeroed(call, self, x, state=None, mask=None):
+    y, state = call(self, x, state, mask)
+    return y if mask is None else jnp.where(mask[..., None], y, 0.0), state
 
 
 FAULTS = (
@@ -166,53 +126,47 @@ FAULTS = (
     _norm(
         "timenorm_wrong_eps", "1e-6, the default of another norm", on_copy(eps=lambda self: 1e-6)
     ),
-    _norm(
-        "timenorm_plus_one_dropped",
-        "gain used as it is stored",
-        shifted_gain("weight", -1.0),
-        shows=affine,
-    ),
-    _statistics("timenorm_unbiased_variance", "M2 over n - 1", _unbiased),
+    _norm("timenorm_plus_one_dropped", "gain used as it is stored", shifted_gain("weight", -1.0)),
+    _statistics("timenorm_unbiased_variance", "M2 over n - 1", _running(_unbiased)),
     _norm(
         "timenorm_within_group_variance",
         "the variance of all scalars of a group, as GroupNorm has it",
         _with_variance(_plus_within),
-        shows=uncached,
     ),
     _statistics(
-        "timenorm_no_prior", "M2 of a fresh stream starts at 0, not at 1", _no_prior, shows=uncached
+        "timenorm_no_prior", "M2 of a fresh stream starts at 0, not at 1", _running(_no_prior)
     ),
     _statistics(
-        "timenorm_statistics_one_late", "a token normalised by what came before it", _one_late
+        "timenorm_statistics_one_late",
+        "a token normalised by what came before it",
+        _running(_one_late),
     ),
-    _statistics("timenorm_not_causal", "statistics of the whole text", _of_the_whole_text),
+    _statistics(
+        "timenorm_not_causal", "statistics of the whole text", _running(_of_the_whole_text)
+    ),
     _statistics(
         "timenorm_old_mean_twice",
         "Welford's update with the old mean in both factors",
-        _old_mean_twice,
+        _running(_old_mean_twice),
     ),
     _norm(
         "timenorm_raw_moments",
         "E[x^2] - E[x]^2: right on paper, cancels for a large mean",
         _from_raw_moments,
-        "large_mean",
+        witness="large_mean",
     ),
     _norm("timenorm_groups_interleaved", "channel c in group c mod G", _interleaved_groups),
     _norm(
         "timenorm_counts_padding",
         "masked tokens enter the statistics",
         _mask_ignored,
-        "right_padding",
-        padded,
+        witness="right_padding",
     ),
     _norm(
         "timenorm_zeroes_padding",
         "masked tokens give no output",
         _masked_outputs_zeroed,
-        "right_padding",
-        padded,
+        witness="right_padding",
     ),
-    _norm(
-        "timenorm_bias_dropped", "one norm class without bias for all", zeroed("bias"), shows=affine
-    ),
+    _norm("timenorm_bias_dropped", "one norm class without bias for all", zeroed("bias")),
 )

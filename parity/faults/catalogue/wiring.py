@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,17 +12,9 @@ import jax.numpy as jnp
 from megalodon_jax.layers.attention import MegalodonAttention
 from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.model import MegalodonModel
-from parity.faults.fault import (
-    Family,
-    altered,
-    marked,
-    of_calls,
-    on_copy,
-    on_result,
-)
-from parity.megalodon.cases import Case
+from parity.faults.fault import Family, altered, around, fault, marked, on_copy, on_result
 
-_wiring = of_calls(Family.WIRING)
+_wiring = partial(fault, Family.WIRING)
 
 
 def _without_residual(y, self, x):
@@ -66,97 +59,72 @@ def _value_heads_transposed(v, self, x):
     return jnp.swapaxes(v.reshape(B, L, e, H), 2, 3)
 
 
-def _residual_from_middle(call):
-    def faulty(self, y, residual, **options):
-        return call(self, y, y, **options)
-
-    return faulty
+@around
+def _residual_from_middle(call, self, y, residual, **options):
+    return call(self, y, y, **options)
 
 
 def _unscaled_embedding(x, self, ids):
     return x / math.sqrt(self.config.model_dim) if self.config.scale_emb else x
 
 
-def _rescaled(case: Case) -> bool:
-    return case.config.rescale_nffn
-
-
-def _scaled(case: Case) -> bool:
-    return case.config.scale_emb
-
-
 _BIG = "swiglu_rescale_scale"
 
+_attention = partial(_wiring, owner=MegalodonAttention)
+_ffn = partial(_wiring, stage="layers.0.ffn", owner=NormalizedFFN)
 
 FAULTS = (
-    _wiring(
+    _attention(
         "values_from_m",
         "v read from m, as q and k are",
-        "layers.0.v",
-        MegalodonAttention,
         lambda call: _fed(call, "wv", "rmsnorm"),
+        stage="layers.0.v",
     ),
-    _wiring(
+    _attention(
         "gate_from_u",
         "r read from u, as v is",
-        "layers.0.gate",
-        MegalodonAttention,
         lambda call: _fed(call, "wr", "timenorm"),
+        stage="layers.0.gate",
     ),
-    _wiring(
+    _attention(
         "gate_left_out",
         "wh2 reads o, not o r",
-        "layers.0.attn",
-        MegalodonAttention,
         lambda call: _fed(call, "wh2", "inner"),
+        stage="layers.0.attn",
     ),
-    _wiring(
+    _attention(
         "value_heads_transposed",
         "(B, L, E) reshaped to (e, H) instead of (H, e)",
-        "layers.0.v",
-        MegalodonAttention,
         marked(_value_heads_transposed, "v"),
+        stage="layers.0.v",
     ),
-    _wiring(
+    _attention(
         "attention_residual_left_out",
         "y = h",
-        "layers.0.attn",
-        MegalodonAttention,
         marked(_without_residual, "attn"),
+        stage="layers.0.attn",
     ),
-    _wiring(
+    _ffn(
         "ffn_residual_from_middle",
         "x' = y + FFN(y), as everywhere else: the residual is the block's input",
-        "layers.0.ffn",
-        NormalizedFFN,
         _residual_from_middle,
     ),
-    _wiring(
+    _ffn(
         "rescale_from_layer_one",
         "0.1 * 0.5^(i + 1)",
-        "layers.0.ffn",
-        NormalizedFFN,
         on_copy(scale=lambda self: self.scale * 0.5 if self.config.rescale_nffn else self.scale),
-        _BIG,
-        _rescaled,
+        witness=_BIG,
     ),
-    _wiring(
-        "rescale_left_out",
-        "rescale_nffn not read",
-        "layers.0.ffn",
-        NormalizedFFN,
-        on_copy(scale=lambda self: 1.0),
-        _BIG,
-        _rescaled,
+    _ffn(
+        "rescale_left_out", "rescale_nffn not read", on_copy(scale=lambda self: 1.0), witness=_BIG
     ),
     _wiring(
         "embedding_scale_left_out",
         "scale_emb not read",
-        "embed",
-        MegalodonModel,
         on_result(_unscaled_embedding),
-        _BIG,
-        _scaled,
-        "_embedded",
+        stage="embed",
+        owner=MegalodonModel,
+        attribute="_embedded",
+        witness=_BIG,
     ),
 )

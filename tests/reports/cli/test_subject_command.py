@@ -84,3 +84,9 @@ def test_a_size_beyond_the_memory_is_refused_with_both_numbers(monkeypatch):
     said = run("--subject", "mla-moe")
     assert said.exit_code == 2
     assert "needs about" in said.output and "this machine has" in said.output
+
+
+def test_a_former_command_is_answered_with_the_new_one():
+    said = CliRunner().invoke(main, ["subject", "record"])
+    assert said.exit_code == 2
+    assert "'subject record' is now 'parity record --subject mla-moe'" in said.output
