@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class Work:
     """Where activations mean the same on both sides, bool over their leading axes."""
 
 
+@runtime_checkable
 class Bounds(Protocol):
     """Where the tolerances come from: `parity.tolerances.NoiseFloors`."""
 
