@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -61,6 +62,14 @@ def same_program(case: Case) -> Callable[[str], float]:
     """
     floors = extended(NoiseFloors({}), [case])
     return lambda name: floors.bound("recorded32:live32", kind_of(name), case.work, name)
+
+
+def double(kind: type, **fields: Any) -> Any:
+    """An object that passes for a `kind` where types are checked, and has these fields alone."""
+    stand_in = mock.Mock(spec=kind)
+    stand_in.configure_mock(**fields)
+    mock.seal(stand_in)
+    return stand_in
 
 
 def skip_unless_computed(*names: str) -> None:

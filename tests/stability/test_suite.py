@@ -7,13 +7,16 @@ from dataclasses import replace
 import jax
 import pytest
 
+from megalodon_jax import MegalodonForCausalLM
 from parity.megalodon.cases import BYTE_LM
 from stability import suite
 from stability.core.findings import Severity
 from stability.dtype_audit import read_golden
 from stability.suite import Checkpoint, Probed, run
+from tests.helpers import double
 
 CHECKPOINT = Checkpoint(BYTE_LM, BYTE_LM / "heldout.txt")
+MODEL = double(MegalodonForCausalLM)
 
 
 def says(*answer):
@@ -28,7 +31,7 @@ def breaks(checkpoint, model, said):
 def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broken) -> None:
     probes = dict.fromkeys(("first", "second", "third"), says([], {"rows": 1}))
     monkeypatch.setattr(suite, "PROBES", probes | {broken: breaks})
-    said = run(CHECKPOINT, None)
+    said = run(CHECKPOINT, MODEL)
     assert said.executed == 2
     assert said.failures == [f"{broken}: RuntimeError: out of luck"]
     assert broken not in said.shown
@@ -37,20 +40,20 @@ def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broke
 def test_remedies_without_survival_are_a_failure(monkeypatch) -> None:
     probes = {"survival": breaks, "remedies": suite.PROBES["remedies"]}
     monkeypatch.setattr(suite, "PROBES", probes)
-    said = run(CHECKPOINT, None)
+    said = run(CHECKPOINT, MODEL)
     assert said.executed == 0
     assert [f.partition(":")[0] for f in said.failures] == ["survival", "remedies"]
 
 
 def test_a_drill_that_cannot_be_read_is_a_failure(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(suite, "PROBES", {"drill": suite.PROBES["drill"]})
-    assert run(CHECKPOINT, None).failures == []
+    assert run(CHECKPOINT, MODEL).failures == []
 
     def missing():
         raise ValueError("drill drill.json cannot be read")
 
     monkeypatch.setattr(suite, "read_drill", missing)
-    assert run(CHECKPOINT, None).failures == ["drill: ValueError: drill drill.json cannot be read"]
+    assert run(CHECKPOINT, MODEL).failures == ["drill: ValueError: drill drill.json cannot be read"]
 
 
 def golden(monkeypatch, change=lambda rows: rows, reason=None):
@@ -63,7 +66,7 @@ def golden(monkeypatch, change=lambda rows: rows, reason=None):
 
     monkeypatch.setattr(suite, "PROGRAMS", {"float32": audit, "torch_autocast": torch})
     monkeypatch.setattr(suite, "why_unavailable", lambda: reason)
-    found, _ = suite.PROBES["dtypes against golden"](CHECKPOINT, None, Probed())
+    found, _ = suite.PROBES["dtypes against golden"](CHECKPOINT, MODEL, Probed())
     return found
 
 

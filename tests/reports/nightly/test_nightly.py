@@ -119,7 +119,7 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
     monkeypatch.setattr(nightly_module, "measure_products", lambda device: iter(rows))
-    found, suite = nightly_module.run_products(None, quiet)
+    found, suite = nightly_module.run_products(RecordedReference(), quiet)
     assert found == rows
     assert suite.entry()["status"] == "ran"
 
@@ -128,7 +128,7 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(nightly_module, "measure_products", broken)
-    _, suite = nightly_module.run_products(None, quiet)
+    _, suite = nightly_module.run_products(RecordedReference(), quiet)
     assert suite.entry()["status"] == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
 
@@ -143,7 +143,7 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
     monkeypatch.setattr(mla_moe, "pooled", lambda case, live, device: nothing)
     monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: found)
-    rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    rows, suite = nightly_module.run_mla_moe(RecordedReference(), quiet)
     assert [row.deterministic for row in rows] == [True, True]
     assert suite.entry()["status"] == "ran"
     assert [f.metric for f in suite.findings] == [LIVE_BUG]
@@ -153,14 +153,14 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
         raise RecordingError(f"{case.name} has no recording")
 
     monkeypatch.setattr(mla_moe, "answer", lost)
-    rows, suite = nightly_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    rows, suite = nightly_module.run_mla_moe(RecordedReference(), quiet)
     assert rows == []
     assert suite.entry()["status"] == "failed"
     assert suite.reason == "RecordingError: dense has no recording"
 
 
 def test_a_seam_that_cannot_be_measured_is_not_what_it_was():
-    class Silent:
+    class Silent(RecordedReference):
         def seams(self):
             raise RecordingError("no recording seams.safetensors")
 

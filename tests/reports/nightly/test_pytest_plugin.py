@@ -13,11 +13,11 @@ from parity.engine.measurement import Verdict
 from reports.registry.lookup import judged
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import Word
+from tests.helpers import ROOT
 
 TESTS = """
 import pytest
 from parity.engine.measurement import Kind, Measurement, Verdict
-from tests.helpers import ROOT
 
 
 def row(case, value):

@@ -19,7 +19,7 @@ from reports.nightly import run as nightly_module
 from reports.nightly.shards import Shard, find_shards, merged
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
-from stability.core.findings import Finding
+from stability.core.findings import Finding, Severity
 from tests.helpers import ROOT
 from tests.reports.nights import failing, measurement
 
@@ -57,7 +57,11 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def probes(checkpoint: Any, model: Any, report: Any) -> Any:
         suite = nightly_module._Suite("stability", planned=1, executed=1)
-        return [Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")], {}, suite
+        return (
+            [Finding("survival", Severity.OK, "w", "frozen_fraction", 0.1, 0.5, "", "")],
+            {},
+            suite,
+        )
 
     monkeypatch.setattr(nightly_module.Suite, "case", case)
     monkeypatch.setattr(nightly_module, "run_stability", probes)
