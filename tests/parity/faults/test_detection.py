@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measurement import Kind
@@ -14,7 +13,7 @@ from parity.faults import FAULTS, Family, Fault, Patch, by_name, detection, sele
 from parity.faults.detection import Kill, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
 from parity.megalodon.cases import by_name as case_by_name
-from reports.cli import main
+from tests.helpers import cli
 
 PLANTED = (
     "square_linear_transposed",
@@ -119,7 +118,7 @@ def test_selection_by_name_and_family():
 def matrix(monkeypatch, *kills, options=()):
     found = detection.Matrix(list(kills), {("jax64:oracle", Kind.BLOCK): 0.002})
     monkeypatch.setattr(detection, "run", lambda faults, report, workers, each: found)
-    return CliRunner().invoke(main, ["parity", "faults", "--quiet", *options])
+    return cli("parity", "faults", "--quiet", *options)
 
 
 FOUND = Kill(IDENTITY, "length_c", "jax64:oracle", IDENTITY.stage, 1e9)
@@ -182,7 +181,7 @@ def test_every_edge_is_asked_when_each_is_wanted(monkeypatch):
 
 
 def test_an_unknown_fault_is_a_usage_error():
-    result = CliRunner().invoke(main, ["parity", "faults", "--fault", "nonsense"])
+    result = cli("parity", "faults", "--fault", "nonsense")
     assert result.exit_code == 2
     assert "no fault 'nonsense'" in result.output
 

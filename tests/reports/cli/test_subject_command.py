@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
-from click.testing import CliRunner
 
-from reports.cli import main
 from stability.moe import examine
 from stability.moe.defects import healthy
+from tests.helpers import cli
 
 
 def run(*args: str):
-    return CliRunner().invoke(main, ["stability", *args])
+    return cli("stability", *args)
 
 
 def findings(taps: dict) -> list:
