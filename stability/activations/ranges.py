@@ -83,7 +83,7 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
     (_, intermediates), (gradients, bars) = evaluate(model, ids, labels, mask)
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
-    def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, Array]]:
+    def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, np.ndarray]]:
         # Compiled once per size, and layers have the same: one program for all would take minutes.
         return {name: jax.device_get(_summed(jnp.ravel(array))) for name, array in arrays.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -84,7 +85,8 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
     def scaled(weight: Array, rows: Array) -> Array:
         return (weight.astype(jnp.float32) * rows.reshape(-1, 1)).astype(weight.dtype)
 
-    def weights(a: Attention) -> tuple[Array, Array]:
+    # `eqx.tree_at` calls it with something else at the leaves.
+    def weights(a: Attention) -> tuple[Any, Any]:
         last = a.q_b_proj if a.q_proj is None else a.q_proj
         assert last is not None
         return last.weight, a.kv_b_proj.weight

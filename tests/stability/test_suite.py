@@ -7,14 +7,17 @@ from dataclasses import replace
 import jax
 import pytest
 
+from megalodon_jax import MegalodonForCausalLM
 from parity.megalodon.cases import BYTE_LM
 from stability import suite
 from stability.core import documents
 from stability.core.findings import Severity
 from stability.dtype_audit import read_pinned
 from stability.suite import Checkpoint, Probed, run
+from tests.helpers import double
 
 CHECKPOINT = Checkpoint(BYTE_LM, BYTE_LM / "heldout.txt")
+MODEL = double(MegalodonForCausalLM)
 
 
 def says(*answer):
@@ -29,7 +32,7 @@ def breaks(checkpoint, model, said):
 def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broken) -> None:
     probes = dict.fromkeys(("first", "second", "third"), says([], {"rows": 1}))
     monkeypatch.setattr(suite, "PROBES", probes | {broken: breaks})
-    said = run(CHECKPOINT, None)
+    said = run(CHECKPOINT, MODEL)
     assert said.executed == 2
     assert said.failures == [f"{broken}: RuntimeError: out of luck"]
     assert broken not in said.shown
@@ -38,7 +41,7 @@ def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broke
 def test_remedies_without_survival_are_a_failure(monkeypatch) -> None:
     probes = {"survival": breaks, "remedies": suite.PROBES["remedies"]}
     monkeypatch.setattr(suite, "PROBES", probes)
-    said = run(CHECKPOINT, None)
+    said = run(CHECKPOINT, MODEL)
     assert said.executed == 0
     assert [f.partition(":")[0] for f in said.failures] == ["survival", "remedies"]
 

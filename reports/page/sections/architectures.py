@@ -144,7 +144,8 @@ def _curves(training: Mapping[str, Any], key: str) -> list[Line]:
     ]
 
 
-def _points(pairs: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
+def _points(pairs: Iterable[Sequence[Any]]) -> list[tuple[float, float]]:
+    """Return points from pairs of a step and a loss as JSON keeps them, None for not finite."""
     return [(float(x), math.nan if y is None else float(y)) for x, y in pairs]
 
 

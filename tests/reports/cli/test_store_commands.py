@@ -12,10 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
 from parity.engine.measurement import Kind, Verdict
-from reports.cli import main
 from reports.registry.lookback import look_back, sparkline
 from reports.registry.lookup import held_against, judged
 from reports.registry.pin import pin_run
@@ -24,13 +22,10 @@ from reports.store.schema import StoreError
 from reports.verdict import pins
 from reports.verdict.decide import Word
 from reports.verdict.levels import levels
+from tests.helpers import cli
 from tests.reports.nights import bench, earlier, failing, measurement, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def nights(root: Path, *values: float) -> list[Path]:
@@ -68,7 +63,7 @@ def damaged(tmp_path: Path) -> Path:
 def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, pattern: bool) -> None:
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
     place = f"{damaged}/*" if pattern else str(damaged)
-    result = call("history", "baseline", "logits", "--out", place, "--json")
+    result = cli("history", "baseline", "logits", "--out", place, "--json")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
     assert [row["value"] for row in told["rows"]] == pytest.approx([1e-7, 4e-7, 7e-7])
@@ -81,11 +76,11 @@ def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, patter
 
 
 def test_list_and_gate_survive_the_same_damage(damaged: Path) -> None:
-    told = json.loads(call("list", "--out", damaged, "--json").stdout)
+    told = json.loads(cli("list", "--out", damaged, "--json").stdout)
     # A list reads no values, so what is damaged inside is still whole to it.
     assert (len(told["runs"]), len(told["unreadable"])) == (6, 3)
     # The newest run is a bench, which has no verdict.
-    told = call("gate", "latest", "--out", damaged)
+    told = cli("gate", "latest", "--out", damaged)
     assert (told.exit_code, "7.00 times that of run 2026-11-01" in told.output) == (1, True)
     found = judged(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
     assert found.decision.baseline_id is not None
@@ -108,19 +103,19 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     write_run(tmp_path, earlier(*rows, info, day=4))
     told = look_back(str(tmp_path), "baseline", "logits").rows
     assert [row["metric"] for row in told] == ["rel_l2"] * 4
-    shown = call("history", "--out", tmp_path)
+    shown = cli("history", "--out", tmp_path)
     assert shown.output.index("loss") < shown.output.index("logits")
     assert "75 %" in shown.output
 
 
 def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
-    assert "no gates in 0 runs" in call("history", "--out", tmp_path).output
+    assert "no gates in 0 runs" in cli("history", "--out", tmp_path).output
     nights(tmp_path, 1e-6)
-    missed = call("history", "baseline", "logit", "--out", tmp_path)
+    missed = cli("history", "baseline", "logit", "--out", tmp_path)
     assert (missed.exit_code, "no gate of logit" in missed.output) == (2, True)
-    nowhere = call("history", "--out", f"{tmp_path}/none/*")
+    nowhere = cli("history", "--out", f"{tmp_path}/none/*")
     assert (nowhere.exit_code, "nothing matches" in nowhere.output) == (2, True)
-    unknown = call("history", "--out", "nothing://runs")
+    unknown = cli("history", "--out", "nothing://runs")
     assert (unknown.exit_code, "error: expected run folders" in unknown.output) == (2, True)
 
 
@@ -195,9 +190,9 @@ def test_only_a_whole_healthy_night_is_pinned(
 def test_a_dirty_tree_and_an_empty_reason_are_refused(tmp_path: Path, monkeypatch) -> None:
     nights(tmp_path, 1e-6)
     monkeypatch.setattr("reports.registry.pin.git_state", lambda folder: ("1a2b3c4", True))
-    dirty = call("pin", "latest", "--reason", "because", "--out", tmp_path)
+    dirty = cli("pin", "latest", "--reason", "because", "--out", tmp_path)
     assert (dirty.exit_code, "commit or stash first" in dirty.output) == (2, True)
-    empty = call("pin", "latest", "--reason", " ", "--out", tmp_path)
+    empty = cli("pin", "latest", "--reason", " ", "--out", tmp_path)
     assert (empty.exit_code, "expected a reason" in empty.output) == (2, True)
 
 
@@ -211,11 +206,11 @@ def test_a_slow_drift_is_found_against_the_pinned_run(
     words = [judged(night).decision.word for night in drifting]
     # Each night differs from the one before; the 28th is 1.3 times the pinned one.
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
-    told = call("gate", "latest", "--out", tmp_path / "runs")
+    told = cli("gate", "latest", "--out", tmp_path / "runs")
     assert told.exit_code == 1
     assert f"held against run {pin.run}" in told.output
     # Against one other run nothing else counts, and the pinned one has a name.
-    told = call("gate", "latest", "--against", "pinned", "--out", tmp_path / "runs", "--json")
+    told = cli("gate", "latest", "--against", "pinned", "--out", tmp_path / "runs", "--json")
     assert json.loads(told.stdout)["baseline"] == pin.run
 
 
@@ -225,9 +220,9 @@ def test_a_ratio_of_errors_has_no_level_of_its_own() -> None:
 
 
 def test_what_was_renamed_answers_with_its_name(tmp_path: Path) -> None:
-    renamed = call("bless", "latest", "--reason", "because", "--out", tmp_path)
+    renamed = cli("bless", "latest", "--reason", "because", "--out", tmp_path)
     assert (renamed.exit_code, "'bless' is now 'pin'" in renamed.stderr) == (2, True)
-    renamed = call("gate", "blessed", "--out", tmp_path)
+    renamed = cli("gate", "blessed", "--out", tmp_path)
     assert (renamed.exit_code, "now named 'pinned'" in renamed.stderr) == (2, True)
 
 
@@ -271,7 +266,7 @@ def test_pruning_spares_what_others_are_held_against(
     pin_run(folders[0], "first")
     (folders[2] / "run.json").write_text("{", encoding="utf-8")
     write_run(root, bench(day=1))
-    asked = call("prune", "--keep", 1, "--out", root, "--json")
+    asked = cli("prune", "--keep", 1, "--out", root, "--json")
     told = json.loads(asked.stdout)
     assert [Path(p).name[:10] for p in told["goes"]] == ["2026-11-04", "2026-11-05"]
     why = {Path(p).name[:10]: said for p, said in told["spared"].items()}
@@ -280,7 +275,7 @@ def test_pruning_spares_what_others_are_held_against(
     assert why["2026-11-02"].startswith("baseline of 2026-11-06")
     assert "2026-11-03" in why
     assert len(list(root.iterdir())) == 7
-    call("prune", "--keep", 1, "--delete", "--out", root)
+    cli("prune", "--keep", 1, "--delete", "--out", root)
     left = {p.name[:10] for p in root.iterdir()}
     assert left == {f"2026-11-0{day}" for day in (1, 2, 3, 6)}
-    assert "nothing to delete" in call("prune", "--keep", 1, "--out", root).output
+    assert "nothing to delete" in cli("prune", "--keep", 1, "--out", root).output

@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
 from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
@@ -18,7 +17,6 @@ from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference
 from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
-from reports.cli import main
 from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
 from reports.nightly.run import Options, nightly
@@ -32,6 +30,7 @@ from reports.verdict.document import known_differences
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
+from tests.helpers import cli
 from tests.reports.nights import measurement
 
 
@@ -198,7 +197,7 @@ def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch)
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["nightly", *map(str, arguments)])
+    return cli("nightly", *map(str, arguments))
 
 
 @pytest.fixture
