@@ -97,10 +97,4 @@ def train(quiet: bool) -> None:
     click.echo(f"{results.training_markdown(content)}\n\n{path}")
 
 
-@subject.command(hidden=True)
-def record() -> None:
-    """Name the command that this one became."""
-    raise click.UsageError("'subject record' is now 'parity record --subject mla-moe'.")
-
-
 COMMANDS = (subject,)

@@ -61,7 +61,7 @@ def pinned(monkeypatch, change=lambda rows: rows, reason=None):
 
     monkeypatch.setattr(suite, "PROGRAMS", {"float32": audit, "torch_autocast": torch})
     monkeypatch.setattr(suite, "why_unavailable", lambda: reason)
-    found, _ = suite.PROBES["dtypes against pinned rows"](CHECKPOINT, None, Probed())
+    found, _ = suite.PROBES["dtypes against pinned rows"](CHECKPOINT, MODEL, Probed())
     return found
 
 
