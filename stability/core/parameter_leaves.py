@@ -123,8 +123,8 @@ def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
     table = {row.name: row.shape for row in weight_table(config)}
     missing = [n for n in table if n not in leaves]
     extra = [n for n in leaves if n not in table and n != HEAD]
-    held = {n: leaves[n].shape for n in table if n in leaves}
-    wrong = [f"{n} {shape}" for n, shape in held.items() if shape != table[n]]
+    shapes = {n: leaves[n].shape for n in table if n in leaves}
+    wrong = [f"{n} {shape}" for n, shape in shapes.items() if shape != table[n]]
     if missing or extra or wrong:
         raise ValueError(
             "these are not the weights of a Megalodon of this configuration: "
@@ -160,9 +160,9 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
     if not matrix:
         return values.reshape(-1)[np.sort(rng.choice(values.size, size, replace=False))]
     scale = math.sqrt(size / values.size)
-    kept = [max(2, int(n * scale)) for n in values.shape]
+    sizes = [max(2, int(n * scale)) for n in values.shape]
     rows, columns = (
-        np.sort(rng.choice(n, k, replace=False)) for n, k in zip(values.shape, kept, strict=True)
+        np.sort(rng.choice(n, k, replace=False)) for n, k in zip(values.shape, sizes, strict=True)
     )
     return values[np.ix_(rows, columns)]
 
@@ -192,9 +192,9 @@ def _from_tensor(name: str, tensor: Any) -> Leaf:
     dtype = str(tensor.dtype).removeprefix("torch.")
 
     def load() -> np.ndarray:
-        held = tensor.detach().cpu()
+        host = tensor.detach().cpu()
         # NumPy has no bfloat16 of its own; widening to float32 is exact.
-        return (held.float() if dtype.startswith(("bfloat", "float8")) else held).numpy()
+        return (host.float() if dtype.startswith(("bfloat", "float8")) else host).numpy()
 
     return Leaf(name, tuple(tensor.shape), dtype, load)
 
@@ -204,8 +204,8 @@ def _from_file(file: Path) -> dict[str, Leaf]:
         return {n: _from_array(n, a) for n, a in read_tensors(file).items()}
     # A file that stays open keeps every page that was read resident, so each read opens it.
     try:
-        with safe_open(file, framework="numpy") as opened:
-            parts = {n: opened.get_slice(n) for n in opened.keys()}  # noqa: SIM118
+        with safe_open(file, framework="numpy") as checkpoint:
+            parts = {n: checkpoint.get_slice(n) for n in checkpoint.keys()}  # noqa: SIM118
             return {
                 n: Leaf(
                     n,
@@ -223,5 +223,5 @@ def _from_file(file: Path) -> dict[str, Leaf]:
 
 
 def _read_one(file: Path, name: str) -> np.ndarray:
-    with safe_open(file, framework="numpy") as opened:
-        return opened.get_tensor(name)
+    with safe_open(file, framework="numpy") as checkpoint:
+        return checkpoint.get_tensor(name)

@@ -172,8 +172,8 @@ def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
             if row.phase != "jvp":
                 cells[row.module, row.phase, row.family][name].add(_cell(row))
     return tuple(
-        Line(*place, {name: " | ".join(sorted(found.get(name, ()))) for name in tables})
-        for place, found in sorted(cells.items())
+        Line(*place, {name: " | ".join(sorted(by_name.get(name, ()))) for name in tables})
+        for place, by_name in sorted(cells.items())
     )
 
 
@@ -182,7 +182,7 @@ def by_view(name: str, rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
     views: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         views[name if row.view == "torch" else f"{name} {row.view}"].append(row)
-    return {view: tuple(found) for view, found in views.items()}
+    return {view: tuple(of_view) for view, of_view in views.items()}
 
 
 def _cell(row: Row) -> str:

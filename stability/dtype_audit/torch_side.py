@@ -46,9 +46,9 @@ def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
 
 def torch_findings(rows: Iterable[Row], policy: Policy | None = None) -> list[Finding]:
     """Return what the policy says about the reference, broken rules as notes."""
-    said = (policy or load_policy()).check(rows)
-    kept = (Severity.OK, Severity.NOTE)
-    return [f if f.severity in kept else replace(f, severity=Severity.NOTE) for f in said]
+    findings = (policy or load_policy()).check(rows)
+    mild = (Severity.OK, Severity.NOTE)
+    return [f if f.severity in mild else replace(f, severity=Severity.NOTE) for f in findings]
 
 
 def _row(call: Dispatched) -> Row | None:

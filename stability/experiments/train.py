@@ -110,6 +110,11 @@ def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
     return jnp.asarray(text[starts[:, None] + np.arange(length)].astype(np.int32))
 
 
+def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
+    """Return (count, length) int32 windows at even distances over the whole text."""
+    return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)
+
+
 @eqx.filter_jit
 def mean_loss(model: MegalodonForCausalLM, ids: jax.Array) -> jax.Array:
     """Mean loss of (B, L) ids, in nats per byte."""

@@ -142,13 +142,13 @@ def choice_findings(
     """
     wide = x.reshape(-1, x.shape[-1]).astype(jnp.float32) @ router.weight.astype(jnp.float32).T
     scores = scores_of(wide, router.config) + router.bias(jnp.float32)
-    chosen, margin = choose(scores, router.config)
+    experts, margin = choose(scores, router.config)
 
     def flips(other: Array) -> float:
         moved = scores_of(other, router.config).astype(jnp.float32) + router.bias(jnp.float32)
         stored = moved.astype(other.dtype).astype(jnp.float32)
         theirs, _ = choose(stored, router.config)
-        return float(jnp.mean(jnp.any(jnp.sort(chosen) != jnp.sort(theirs), axis=-1)))
+        return float(jnp.mean(jnp.any(jnp.sort(experts) != jnp.sort(theirs), axis=-1)))
 
     own, narrow = flips(logits), flips(wide.astype(jnp.bfloat16))
     unit = BF16.spacing(np.asarray(jnp.max(scores, axis=-1)))
@@ -190,15 +190,15 @@ def bias_finding(name: str, dtype: Any, rate: float = BIAS_RATE) -> Finding:
     start = jnp.zeros(2, dtype)
     load = jnp.asarray([0, 2], jnp.int32)
     pushed = jax.lax.fori_loop(0, BIAS_STEPS, lambda _, b: balanced(b, load, rate), start)
-    reached, meant = float(pushed[0]), rate * BIAS_STEPS
+    reached, intended = float(pushed[0]), rate * BIAS_STEPS
     return judge(
         PROBE,
         f"{name}.e_score_correction_bias",
         "bias_reached",
-        reached / meant,
+        reached / intended,
         0.95,  # one step in twenty lost is not yet a bias that stands still
         f"{BIAS_STEPS:,} steps of {rate:g}, DeepSeek-V3's, in one direction",
-        f"stored in {jnp.dtype(dtype).name} it reaches {reached:.4g} of {meant:.4g}",
+        f"stored in {jnp.dtype(dtype).name} it reaches {reached:.4g} of {intended:.4g}",
         "store the selection bias in float32",
         least=True,
     )

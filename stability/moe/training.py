@@ -25,9 +25,9 @@ from megalodon_jax.files import written_aside
 from megalodon_jax.optimiser import optimiser_update
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
-from stability.experiments.train import read_text, windows
+from stability.experiments.train import read_text, spread_windows, windows
 from stability.recovery.guard import GuardConfig, GuardState, guard
-from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, Run, guarded_run
+from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, guarded_run
 
 ROUTER = ("router_z",)
 TINY_LM = MLAMoEConfig(
@@ -153,16 +153,19 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
 
     start: Any = transform.init(eqx.filter(model, eqx.is_array))
     with tempfile.TemporaryDirectory() as folder:
-        done = guarded_run(
-            *(step, model, start, data),
+        result = guarded_run(
+            step,
+            model,
+            start,
+            data,
             steps=plan.steps,
             folder=Path(folder),
             guard_config=watch,
             config=RecoveryConfig(save_every=20, horizon=60, max_cuts=8),
             store=folder_of(Path(folder), model),
         )
-    outcome.events, outcome.rate = done.events, done.rate
-    outcome.held_out = _held_out(done, held_out, plan)
+    outcome.events, outcome.rate = result.events, result.rate
+    outcome.held_out = float(_loss(result.model, spread_windows(held_out, 32, plan.length)))
     return outcome
 
 
@@ -178,10 +181,10 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
     def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
         like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
         try:
-            held, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
+            model_on_disk, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
         except RuntimeError as error:  # what Equinox makes of a leaf it cannot read
             raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
-        return SimpleNamespace(model=held, opt_state=state)
+        return SimpleNamespace(model=model_on_disk, opt_state=state)
 
     return CheckpointFolder(folder, save, load)
 
@@ -225,11 +228,9 @@ def _step(transform: optax.GradientTransformationExtraArgs) -> Callable[..., Any
     return step
 
 
-def _held_out(done: Run, text: np.ndarray, plan: Plan) -> float:
-    starts = np.linspace(0, len(text) - plan.length, 32).astype(int)
-    return float(
-        eqx.filter_jit(lambda m, i: m.losses(i)[0])(done.model, windows(text, starts, plan.length))
-    )
+@eqx.filter_jit
+def _loss(model: MLAMoEForCausalLM, ids: jax.Array) -> jax.Array:
+    return model.losses(ids)[0]
 
 
 def _counted(events: list[Event]) -> Mapping[str, int]:

@@ -79,8 +79,8 @@ def watched_loss(
         def objective(params: Any, offsets: Mapping[str, jax.Array]) -> tuple[jax.Array, Flags]:
             if not taps:
                 return plain(params, *args), {}
-            value, found = capture(plain, offsets=offsets)(params, *args)
-            return value, {name: finite(tap) for name, tap in found.items()}
+            value, intermediates = capture(plain, offsets=offsets)(params, *args)
+            return value, {name: finite(tap) for name, tap in intermediates.items()}
 
         zeros = _zeros(plain, params, *args) if taps and cotangents else {}
         (value, flags), (gradients, bars) = jax.value_and_grad(
@@ -107,20 +107,20 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
     Dictionaries that leave a jitted function are sorted by name; pass flags through `in_order`
     first where the order matters.
     """
-    down = broken(flags)
-    if not down:
+    names = broken(flags)
+    if not names:
         message = f"{len(flags)} named values, all finite"
         return [Finding("finite_flags", Severity.OK, "step", "broken", 0.0, 0.0, SOURCE, message)]
     return [
         Finding(
             "finite_flags",
             Severity.ERROR,
-            down[0],
+            names[0],
             "broken",
-            float(len(down)),
+            float(len(names)),
             0.0,
             SOURCE,
-            f"{down[0]} is the first of {len(down)} named values that are not finite",
+            f"{names[0]} is the first of {len(names)} named values that are not finite",
             "replay the step with stability.nonfinite.locate: it names operation and inputs",
         )
     ]
@@ -128,8 +128,8 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
     """Return flags in the order of `order` (as `computed` gives), others at the end."""
-    known = {name: flags[name] for name in order if name in flags}
-    return known | {name: flag for name, flag in flags.items() if name not in known}
+    ordered = {name: flags[name] for name in order if name in flags}
+    return ordered | {name: flag for name, flag in flags.items() if name not in ordered}
 
 
 def _zeros(function: Callable[..., Any], *args: Any) -> dict[str, jax.Array]:

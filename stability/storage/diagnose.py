@@ -81,15 +81,15 @@ class Diagnosis:
         for f in self.findings:
             if GRAVITY[f.severity] >= GRAVITY[Severity.WARNING]:
                 groups[f.probe, kind_of(f.subject), f.metric].append(f)
-        lines = [line for found in groups.values() for line in self._entry(found)]
+        lines = [line for findings in groups.values() for line in self._entry(findings)]
         if not lines:
             lines = ["Nothing found: no parameter freezes, collapses or is not finite."]
         return "\n".join([*lines, "", *self.basis, f"{self.seconds:.1f} s"])
 
-    def _entry(self, found: Sequence[Finding]) -> list[str]:
-        first = found[0]
+    def _entry(self, findings: Sequence[Finding]) -> list[str]:
+        first = findings[0]
         kind = kind_of(first.subject)
-        name = first.subject if len(found) == 1 else f"{kind} ({len(found)} leaves)"
+        name = first.subject if len(findings) == 1 else f"{kind} ({len(findings)} leaves)"
         lines = [f"{first.severity.upper()} {name}: {first.message}"]
         if first.probe == "survival" and kind in self.trials:
             trials = self.trials[kind]
@@ -133,27 +133,27 @@ def report(
     """
     clock = time.perf_counter()
     rule = optimiser_by_name(optimiser) if isinstance(optimiser, str) else optimiser
-    good, findings = _suited(_expected_leaves(source, config))
-    predictions = _predictions(good, rule)
-    narrow, control = _measured(source, good, rule, fmt, batches, loss, gradients)
-    picked = _representatives(good, narrow)
-    worst = {n: good[n] for n in picked.values()}
-    tried = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients)
-    trials = {kind: tried[name] for kind, name in picked.items()}
-    for name, leaf in good.items():
-        found = trials.get(kind_of(name), [])
+    leaves, findings = _suited(_expected_leaves(source, config))
+    predictions = _predictions(leaves, rule)
+    narrow, control = _measured(source, leaves, rule, fmt, batches, loss, gradients)
+    worst_of_kind = _representatives(leaves, narrow)
+    worst = {n: leaves[n] for n in worst_of_kind.values()}
+    by_leaf = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients)
+    trials = {kind: by_leaf[name] for kind, name in worst_of_kind.items()}
+    for name, leaf in leaves.items():
+        of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
-        findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, found)
-    if any(n.endswith("cema.alpha") for n in good):
+        findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, of_kind)
+    if any(n.endswith("cema.alpha") for n in leaves):
         findings += ema_pole_findings.findings(
-            {n: x.load() for n, x in good.items() if ".cema." in n}
+            {n: x.load() for n, x in leaves.items() if ".cema." in n}
         )
     if state is not None:
         findings += audit_state(state, getattr(rule, "beta2", 0.999))
-    sizes = {n: leaf.size for n, leaf in good.items()}
-    basis = _basis(rule, fmt, batches, gradients, good)
+    sizes = {n: leaf.size for n, leaf in leaves.items()}
+    basis = _basis(rule, fmt, batches, gradients, leaves)
     seconds = time.perf_counter() - clock
-    return Diagnosis(ranked(findings, sizes), trials, picked, predictions, basis, seconds)
+    return Diagnosis(ranked(findings, sizes), trials, worst_of_kind, predictions, basis, seconds)
 
 
 def _expected_leaves(source: Any, config: MegalodonConfig | None) -> dict[str, Leaf]:
@@ -253,10 +253,10 @@ def _measured(
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:
     """Return by kind the leaf that is frozen worst, for the kinds that have a frozen one."""
     frozen = [n for n, survival in narrow.items() if n in good and survival.frozen > FROZEN_SHARE]
-    picked: dict[str, str] = {}
+    worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-narrow[n].frozen, -good[n].size)):
-        picked.setdefault(kind_of(name), name)
-    return picked
+        worst.setdefault(kind_of(name), name)
+    return worst
 
 
 def _leaf_findings(
@@ -287,12 +287,12 @@ def _basis(
     rule: Optimiser, fmt: Format, batches: Any, gradients: Gradients, good: Mapping[str, Leaf]
 ) -> list[str]:
     total = sum(leaf.size for leaf in good.values())
-    drawn = sum(min(SAMPLE, leaf.size) for leaf in good.values())
+    sampled = sum(min(SAMPLE, leaf.size) for leaf in good.values())
     lines = [f"{len(good)} leaves, {total:,} parameters; {rule.describe()}; storage {fmt.name}."]
     lines.append("Predicted shares count every element.")
     if batches is None:
         lines.append(
-            f"Measured: {STEPS} steps on {drawn:,} elements, at most {SAMPLE:,} of a leaf, drawn "
+            f"Measured: {STEPS} steps on {sampled:,} elements, at most {SAMPLE:,} of a leaf, drawn "
             f"by its name; {gradients.describe()}."
         )
     else:

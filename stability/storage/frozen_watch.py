@@ -61,8 +61,8 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
     for name, before in watch.last.items():
         last[name] = _followed(values[name])
         pushed = _followed(pushes[name]) != 0 if name in pushes else jnp.zeros(before.shape, bool)
-        counted = watch.still[name] + pushed.astype(jnp.int32)
-        still[name] = jnp.where(last[name] == before, counted, 0)
+        count = watch.still[name] + pushed.astype(jnp.int32)
+        still[name] = jnp.where(last[name] == before, count, 0)
     return Watch(last, still)
 
 
@@ -127,14 +127,14 @@ class TorchWatch:
             if parameter.grad is None:
                 continue
             before, now = self._watch.last[name], _of_tensor(parameter)
-            counted = self._watch.still[name] + (_of_tensor(parameter.grad) != 0)
-            self._watch.still[name] = np.where(now == before, counted, 0).astype(np.int32)
+            count = self._watch.still[name] + (_of_tensor(parameter.grad) != 0)
+            self._watch.still[name] = np.where(now == before, count, 0).astype(np.int32)
             self._watch.last[name] = now
-        found = {f.subject: f for f in self.findings()}
-        for name in found.keys() - self._reported:
-            self._report(found[name])
+        frozen_now = {f.subject: f for f in self.findings()}
+        for name in frozen_now.keys() - self._reported:
+            self._report(frozen_now[name])
         # A parameter that moved and froze again is news again.
-        self._reported = set(found)
+        self._reported = set(frozen_now)
 
 
 def watch_torch(

@@ -76,9 +76,9 @@ def nearest_storage(inner: Transform) -> Transform:
         return NearestState(inner.init(_wide(params)))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NearestState]:
-        moves, held = _inner_update(inner, updates, state.inner, params)
+        moves, inner_state = _inner_update(inner, updates, state.inner, params)
         rounded = _by_leaf(lambda path, p, u, fmt: nearest(p + u, fmt) - p, params, moves)
-        return rounded, NearestState(held)
+        return rounded, NearestState(inner_state)
 
     return optax.GradientTransformation(init, update)
 
@@ -95,13 +95,13 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
         return StochasticState(inner.init(_wide(params)), jnp.int32(0), jnp.uint32(seed))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, StochasticState]:
-        moves, held = _inner_update(inner, updates, state.inner, params)
+        moves, inner_state = _inner_update(inner, updates, state.inner, params)
 
         def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
             return stochastic(p + u, fmt, leaf_key(state.seed, path, state.step)) - p
 
         rounded = _by_leaf(move, params, moves)
-        return rounded, StochasticState(held, state.step + jnp.int32(1), state.seed)
+        return rounded, StochasticState(inner_state, state.step + jnp.int32(1), state.seed)
 
     return optax.GradientTransformation(init, update)
 
@@ -116,31 +116,31 @@ def kahan(inner: Transform, compensation_dtype: Any = jnp.bfloat16) -> Transform
     Raises:
         ValueError: the compensation's dtype is no float.
     """
-    kept = np.dtype(compensation_dtype)
-    if not jnp.issubdtype(kept, jnp.floating):
+    dtype = np.dtype(compensation_dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"kahan: compensation_dtype={kept.name} must be a float, bfloat16 or float32."
+            f"kahan: compensation_dtype={dtype.name} must be a float, bfloat16 or float32."
         )
 
     def keep(x: jax.Array) -> jax.Array:
-        narrow = format_of(kept)
+        narrow = format_of(dtype)
         return x if narrow is None else nearest(x, narrow)
 
     def init(params: Any) -> KahanState:
-        zeros = {n: jnp.zeros(p.shape, kept) for n, p in _named(params).items() if _narrow(p)}
+        zeros = {n: jnp.zeros(p.shape, dtype) for n, p in _named(params).items() if _narrow(p)}
         return KahanState(inner.init(_wide(params)), zeros)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, KahanState]:
-        moves, held = _inner_update(inner, updates, state.inner, params)
+        moves, inner_state = _inner_update(inner, updates, state.inner, params)
         carried: dict[str, jax.Array] = {}
 
         def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
-            wanted = keep(u + state.compensation[path].astype(jnp.float32))
-            moved = nearest(p + wanted, fmt) - p
-            carried[path] = keep(wanted - moved).astype(kept)
+            whole = keep(u + state.compensation[path].astype(jnp.float32))
+            moved = nearest(p + whole, fmt) - p
+            carried[path] = keep(whole - moved).astype(dtype)
             return moved
 
-        return _by_leaf(move, params, moves), KahanState(held, carried)
+        return _by_leaf(move, params, moves), KahanState(inner_state, carried)
 
     return optax.GradientTransformation(init, update)
 
@@ -152,7 +152,7 @@ def float32_master(inner: Transform) -> Transform:
         return MasterState(inner.init(_wide(params)), _wide(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MasterState]:
-        moves, held = _inner_update(inner, updates, state.inner, state.master)
+        moves, inner_state = _inner_update(inner, updates, state.inner, state.master)
         master = jax.tree.map(lambda m, u: m + u, state.master, moves)
 
         def move(path: str, p: jax.Array, m: jax.Array, fmt: Format) -> jax.Array:
@@ -160,7 +160,7 @@ def float32_master(inner: Transform) -> Transform:
 
         _insist(params)
         shown = _by_leaf(move, params, master, wide=lambda p, m: m - p)
-        return shown, MasterState(held, master)
+        return shown, MasterState(inner_state, master)
 
     return optax.GradientTransformation(init, update)
 

@@ -74,8 +74,8 @@ class Gradients:
 
     def directions(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Return d, float32."""
-        drawn = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
-        return jnp.ones(shape) if self.uphill else drawn
+        signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
+        return jnp.ones(shape) if self.uphill else signs
 
     def draw(self, d: jax.Array, key: jax.Array, step: jax.Array) -> jax.Array:
         """Return the gradient at a step (from 1), float32, in the shape of d."""
@@ -241,8 +241,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
 
         start = (params, state, jnp.zeros(values.shape, bool))
         params, state, changed = jax.lax.fori_loop(1, steps + 1, step, start)
-        tallied = state if isinstance(state, TallyState) else state.inner
-        return params["leaf"].astype(jnp.float32), tallied.total["leaf"], changed
+        return params["leaf"].astype(jnp.float32), total_of(state)["leaf"], changed
 
     @jax.jit
     def rows(values: jax.Array, seeds: jax.Array, lr: jax.Array, steps: jax.Array) -> Any:
@@ -267,11 +266,16 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
         return TallyState(inner.init(params), zeros)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, TallyState]:
-        moves, held = inner.update(updates, state.inner, params)
+        moves, inner_state = inner.update(updates, state.inner, params)
         total = jax.tree.map(lambda t, u: t + u.astype(t.dtype), state.total, moves)
-        return moves, TallyState(held, total)
+        return moves, TallyState(inner_state, total)
 
     return optax.GradientTransformation(init, update)
+
+
+def total_of(state: Any) -> Any:
+    """Return the sum of updates from the state of a wrapper around `tally`, or of `tally` alone."""
+    return (state if isinstance(state, TallyState) else state.inner).total
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:
