@@ -58,20 +58,15 @@ def _row(call: Dispatched) -> Row | None:
         return None
     if call.op == "_to_copy" and call.inputs == (call.output,):
         return None
-    elementwise = family == ELEMENTWISE
+    elementwise, module = family == ELEMENTWISE, re.sub(r"\.\d+(?=\.|$)", ".*", call.module)
     inputs = tuple(sorted(set(call.inputs))) if elementwise else call.inputs
     return Row(
         view="torch",
         phase="backward" if call.backward else "forward",
-        module=_module(call.module),
+        module=_SAME.get(module, module),
         family=family,
         op=ELEMENTWISE if elementwise else call.op,
         inputs=inputs[:2] if family == DOT and call.op != "addmm" else inputs,
         output=call.output,
         count=call.count,
     )
-
-
-def _module(path: str) -> str:
-    path = re.sub(r"\.\d+(?=\.|$)", ".*", path)
-    return _SAME.get(path, path)

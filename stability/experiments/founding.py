@@ -170,7 +170,8 @@ def train(variant: Variant, size: Size, seed: int = 0) -> Result:
     curve = [(0.0, 0.0)]
     for start in range(0, size.steps, size.every):
         carry = stretch(carry, jnp.int32(start))
-        curve.append((float(start + size.every), _drift(params, carry[0])))
+        drift = float(np.mean(np.abs(_norms(carry[0]) - _norms(params))))
+        curve.append((float(start + size.every), drift))
     last, state, changed = carry
     total = total_of(state)
     norms = summary(*(_norms(tree) for tree in (params, last, total, changed)))
@@ -239,7 +240,3 @@ def _norms(tree: Any) -> np.ndarray:
     rows = [np.asarray(x).reshape(-1) for n, x in named_leaves(tree).items() if n.endswith("norm")]
     flat = np.concatenate(rows)
     return flat if flat.dtype == bool else flat.astype(np.float64)
-
-
-def _drift(start: Any, now: Any) -> float:
-    return float(np.mean(np.abs(_norms(now) - _norms(start))))

@@ -46,7 +46,9 @@ class Defect:
         """Run both sides."""
 
         def gravest(run: Look) -> Finding:
-            return max((f for f in run() if f.metric == self.metric), key=_gravity)
+            order = list(Severity)
+            named = (f for f in run() if f.metric == self.metric)
+            return max(named, key=lambda f: order.index(f.severity))
 
         return Row(self, gravest(self.healthy), gravest(self.planted))
 
@@ -69,10 +71,6 @@ class Row:
 def rows(defects: Iterable[Defect] | None = None) -> list[Row]:
     """Plant every defect, in order."""
     return [defect.row() for defect in (DEFECTS if defects is None else defects)]
-
-
-def _gravity(f: Finding) -> int:
-    return list(Severity).index(f.severity)
 
 
 @cache

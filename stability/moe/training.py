@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +30,8 @@ from stability.recovery.guard import GuardConfig, GuardState, guard
 from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, guarded_run
 
 ROUTER = ("router_z",)
+KINDS = ("skip", "clip", "rollback", "cut", "stop")
+"""Events that a document counts."""
 TINY_LM = MLAMoEConfig(
     hidden_size=48,
     num_hidden_layers=2,
@@ -200,7 +202,7 @@ def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
                 "what": o.what,
                 "held_out": _plain(o.held_out),
                 "rate": o.rate,
-                "events": _counted(o.events),
+                "events": {k: sum(e.kind == k for e in o.events) for k in KINDS},
                 "loss": [[n, _plain(x)] for n, x in o.loss],
                 "router_z": [[n, _plain(x)] for n, x in o.router_z],
             }
@@ -231,11 +233,6 @@ def _step(transform: optax.GradientTransformationExtraArgs) -> Callable[..., Any
 @eqx.filter_jit
 def _loss(model: MLAMoEForCausalLM, ids: jax.Array) -> jax.Array:
     return model.losses(ids)[0]
-
-
-def _counted(events: list[Event]) -> Mapping[str, int]:
-    kinds = ("skip", "clip", "rollback", "cut", "stop")
-    return {kind: sum(e.kind == kind for e in events) for kind in kinds}
 
 
 def _plain(value: float) -> float | None:

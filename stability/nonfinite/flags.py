@@ -14,7 +14,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from megalodon_jax.weights import named_leaves
 from parity.engine.compare import COTANGENT
@@ -36,9 +35,11 @@ def finite(x: jax.Array) -> jax.Array:
 
 def finite_flags(tree: Any, prefix: str = "") -> Flags:
     """Return a flag per array leaf of a pytree, by `prefix` and dotted path; use it inside jit."""
-    leaves = named_leaves(tree)
-    plain = {n: x for n, x in leaves.items() if not _is_key(x.dtype)}
-    return {prefix + name: finite(leaf) for name, leaf in plain.items()}
+    return {
+        prefix + name: finite(leaf)
+        for name, leaf in named_leaves(tree).items()
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    }
 
 
 def with_tap_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
@@ -82,7 +83,10 @@ def watched_loss(
             value, intermediates = capture(plain, offsets=offsets)(params, *args)
             return value, {name: finite(tap) for name, tap in intermediates.items()}
 
-        zeros = _zeros(plain, params, *args) if taps and cotangents else {}
+        shapes: Flags = {}
+        if taps and cotangents:
+            shapes = jax.eval_shape(capture(plain), params, *args)[1]
+        zeros = {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in shapes.items()}
         (value, flags), (gradients, bars) = jax.value_and_grad(
             objective, argnums=(0, 1), has_aux=True
         )(params, zeros)
@@ -108,34 +112,17 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
     first where the order matters.
     """
     names = broken(flags)
-    if not names:
-        message = f"{len(flags)} named values, all finite"
-        return [Finding("finite_flags", Severity.OK, "step", "broken", 0.0, 0.0, SOURCE, message)]
-    return [
-        Finding(
-            "finite_flags",
-            Severity.ERROR,
-            names[0],
-            "broken",
-            float(len(names)),
-            0.0,
-            SOURCE,
-            f"{names[0]} is the first of {len(names)} named values that are not finite",
-            "replay the step with stability.nonfinite.locate: it names operation and inputs",
-        )
-    ]
+    severity, subject, remedy = Severity.OK, "step", ""
+    message = f"{len(flags)} named values, all finite"
+    if names:
+        severity, subject = Severity.ERROR, names[0]
+        message = f"{subject} is the first of {len(names)} named values that are not finite"
+        remedy = "replay the step with stability.nonfinite.locate: it names operation and inputs"
+    probe, count = "finite_flags", float(len(names))
+    return [Finding(probe, severity, subject, "broken", count, 0.0, SOURCE, message, remedy)]
 
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
     """Return flags in the order of `order` (as `computed` gives), others at the end."""
     ordered = {name: flags[name] for name in order if name in flags}
     return ordered | {name: flag for name, flag in flags.items() if name not in ordered}
-
-
-def _zeros(function: Callable[..., Any], *args: Any) -> dict[str, jax.Array]:
-    _, taps = jax.eval_shape(capture(function), *args)
-    return {name: jnp.zeros(tap.shape, tap.dtype) for name, tap in taps.items()}
-
-
-def _is_key(dtype: DTypeLike) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

@@ -133,15 +133,12 @@ def _counter(path: str, dtype: str, steps: int) -> Finding:
         last = float(np.iinfo(dtype).max)
     else:
         # 2^(bits + 1) + 1 is the first integer without a representation of its own.
-        last = 2.0 ** (ml_dtypes.finfo(np.dtype(_known(dtype))).nmant + 1)
+        kind = BF16.dtype if dtype == BF16.name else np.dtype(dtype)
+        last = 2.0 ** (ml_dtypes.finfo(kind).nmant + 1)
     message = f"step counter in {dtype} counts to {last:,.0f}"
     remedy = "keep step counters in int32; bias correction and schedules stand still where it stops"
     planned, metric = float(steps), "last_count"
     return judge("optimiser", path, metric, last, planned, SOURCE, message, remedy, least=True)
-
-
-def _known(dtype: str) -> Any:
-    return BF16.dtype if dtype == BF16.name else dtype
 
 
 def _wide(leaf: Any) -> np.ndarray:
