@@ -27,7 +27,9 @@ from stability.storage.survival import AdamW, probe
 from stability.storage.value_audit import audit_parameters
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
+"""Steps, rows and tokens the survival probe trains on: few, as it trains a control beside it."""
 POLE_STEPS = 200
+"""Steps the memory of poles is followed for: those of `stability.storage.simulate`."""
 KINDS = 3
 """Kinds of leaf that remedies are tried on each night; the command `stability` tries all."""
 

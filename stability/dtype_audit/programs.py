@@ -22,6 +22,7 @@ from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
 
 BATCH = 2
+"""Rows of a batch: sums over the batch are there from two on."""
 
 
 def audit_function(

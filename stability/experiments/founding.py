@@ -30,6 +30,7 @@ from stability.storage.narrow_optimisers import apply_updates, kahan, stochastic
 from stability.storage.simulate import Survival, summary, tally, total_of
 
 CONTEXT = 8
+"""Bytes that are read to predict the next; each gets an equal part of the width."""
 BEGIN, END = "<!-- founding case: begin -->", "<!-- founding case: end -->"
 Wrapper = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 

@@ -142,6 +142,7 @@ def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
     values = np.linalg.svd(np.linalg.qr(scaled).R @ np.linalg.qr(a.T).R.T, compute_uv=False)
     values = values[: len(a)]
     share = values / values.sum()
+    # The exponential of the entropy of the singular values; 0 log 0 is 0.
     rank = float(np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)))) / len(a))
     expand = np.linalg.svd(scaled, compute_uv=False)
     peak = float(expand[0] / math.sqrt(np.mean(expand**2)))

@@ -163,6 +163,7 @@ def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
 
 
 _BLOCK = 4096
+"""Steps whose powers exist at once."""
 
 
 def _inverse(x: np.ndarray) -> np.ndarray:

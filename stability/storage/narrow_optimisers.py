@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import dotted
@@ -106,7 +107,7 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
     return optax.GradientTransformation(init, update)
 
 
-def kahan(inner: Transform, compensation_dtype: Any = jnp.bfloat16) -> Transform:
+def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Transform:
     """Carry what rounding lost to the next step (Kahan summation).
 
     Args:
@@ -165,13 +166,18 @@ def float32_master(inner: Transform) -> Transform:
     return optax.GradientTransformation(init, update)
 
 
-def stochastic_adamw(learning_rate: Any, *, seed: int = 0, **options: Any) -> Transform:
+def stochastic_adamw(
+    learning_rate: optax.ScalarOrSchedule, *, seed: int = 0, **options: Any
+) -> Transform:
     """AdamW with stochastic rounding; `options` are those of `optax.adamw`."""
     return stochastic_rounding(optax.adamw(learning_rate, **options), seed)
 
 
 def kahan_adamw(
-    learning_rate: Any, *, compensation_dtype: Any = jnp.bfloat16, **options: Any
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    compensation_dtype: DTypeLike = jnp.bfloat16,
+    **options: Any,
 ) -> Transform:
     """AdamW with Kahan compensation; `options` are those of `optax.adamw`."""
     return kahan(optax.adamw(learning_rate, **options), compensation_dtype)
@@ -213,7 +219,7 @@ def _by_leaf(
 ) -> Any:
     """Apply `move` to the narrow leaves and `wide` to the others, parameters in float32."""
 
-    def one(path: Any, p: jax.Array, u: jax.Array) -> jax.Array:
+    def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:
         fmt = format_of(p.dtype)
         if fmt is None:
             return wide(p, u)

@@ -34,7 +34,11 @@ from stability.storage.narrow_optimisers import (
 )
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
-STEPS, SAMPLE, ROWS = 200, 2048, 16
+STEPS, SAMPLE = 200, 2048
+"""Optimiser steps, and elements of a leaf: a share of 2,048 has a standard error of 1.1 % at
+most."""
+ROWS = 16
+"""Leaves that run together: one compiled program for as many."""
 
 WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "plain": lambda inner: inner,
@@ -293,6 +297,7 @@ def _padded(count: int, size: int) -> int:
 
 
 _SHORT = 128
+"""Row length of small leaves, norms above all: padded to `SAMPLE` they would cost 16 times that."""
 
 
 def _scaled(optimiser: Optimiser, whole: tuple[int, ...], part: tuple[int, ...]) -> Optimiser:
