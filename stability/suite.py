@@ -16,11 +16,11 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.megalodon.reference import why_unavailable
 from stability.core.findings import Finding, Severity
+from stability.core.parameter_leaves import kind_of
 from stability.dtype_audit import PROGRAMS, pinned_findings, read_pinned
 from stability.dtype_audit.pinned_rows import PROBE
 from stability.products import what_if
 from stability.storage import ema_pole_findings
-from stability.storage.diagnose import kind_of
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.remedies import try_remedies
 from stability.storage.survival import AdamW, probe

@@ -144,6 +144,11 @@ def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
     return role_of(name) is Role.LINEAR if megalodon else len(shape) >= 2
 
 
+def kind_of(name: str) -> str:
+    """Return a leaf's path with its layer numbers replaced: `model.layers.*.ffn.norm.weight`."""
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
+
+
 def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np.ndarray:
     """Return at most `size` elements, float32, drawn without replacement by the leaf's name.
 

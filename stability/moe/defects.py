@@ -46,9 +46,8 @@ class Defect:
         """Run both sides."""
 
         def gravest(run: Look) -> Finding:
-            order = list(Severity)
             named = (f for f in run() if f.metric == self.metric)
-            return max(named, key=lambda f: order.index(f.severity))
+            return max(named, key=lambda f: f.severity.gravity())
 
         return Row(self, gravest(self.healthy), gravest(self.planted))
 

@@ -9,7 +9,6 @@ docs/formats.md "What would it cost?".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from parity.megalodon.taps import capture
 from parity.tolerances import FORMAT_BOUNDS
 from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16, E2M1, E4M3, Format
+from stability.core.parameter_leaves import kind_of
 from stability.products import block_formats
 from stability.products.block_formats import Blocks
 
@@ -133,9 +133,10 @@ def rules(all_costs: Sequence[Cost]) -> Policy:
         backends[name] = max(backends.get(name, LADDER[0]), fmt, key=LADDER.index)
     kinds: dict[str, set[str]] = {}
     for name, fmt in backends.items():
-        kinds.setdefault(_kind(name), set()).add(fmt)
+        kinds.setdefault(kind_of(name), set()).add(fmt)
     each = {
-        _kind(name) if len(kinds[_kind(name)]) == 1 else name: fmt for name, fmt in backends.items()
+        kind_of(name) if len(kinds[kind_of(name)]) == 1 else name: fmt
+        for name, fmt in backends.items()
     }
     usual = max(LADDER, key=list(each.values()).count)
     policy = [(name, fmt) for name, fmt in each.items() if fmt != usual] + [("model.*", usual)]
@@ -168,10 +169,6 @@ def rows(all_costs: Sequence[Cost]) -> list[dict[str, Any]]:
         | {"fraction": float(f"{cost.fraction:.4g}")}
         for cost in all_costs
     ]
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _mx(fmt: Format, mode: str) -> Callable[[np.ndarray, bool], Blocks]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from stability.core.parameter_leaves import (
     check_names,
     decays,
     is_megalodon,
+    kind_of,
     leaves_of,
     listed,
 )
@@ -50,7 +50,6 @@ from stability.storage.survival import (
 from stability.storage.update_rules import AdamW, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
 
-GRAVITY = {severity: i for i, severity in enumerate(Severity)}
 SHOWN = 3
 """Remedies named for each kind of leaf, best first."""
 
@@ -73,13 +72,13 @@ class Diagnosis:
 
     def worst(self) -> Severity:
         """Return the worst severity there is."""
-        return max((f.severity for f in self.findings), key=GRAVITY.__getitem__)
+        return max((f.severity for f in self.findings), key=Severity.gravity)
 
     def text(self) -> str:
         """Return the diagnosis for a terminal: one entry per problem and kind of leaf."""
         groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
         for f in self.findings:
-            if GRAVITY[f.severity] >= GRAVITY[Severity.WARNING]:
+            if f.severity.gravity() >= Severity.WARNING.gravity():
                 groups[f.probe, kind_of(f.subject), f.metric].append(f)
         lines = [line for findings in groups.values() for line in self._entry(findings)]
         if not lines:
@@ -134,8 +133,17 @@ def report(
     clock = time.perf_counter()
     rule = optimiser_by_name(optimiser) if isinstance(optimiser, str) else optimiser
     leaves, findings = _suited(_expected_leaves(source, config))
-    predictions = _predictions(leaves, rule)
-    narrow, control = _measured(source, leaves, rule, fmt, batches, loss, gradients)
+    megalodon, predictions = is_megalodon(leaves), {}
+    for name, leaf in leaves.items():
+        values, decay = leaf.read(), decays(name, leaf.shape, megalodon)
+        predictions[name] = {each.name: predict(values, rule, each, decay) for each in FORMATS}
+
+    def measured(storage: Format | None) -> dict[str, Survival]:
+        if batches is None:
+            return measure(leaves, None, rule, storage, gradients=gradients)
+        return measure(source, batches, rule, storage, loss=loss)
+
+    narrow, control = measured(fmt), measured(None)
     worst_of_kind = _representatives(leaves, narrow)
     worst = {n: leaves[n] for n in worst_of_kind.values()}
     by_leaf = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients)
@@ -175,12 +183,7 @@ def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Findin
         concerned = f.value if f.metric.endswith("_fraction") and np.isfinite(f.value) else 1.0
         return concerned * sizes.get(f.subject, 1)
 
-    return sorted(findings, key=lambda f: (-GRAVITY[f.severity], -weight(f)))
-
-
-def kind_of(name: str) -> str:
-    """Return a leaf's path with its layer numbers replaced: `model.layers.*.ffn.norm.weight`."""
-    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
+    return sorted(findings, key=lambda f: (-f.severity.gravity(), -weight(f)))
 
 
 def _config_beside(source: Any) -> MegalodonConfig | None:
@@ -221,33 +224,6 @@ def _suited(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Leaf], list[Finding]]
             "integers, NaN or infinity only; restore an earlier checkpoint."
         )
     return good, findings
-
-
-def _predictions(good: Mapping[str, Leaf], rule: Optimiser) -> dict[str, dict[str, Prediction]]:
-    megalodon = is_megalodon(good)
-    out = {}
-    for name, leaf in good.items():
-        values, decay = leaf.read(), decays(name, leaf.shape, megalodon)
-        out[name] = {fmt.name: predict(values, rule, fmt, decay) for fmt in FORMATS}
-    return out
-
-
-def _measured(
-    source: Any,
-    good: Mapping[str, Leaf],
-    rule: Optimiser,
-    fmt: Format,
-    batches: Any,
-    loss: Any,
-    gradients: Gradients,
-) -> tuple[dict[str, Survival], dict[str, Survival]]:
-    both = []
-    for storage in (fmt, None):
-        if batches is None:
-            both.append(measure(good, None, rule, storage, gradients=gradients))
-        else:
-            both.append(measure(source, batches, rule, storage, loss=loss))
-    return both[0], both[1]
 
 
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:
