@@ -22,6 +22,10 @@ class Severity(StrEnum):
     WARNING = "warning"
     ERROR = "error"
 
+    def gravity(self) -> int:
+        """Return its place in the order, 0 for the mildest."""
+        return list(Severity).index(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

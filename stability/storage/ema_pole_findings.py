@@ -17,7 +17,9 @@ from stability.storage.simulate import FLOAT32, Gradients, Storage, run
 from stability.storage.update_rules import Optimiser
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Both ends are among them: storage acts on the longest memory first."""
 LENGTHS = (4096, 32_768)
+"""Those of the table in docs/model.md "What float32 gets wrong"."""
 COLLAPSED_SHARE = 0.01
 """One pole in a hundred that never forgets: its state grows with the text, so few are enough."""
 LONG_CONTEXT_ERROR = 1e-6
