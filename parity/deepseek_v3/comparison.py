@@ -377,8 +377,10 @@ def recorded(case: Case, folder: Path = FOLDER) -> Answer:
             f"{path.name} was recorded from transformers {version}, expected "
             f"{'.'.join(map(str, reference.LEAST))}: not comparable. Run `{RENEW}`."
         )
-    held = recordings.read(path, case.hash, RENEW)
-    parts = {kind: _under(held, kind) for kind in ("float32", "float64", "chosen")}
+    parts: dict[str, Arrays] = {"float32": {}, "float64": {}, "chosen": {}}
+    for name, array in recordings.read(path, case.hash, RENEW).items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = array
     return Answer(**parts, kind="recorded", versions=made["versions"], refusal=made["refusal"])
 
 
@@ -421,7 +423,3 @@ def _named(found: Mapping[str, np.ndarray]) -> Arrays:
     kept = {n: a for n, a in values.items() if n != LOSS and not n.endswith(".chosen")}
     named = {Quantity.gradient(n): a for n, a in stacked(gradients).items()}
     return {**kept, OUTPUT: found[LOSS], **named}
-
-
-def _under(held: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
-    return {n.removeprefix(f"{part}/"): a for n, a in held.items() if n.startswith(f"{part}/")}
