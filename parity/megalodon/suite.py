@@ -24,7 +24,7 @@ from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
-from parity.recordings import RecordingError
+from parity.recordings import RecordingError, choose
 
 Arrays = dict[str, np.ndarray]
 ALL = "all gates"
@@ -84,9 +84,7 @@ def choose_reference(prefer: str = "auto") -> Reference:
     Raises:
         ReferenceUnavailableError: "live" was asked for and cannot run.
     """
-    if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
-        return LiveReference()
-    return RecordedReference()
+    return choose(prefer, LiveReference, RecordedReference, why_unavailable)
 
 
 @dataclass(frozen=True)

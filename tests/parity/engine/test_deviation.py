@@ -79,7 +79,7 @@ def test_only_tensors_that_fail_are_described_and_no_more_than_the_first():
     case, seen = by_name("right_padding"), Deviations()
     floors = NoiseFloors.load()
     comparison = Comparison(
-        case, MegalodonEdge.JAX64_ORACLE, floors, "float64", only_valid=True, on_failure=seen
+        case.work, MegalodonEdge.JAX64_ORACLE, floors, "float64", only_valid=True, on_failure=seen
     )
     rng = np.random.default_rng(0)
     names = [f"layers.{i}.cema" for i in range(KEPT + 2)]
