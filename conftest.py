@@ -20,9 +20,10 @@ from tests.browser import chromium
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Shapes and dtypes of every annotated signature are checked while testing.
-with install_import_hook("megalodon_jax", "beartype.beartype"):
-    import megalodon_jax
+# Shapes and dtypes of every annotated signature are checked while testing. The hook stays: most
+# modules are imported by the tests that need them. An int is a float, as PEP 484 has it.
+PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
+install_import_hook(PACKAGES, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
@@ -81,9 +82,11 @@ def pytest_runtest_protocol(item):
 
     A check is a callback, and JAX stores no program with a callback between runs.
     """
+    from megalodon_jax import traced_checks
+
     always = item.config.getoption("--traced-checks") == "always"
     marked = item.get_closest_marker("traced_checks") is not None
-    with megalodon_jax.traced_checks(always or marked), optimised(item):
+    with traced_checks(always or marked), optimised(item):
         result = yield
     if memory_maps() > MAPS:
         jax.clear_caches()

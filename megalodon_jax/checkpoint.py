@@ -32,6 +32,7 @@ from safetensors.numpy import save_file
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_tensors
+from megalodon_jax.files import read_json_object
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import build_model, dotted, replace_leaves, weight_table
 
@@ -283,13 +284,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         left = sorted(str(path) for path in file.parent.parent.glob(f".{file.parent.name}.*"))
         hint = f" An interrupted save may have left it in {left}." if left else ""
         raise FileNotFoundError(f"no checkpoint at {file.parent}: {file.name} is not there.{hint}")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, found {type(content).__name__}.")
-    return content
+    return read_json_object(file)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

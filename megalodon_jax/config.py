@@ -111,9 +111,9 @@ class MegalodonConfig:
     accum_dtype: DTypeLike = jnp.float32
     softmax_dtype: DTypeLike = jnp.float32
     gemm_backend: GemmBackend | Rules = "default"
-    """How the matrices of the blocks are multiplied (`megalodon_jax.gemm`): one name for all, or
-    rules (pattern, name), the first match deciding and "default" where there is none. Rules may
-    name the head, `lm_head`, too, which a single name leaves out."""
+    """How the matrices of the blocks are multiplied (`megalodon_jax.quantization.products`): one
+    name for all, or rules (pattern, name), the first match deciding and "default" where there is
+    none. Rules may name the head, `lm_head`, too, which a single name leaves out."""
 
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:

@@ -6,7 +6,7 @@ need none. Source: docs/guide.md "Interop".
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
-from megalodon_jax.files import written_aside
+from megalodon_jax.files import read_json_object, written_aside
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.tensor_files import ArrayTensor, Tensor, file_tensors, shard_tensors
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 
 if TYPE_CHECKING:
     import torch
 
-Tensor = TypeVar("Tensor")
+T = TypeVar("T")
 
 
 def state_dict(
@@ -142,8 +142,6 @@ def load_from_pretrained(
         FileNotFoundError: there is no checkpoint, or no `config.json` when one is needed.
         ValueError: the file is corrupt, or does not fit the configuration (all problems listed).
     """
-    import dataclasses
-
     del key
     file = checkpoint_file(Path(path))
     if config is None:
@@ -162,12 +160,7 @@ def read_config(path: Path) -> MegalodonConfig:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found: pass config=..., or put config.json there.")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} must hold a JSON object, found {type(fields).__name__}.")
+    fields = read_json_object(path)
     try:
         if "model_type" in fields or "compute_dtype" not in fields:
             return MegalodonConfig.from_hf(fields)
@@ -180,22 +173,29 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     """Read every tensor of a checkpoint file as NumPy arrays (bfloat16 through ml_dtypes).
 
     Raises:
-        ValueError: the file is corrupt, or a shard of the index is missing.
+        ValueError: see `open_tensors`.
+    """
+    return {name: tensor.read() for name, tensor in open_tensors(file).items()}
+
+
+def open_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint file by name: unread, but those of a torch file.
+
+    A torch file is read as a whole, because a pickle has no other way.
+
+    Raises:
+        ImportError: it is a torch file, and torch is not installed.
+        ValueError: the file is corrupt, a shard of the index is missing, or index and shards are
+            of different saves.
     """
     if file.name.endswith(".index.json"):
-        return _read_shards(file)
+        return shard_tensors(file, open_tensors)
     if file.suffix == ".safetensors":
-        try:
-            return load_file(file)
-        except SafetensorError as error:
-            raise ValueError(
-                f"{file} is not a readable safetensors file ({error}); it may be truncated: "
-                "copy or export it again."
-            ) from error
-    return _read_pickle(file)
+        return dict(file_tensors(file))
+    return {name: ArrayTensor(array) for name, array in _read_pickle(file).items()}
 
 
-def unprefixed(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
     """Return the tensors without the prefix that a wrapper of the model put before its names.
 
     Names without the prefix stay, for the strict load to list.
@@ -212,29 +212,6 @@ def unprefixed(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         )
     prefix = found[0] if found else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
-def _read_shards(index: Path) -> dict[str, np.ndarray]:
-    try:
-        places = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        shards = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
-    tensors: dict[str, np.ndarray] = {}
-    for shard in shards:
-        if not (index.parent / shard).is_file():
-            raise ValueError(f"{index} names shard {shard}, which is not beside it.")
-        held = read_tensors(index.parent / shard)
-        named = {name for name, place in places.items() if place == shard}
-        # What the index places elsewhere, or nowhere, is left over from another save.
-        if named != set(held):
-            raise ValueError(
-                f"{index} and shard {shard} are of different saves: the index alone names "
-                f"{sorted(named - set(held))} in it, the shard alone holds "
-                f"{sorted(set(held) - named)}. Export the checkpoint again into an empty folder."
-            )
-        tensors |= held
-    return tensors
 
 
 def _read_pickle(file: Path) -> dict[str, np.ndarray]:

@@ -1,12 +1,14 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and JSON that holds an object."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -30,3 +32,19 @@ def written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Read a JSON file that must hold an object.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON, or holds something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object, found {type(content).__name__}.")
+    return content

@@ -8,7 +8,7 @@ docs/model.md "State dict".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -137,16 +137,36 @@ def build_model(
     return replace_leaves(abstract_model(config), values)
 
 
+def shape_problems(
+    expected: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Any],
+    optional: Collection[str] = (),
+) -> list[str]:
+    """Return how names and shapes of tensors differ from the expected ones.
+
+    Args:
+        expected: shapes by name.
+        tensors: arrays, or whatever has a `shape`, by name.
+        optional: names beyond `expected` that are no problem, whatever their shapes.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    extra = sorted(set(shapes) - set(expected) - set(optional))
+    return [
+        *(f"missing {name} {shape}" for name, shape in expected.items() if name not in shapes),
+        *(f"unexpected {name} {shapes[name]}" for name in extra),
+        *(
+            f"{name} has shape {shapes[name]}, expected {shape}"
+            for name, shape in expected.items()
+            if shapes.get(name, shape) != shape
+        ),
+    ]
+
+
 def _check(config, table, given: Mapping[str, np.ndarray], source: str) -> None:
     expected = {row.name: row.shape for row in table}
-    allowed = set(expected) | ({HEAD} if config.tied else set())
-    problems = [f"missing {n} {expected[n]}" for n in expected if n not in given]
-    problems += [f"unexpected {n} {tuple(given[n].shape)}" for n in sorted(set(given) - allowed)]
-    problems += [
-        f"{n} has shape {tuple(given[n].shape)}, expected {expected[n]}"
-        for n in expected
-        if n in given and tuple(given[n].shape) != expected[n]
-    ]
+    optional = {HEAD} if config.tied else set()
+    allowed = set(expected) | optional
+    problems = shape_problems(expected, given, optional)
     problems += [
         f"{n} holds {given[n].dtype}, expected floating-point numbers"
         for n in sorted(allowed & set(given))

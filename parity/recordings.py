@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from megalodon_jax.files import written_aside
+from megalodon_jax.tensor_files import file_tensors, open_safetensors
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -65,8 +65,7 @@ def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
             f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
             f"now {work}): not comparable. Run `{renew}` with the live reference."
         )
-    with safe_open(path, framework="numpy") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {name: tensor.read() for name, tensor in file_tensors(path).items()}
 
 
 def read_provenance(path: Path, renew: str) -> dict[str, Any]:
@@ -81,9 +80,9 @@ def read_provenance(path: Path, renew: str) -> dict[str, Any]:
             "reference installed."
         )
     try:
-        with safe_open(path, framework="numpy") as file:
+        with open_safetensors(path) as file:
             provenance = json.loads((file.metadata() or {})["provenance"])
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (KeyError, ValueError) as error:
         raise RecordingError(
             f"{path.name} is not a readable recording ({error!r}); restore it from version control "
             f"or run `{renew}`."

@@ -16,9 +16,7 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.megalodon.reference import why_unavailable
 from stability.core.findings import Finding, Severity
-from stability.dtype_audit import PROGRAMS, golden_findings, read_golden
-from stability.experiments.drill_report import read as read_drill
-from stability.moe import results
+from stability.dtype_audit import PROGRAMS, pinned_findings, read_pinned
 from stability.products import what_if
 from stability.storage import ema_pole_findings
 from stability.storage.diagnose import kind_of
@@ -78,7 +76,7 @@ class Probed:
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
-    """Plain data for the page, by section: "poles", "remedies", "what if", "drill"."""
+    """Plain data for the page, by section: "poles", "remedies", "what if"."""
     executed: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -146,21 +144,21 @@ def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed)
     ]
 
 
-def _dtype_golden(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+def _pinned_dtypes(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
     """Return what differs from the committed audits, the compiled view left out for its time."""
     found: list[Finding] = []
     reason = why_unavailable()
     for name, program in PROGRAMS.items():
         audit: Any = program
         torch = name.startswith("torch")
-        golden = read_golden(name)
+        pinned = read_pinned(name)
         if torch and reason is not None:
-            found.append(_left_out(name, len(golden.rows), f"torch cannot be audited: {reason}"))
+            found.append(_left_out(name, len(pinned.rows), f"torch cannot be audited: {reason}"))
             continue
         rows = audit() if torch else audit(compiled=False)
         views = {row.view for row in rows}
-        kept = [row for row in golden.rows if row.view not in views]
-        found += golden_findings(name, [*rows, *kept])
+        kept = [row for row in pinned.rows if row.view not in views]
+        found += pinned_findings(name, [*rows, *kept])
         if kept:
             why = "the compiled program is compared by `megalodon-numerics dtypes check`"
             found.append(_left_out(name, len(kept), why))
@@ -179,22 +177,12 @@ def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) 
     return what_if.findings(found), what_if.rows(found)
 
 
-def _mla_moe(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
-    """Return what was measured of the second architecture: none of it is repeated here."""
-    return [], {name: results.read(name) for name in ("defects", "training")}
-
-
-def _drill(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
-    return [], read_drill()
-
-
 PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] = {
     "survival": _survival,
     "poles": _poles,
     "remedies": _remedies,
-    "dtypes against golden": _dtype_golden,
+    "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,
-    "drill": _drill,
-    "mla_moe": _mla_moe,
 }
-"""Every probe of a night, in order; remedies are tried on what the first one found."""
+"""Every probe of a night, in order; remedies are tried on what the first one found. All of them
+measure: what a command measured once is a document (`stability.core.documents`)."""

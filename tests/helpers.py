@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
 from megalodon_jax.weights import build_model, weight_table
@@ -66,12 +68,28 @@ def same_program(case: Case) -> Callable[[str], float]:
     )
 
 
+def cli(*arguments: object, **options: Any) -> Result:
+    """What `megalodon-numerics ARGUMENTS` returns and prints; `options` as in `CliRunner`."""
+    # Not above: the model's own tests do not load what is built on it.
+    from reports.cli import main
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+
+
+def double(kind: type, **fields: Any) -> Any:
+    """An object that passes for a `kind` where types are checked, and has these fields alone."""
+    stand_in = mock.Mock(spec=kind)
+    stand_in.configure_mock(**fields)
+    mock.seal(stand_in)
+    return stand_in
+
+
 def skip_unless_computed(*names: str) -> None:
     """Skip the test, in words, where XLA cannot compute in one of these storage formats.
 
     Names of other dtypes, such as "float32", are none of these and always computed.
     """
-    # Not above: the model's own tests do not load what is built on it.
+    # Not above, as in `cli`.
     from stability.core.number_formats import FORMATS
     from stability.core.rounding import check_conversion
 

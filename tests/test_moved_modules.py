@@ -7,6 +7,14 @@ import importlib
 import pytest
 
 MOVED = {
+    "megalodon_jax.gemm": (
+        "megalodon_jax.quantization.products",
+        ("BACKENDS", "Backend", "check_widths", "gemm", "operands", "path_of", "product"),
+    ),
+    "megalodon_jax.quantize": (
+        "megalodon_jax.quantization.formats",
+        ("MX", "Scaled", "deepseek", "key_from", "mx", "nearest", "nvfp4", "stochastic"),
+    ),
     "parity.taps": ("parity.megalodon.intermediates", ("capture", "computed", "stages")),
     "stability.diagnose": ("stability.storage.diagnose", ("report",)),
     "stability.guard": ("stability.recovery.guard", ("GuardConfig", "guard")),

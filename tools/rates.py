@@ -19,7 +19,7 @@ from reports.store.manifest import Device, Environment, Manifest, SuiteResult
 from reports.store.runs import Run
 from reports.verdict.decide import Decision, Word, decide
 from reports.verdict.history import Key, Past
-from reports.verdict.pinned import Golden, golden_of
+from reports.verdict.pins import Pin, pin_of
 
 LEVEL, TOLERANCE, NOISE = 1e-6, 4e-6, 0.1
 """A value well inside its tolerance, and the relative noise of one that does not repeat."""
@@ -127,17 +127,17 @@ def measure(scenario: Scenario, histories: int, seed: int = 0) -> Rate:
 
 def _nights(scenario: Scenario, rng: np.random.Generator) -> Iterator[tuple[int, Decision]]:
     """Yield the verdict of each night, judged as `reports.registry.lookup.judge` does; negative
-    before the event. The golden is blessed in the middle of the quiet nights.
+    before the event. The pinned baseline is pinned in the middle of the quiet nights.
     """
     values: list[float] = []
-    pinned: tuple[Golden, ...] = ()
+    pinned: tuple[Pin, ...] = ()
     before = None
     for night in range(-QUIET, scenario.nights):
         value = scenario.value(rng, night)
         run = _run(value, scenario.repeats)
         seen = {} if scenario.repeats else {KEY: Past(tuple(values[-NOISE_WINDOW:]), True)}
         if len(values) == NOISE_WINDOW:
-            pinned = (golden_of(run, seen, "synthetic", "2026-11-20"),)
+            pinned = (pin_of(run, seen, "synthetic", "2026-11-20"),)
         if len(values) >= NOISE_WINDOW:
             yield night, decide(run, before, seen, pinned)
         values.append(value)

@@ -190,16 +190,16 @@ def lose(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What one host's nights say beside the blessed run."""
+    """What one host's nights say beside the pinned run."""
 
     host: str
     verdicts: tuple[str, str, str]
     """Live, recorded, and with the loss of accuracy."""
     tests: str
     compared: int
-    """Levels compared with the blessed run, live."""
+    """Levels compared with the pinned run, live."""
     megalodon: tuple[float, float]
-    """Least and largest ratio of a typical level to the blessed one, live."""
+    """Least and largest ratio of a typical level to the pinned one, live."""
     second: tuple[float, float]
     excess: float
     """The furthest level, live or recorded, as a share of what passes, in ln."""

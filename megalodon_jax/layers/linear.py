@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.gemm import check_widths, gemm
 from megalodon_jax.layers.entry import check_inputs, check_sizes
+from megalodon_jax.quantization.products import check_widths, gemm
 
 Tree = TypeVar("Tree")
 
@@ -30,7 +30,7 @@ def matmul(
     By default the operands are rounded to `compute_dtype`. Rounding only what the multiplier reads,
     and nothing that is added afterwards, is what keeps bfloat16 compute below the error of an
     autocast that stores every activation in bfloat16. Any other backend quantises the operands as
-    they are, and those of both gradients (`megalodon_jax.gemm`).
+    they are, and those of both gradients (`megalodon_jax.quantization.products`).
 
     Raises:
         ValueError: an operand is in 8 bits or fewer already, or in float16.

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import (
     checkpoint_file,
     load_from_pretrained,
+    open_tensors,
     read_config,
-    read_tensors,
     unprefixed,
 )
 from megalodon_jax.convert import state_dict as exported
+from megalodon_jax.tensor_files import ArrayTensor, FileTensor, Tensor
 from megalodon_jax.weights import EMBEDDING, HEAD, weight_table
 from parity.engine.measurement import Verdict
 from parity.engine.rounding_noise import row_blocks
@@ -43,81 +41,6 @@ _SILENT = frozenset(
         *("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype"),
     }
 )
-
-
-class Tensor(Protocol):
-    """A tensor that need not be in memory."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype it is stored in."""
-        ...
-
-    def read(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return it, or rows of its first axis, in the dtype it is stored in."""
-        ...
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of its first axis by index."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """A tensor in a safetensors file; the file is open only while it is read."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def read(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return the tensor or some of its rows.
-
-        Raises:
-            ValueError: the file can no longer be read.
-        """
-        # A file that stays open keeps every page that was ever read resident.
-        with _opened(self.file) as file:
-            return file.get_slice(self.name)[rows]
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows by index, reading no others."""
-        with _opened(self.file) as file:
-            part = file.get_slice(self.name)
-            return np.concatenate([part[int(row) : int(row) + 1] for row in rows])
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A tensor in memory."""
-
-    array: np.ndarray
-    stored_as: str = ""
-    """Name of the dtype it had on disk, where that was another one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype it is stored in."""
-        return self.stored_as or self.array.dtype.name
-
-    def read(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return the tensor or some of its rows, not a copy."""
-        return self.array[rows]
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows by index."""
-        return self.array[rows]
 
 
 @dataclass(frozen=True)
@@ -204,10 +127,9 @@ def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | Non
         config = read_config(file.parent / "config.json" if config is None else config)
     # What is compared is the weights: how a run multiplied them does not enter.
     config = dataclasses.replace(config, gemm_backend="default")
-    lazy = file.name.endswith(".safetensors") or file.name.endswith(".safetensors.index.json")
-    tensors = _headers(file) if lazy else {n: Held(a) for n, a in read_tensors(file).items()}
-    named = unprefixed(tensors, str(file)).items()
+    named = unprefixed(open_tensors(file), str(file)).items()
     tensors = {name: t for name, t in named if not name.endswith(_BUFFER)}
+    lazy = all(isinstance(tensor, FileTensor) for tensor in tensors.values())
     return Stored(label, path, config, tensors, lazy)
 
 
@@ -218,7 +140,7 @@ def converted(theirs: Stored) -> Stored:
         ValueError: the checkpoint does not fit its configuration.
     """
     model = load_from_pretrained(theirs.path, theirs.config)
-    tensors: dict[str, Tensor] = {n: Held(a) for n, a in exported(model).items()}
+    tensors: dict[str, Tensor] = {n: ArrayTensor(a) for n, a in exported(model).items()}
     return Stored("jax", theirs.path, theirs.config, tensors, lazy=False)
 
 
@@ -270,53 +192,6 @@ def compare_all(theirs: Stored, ours: Stored) -> Iterator[WeightRow]:
     """Compare every parameter of two checkpoints that both fit `theirs.config`."""
     for row in weight_table(theirs.config):
         yield compare_values(row.name, theirs.tensors[row.name], ours.tensors[row.name])
-
-
-def _headers(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file or of an index by name, without reading one."""
-    if not file.name.endswith(".index.json"):
-        return dict(_entries(file))
-    try:
-        places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-        shards = {name: file.parent / shard for name, shard in places.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is not a shard index with a weight_map: {error!r}") from error
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(set(shards.values())):
-        if not shard.is_file():
-            raise ValueError(f"{file} names shard {shard.name}, which is not beside it.")
-        tensors |= _entries(shard)
-    absent = sorted(name for name in shards if name not in tensors)
-    if absent:
-        raise ValueError(
-            f"{file} places {len(absent)} tensor(s) in shards that do not hold them, such as "
-            f"{absent[0]} in {shards[absent[0]].name}; index and shards are of different exports."
-        )
-    return tensors
-
-
-def _entries(file: Path) -> dict[str, Lazy]:
-    entries = {}
-    with _opened(file) as opened:
-        for name in opened.keys():  # noqa: SIM118
-            part = opened.get_slice(name)
-            stored = str(part.get_dtype())
-            dtype = _DTYPES.get(stored, stored)
-            entries[name] = Lazy(file, name, tuple(part.get_shape()), dtype)
-    return entries
-
-
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-
-
-def _opened(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{file} is not a readable safetensors file ({error}); it may be truncated: "
-            "copy or export it again."
-        ) from error
 
 
 def _equal_in_bfloat16(left: np.ndarray, right: np.ndarray) -> bool:

@@ -23,8 +23,9 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.layers.linear import matmul
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.model import MegalodonBlock
+from megalodon_jax.tensor_files import ArrayTensor
 from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves, weight_table
-from parity.checkpoint_pair.files import Held, Stored, WeightRow, compare_values
+from parity.checkpoint_pair.files import Stored, WeightRow, compare_values
 from parity.engine.rounding_noise import SEEDS, floors, moved, row_blocks
 from parity.megalodon import oracle
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate, capture
@@ -85,8 +86,8 @@ class JaxLayer:
         rows = []
         for name, leaf in module.items():
             full = prefix_of(self.index) + name
-            held = Held(np.asarray(leaf), self._ours.tensors[full].dtype)
-            rows.append(compare_values(full, theirs.tensors[full], held))
+            ours = ArrayTensor(np.asarray(leaf), self._ours.tensors[full].dtype)
+            rows.append(compare_values(full, theirs.tensors[full], ours))
         return rows
 
     def run(self, x: np.ndarray, dtype: str = "float32") -> Arrays:

@@ -46,7 +46,7 @@ class RMSNorm(eqx.Module):
 class Linear(eqx.Module):
     """`x W^T`; a narrower weight, such as float8, is widened to the dtype of `x` by name."""
 
-    weight: Float[Array, "out in"]
+    weight: Float[Array, "*experts out in"]
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
         """Map the last axis."""

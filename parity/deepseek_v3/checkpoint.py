@@ -20,8 +20,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from megalodon_jax.convert import checkpoint_file, read_tensors
-from megalodon_jax.files import written_aside
-from megalodon_jax.weights import named_leaves, replace_leaves
+from megalodon_jax.files import read_json_object, written_aside
+from megalodon_jax.weights import named_leaves, replace_leaves, shape_problems
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 
@@ -84,14 +84,7 @@ def build(
     head = held.pop(_HEAD, None) if config.tie_word_embeddings else None
     if head is not None and not np.array_equal(head, held.get(_EMBEDDING, head)):
         raise ValueError(f"{source}: {_HEAD} differs from {_EMBEDDING} although it is tied.")
-    problems = [f"missing {n} {shape}" for n, shape in expected.items() if n not in held]
-    problems += [f"unexpected {n} {held[n].shape}" for n in held if n not in expected]
-    problems += [
-        f"{n} has shape {held[n].shape}, expected {shape}"
-        for n, shape in expected.items()
-        if n in held and held[n].shape != shape
-    ]
-    if problems:
+    if problems := shape_problems(expected, held):
         raise ValueError(
             f"{source} does not fit the configuration, {len(problems)} problem(s):\n  "
             + "\n  ".join(problems[:20])
@@ -111,12 +104,7 @@ def load(folder: str | os.PathLike[str]) -> MLAMoEForCausalLM:
     file = path / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} not found: expected a DeepSeek-V3 directory.")
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file} must hold a JSON object, found {type(fields).__name__}.")
+    fields = read_json_object(file)
     if fields.get("quantization_config"):
         raise ValueError(
             f"{file}: weights are quantised in blocks with scales beside them; expand them to "

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from megalodon_jax.config import widened
@@ -51,7 +52,7 @@ class Router(eqx.Module):
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + TINY)
         return Routing(logits, chosen, weights * config.routed_scaling_factor)
 
-    def bias(self, dtype: jnp.dtype) -> Float[Array, " E"]:
+    def bias(self, dtype: DTypeLike) -> Float[Array, " E"]:
         """Return the selection bias; no gradient reaches it, load does (`balanced`)."""
         return jax.lax.stop_gradient(self.e_score_correction_bias.astype(dtype))
 

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Work:
     """The subject whose work it is: what measurements are filed under."""
 
 
+@runtime_checkable
 class Bounds(Protocol):
     """Where the tolerances come from: `parity.engine.bounds.NoiseFloors`."""
 

@@ -59,7 +59,7 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
     }
 
 
-def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
+def ulp(x: np.ndarray, dtype: str) -> np.ndarray | np.floating:
     """Return the unit in the last place of a dtype at x: the gap to the next number outward."""
     info = ml_dtypes.finfo(dtype)
     _, exponent = np.frexp(np.abs(x))

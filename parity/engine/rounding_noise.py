@@ -58,7 +58,7 @@ def moved(
 ) -> np.ndarray:
     """Return a float64 array times `1 +- roundoff`, signs at random."""
     if not value.shape:
-        return value * (1 + roundoff * (2 * rng.integers(0, 2) - 1.0))
+        return np.asarray(value * (1 + roundoff * (2 * rng.integers(0, 2) - 1.0)))
     result = np.empty_like(value)
     for rows in row_blocks(value.shape):
         signs = rng.integers(0, 2, value[rows].shape, np.int8)

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class KnownDifference:
     """The number, from what the reference does."""
 
 
+@runtime_checkable
 class Facts(Protocol):
     """A reference that knows what it does at the known differences: live or recorded."""
 

@@ -14,23 +14,33 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import autograd.numpy as np
 from autograd import value_and_grad
+from autograd.builtins import DictBox
 from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
-if TYPE_CHECKING:
-    from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.config import MegalodonConfig
 
 Array = Any
-Weights = Mapping[str, Array]
+Weights = Mapping[str, Array] | DictBox
+"""Parameters by name; a box of them while autograd differentiates by them."""
 Hook = Callable[[str, Array], Array]
 """Sees every named intermediate (`parity.megalodon.intermediates`) and returns the value to go on
 with."""
 
 VARIANCE_FLOOR = 1e-6
+
+
+@runtime_checkable
+class Lookup(Protocol):
+    """Parameters by name, of one layer or of all, in memory or read when they are asked for."""
+
+    def __getitem__(self, name: str, /) -> Array:
+        """Return a parameter in float64."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -178,7 +188,7 @@ def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> A
     return visible
 
 
-def block(ctx: Context, w: Weights, x: Array, index: int) -> Array:
+def block(ctx: Context, w: Lookup, x: Array, index: int) -> Array:
     """One layer; names in `w` are relative to `model.layers.{index}.`."""
     config, name = ctx.config, f"layers.{index}."
     u = ctx.hook(name + "timenorm", timestep_norm(ctx, x, w, "attn.timenorm.", name))
@@ -206,7 +216,7 @@ def embed(config, table: Array, ids: Array) -> Array:
     return x * math.sqrt(config.model_dim) if config.scale_emb else x
 
 
-def timestep_norm(ctx: Context, x: Array, w: Weights, prefix: str, name: str) -> Array:
+def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> Array:
     """Welford over the group means of valid tokens, one token after the other."""
     config, mask = ctx.config, ctx.mask
     B, L, D = x.shape
@@ -235,7 +245,7 @@ def timestep_norm(ctx: Context, x: Array, w: Weights, prefix: str, name: str) ->
     return y
 
 
-def complex_ema(ctx: Context, u: Array, w: Weights, name: str) -> Array:
+def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
     """`h_t = q h_{t-1} + p u_t`, `y_t = sum_n Re(gamma h_t) + omega u_t`."""
     u = u * ctx.mask[..., None] if ctx.mask_ema else u
     N = ctx.config.cema_ndim
@@ -254,7 +264,7 @@ def complex_ema(ctx: Context, u: Array, w: Weights, name: str) -> Array:
     return np.stack(out, axis=1) + w["attn.cema.omega"] * u
 
 
-def attention(ctx: Context, m: Array, u: Array, w: Weights, name: str) -> Array:
+def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
     """Causal softmax attention (B, L, E) over visible keys; scale 1, 0 where no key is visible."""
     config = ctx.config
     B, L, _ = m.shape
@@ -299,14 +309,14 @@ def rope(config, x: Array) -> Array:
     return np.concatenate([real * cos - imag * sin, imag * cos + real * sin], axis=-1)
 
 
-def layer_norm(config, y: Array, w: Weights) -> Array:
+def layer_norm(config, y: Array, w: Lookup) -> Array:
     """LayerNorm over features."""
     centred = y - np.mean(y, axis=-1, keepdims=True)
     f = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + config.norm_eps)
     return f * w["ffn.norm.weight"] + w["ffn.norm.bias"] if config.norm_affine else f
 
 
-def linear(x: Array, w: Weights, name: str) -> Array:
+def linear(x: Array, w: Lookup, name: str) -> Array:
     """`x W^T + b`."""
     return x @ w[name + ".weight"].T + w[name + ".bias"]
 

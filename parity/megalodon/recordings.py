@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from parity.engine.quantity import Quantity, Role
 from parity.megalodon import known_differences, low_precision
 from parity.megalodon.cases import CASES, Case, by_name
+from parity.megalodon.reference import LiveReference
 from parity.recordings import read, read_provenance, write
-
-if TYPE_CHECKING:
-    from parity.megalodon.reference import LiveReference
 
 FOLDER = Path(__file__).parents[1] / "data" / "recordings"
 BFLOAT16 = ".bfloat16"

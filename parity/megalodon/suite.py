@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,6 +31,7 @@ ALL = "all gates"
 """Every tensor of a case together."""
 
 
+@runtime_checkable
 class Reference(Protocol):
     """Anything that answers for megalodon-hf: live or recorded."""
 
@@ -64,6 +65,7 @@ class Reference(Protocol):
         ...
 
 
+@runtime_checkable
 class Subject(Protocol):
     """Anything that answers for the JAX model in one dtype."""
 

@@ -19,8 +19,8 @@ import equinox as eqx
 import jax
 
 from megalodon_jax.config import GemmBackend, MegalodonConfig
-from megalodon_jax.gemm import Format, path_of
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.quantization.products import Format, path_of
 from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.megalodon.reference import identity as installed
 from reports.bench.workloads import (

@@ -24,7 +24,7 @@ Exit codes:
   4  not comparable: the two sides are not the same work
   5  nothing selected: nothing was measured against a tolerance
   6  internal error"""
-RUN = "RUN is a folder, an id or its beginning, `latest`, or `blessed`, the newest blessed run."
+RUN = "RUN is a folder, an id or its beginning, `latest`, or `pinned`, the newest pinned run."
 
 
 def examples(*lines: str, codes: bool = False, about: str = "") -> str:
@@ -39,7 +39,7 @@ def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
     """Complete the name of a run from the folder given with --out."""
     root = Path(ctx.params.get("out") or "runs")
     names = [p.name for p in root.iterdir() if (p / "run.json").is_file()] if root.is_dir() else []
-    return [n for n in ("latest", "blessed", *sorted(names)) if n.startswith(incomplete)]
+    return [n for n in ("latest", "pinned", *sorted(names)) if n.startswith(incomplete)]
 
 
 runs_option = click.option(

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from megalodon_jax.gemm import Format, path_of
+from megalodon_jax.quantization.products import Format, path_of
 from parity.megalodon.recordings import FOLDER, RENEW
 from parity.megalodon.reference import identity, why_unavailable
 from parity.recordings import RecordingError, read_provenance
@@ -29,7 +29,7 @@ from reports.store.manifest import Environment
 from reports.store.runs import check_writable, list_runs
 from reports.store.schema import RunKind, StoreError
 from reports.text import count
-from reports.verdict import pinned as goldens
+from reports.verdict import pins
 from stability.core.recommendation import NEVER, recommend
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -142,25 +142,23 @@ def _runs(out: Path) -> list[Line]:
         folder = Line("folder of runs", found, lost if unreadable else "")
     except StoreError as error:
         folder = Line("folder of runs", str(out), str(error))
-    return [folder, *_blessed()]
+    return [folder, *_pinned()]
 
 
-def _blessed() -> list[Line]:
-    """Say of each blessed run how this machine differs from the one it was made on."""
-    pinned, here = goldens.load(device_kind()), _environment()
+def _pinned() -> list[Line]:
+    """Say of each pinned run how this machine differs from the one it was made on."""
+    pinned, here = pins.load(device_kind()), _environment()
     lines = []
-    for golden in pinned.goldens:
-        differs = "; ".join(_machine(here, golden)) or "nothing: it is this machine"
-        lines.append(
-            Line("blessed run", f"{golden.run}: {golden.reason} What differs here: {differs}")
-        )
-    lines += [Line("blessed run", "not used", why) for why in pinned.unusable]
-    return lines or [Line("blessed run", "none: `bless` pins one")]
+    for pin in pinned.pins:
+        differs = "; ".join(_machine(here, pin)) or "nothing: it is this machine"
+        lines.append(Line("pinned run", f"{pin.run}: {pin.reason} What differs here: {differs}"))
+    lines += [Line("pinned run", "not used", why) for why in pinned.unusable]
+    return lines or [Line("pinned run", "none: `pin` pins one")]
 
 
-def _machine(here: Environment, golden: goldens.Golden) -> tuple[str, ...]:
+def _machine(here: Environment, pin: pins.Pin) -> tuple[str, ...]:
     # Which reference a night compares with is decided when it runs.
-    return hosts.differences(here, replace(golden.environment, reference=here.reference))
+    return hosts.differences(here, replace(pin.environment, reference=here.reference))
 
 
 @cache

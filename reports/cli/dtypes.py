@@ -1,4 +1,4 @@
-"""Commands about dtypes: `dtypes renew|check|show`, the golden audits of the model and of torch."""
+"""Commands about dtypes: `dtypes renew|check|show`, the pinned rows of the model and of torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def dtypes() -> None:
 @dtypes.command(epilog=examples("dtypes renew", "dtypes renew float32"))
 @NAMES
 def renew(names: tuple[str, ...]) -> None:
-    """Write the golden audits, all that can be made here or those named."""
-    from stability.dtype_audit.golden import FOLDER, PROGRAMS, write_golden
+    """Write the pinned rows, all that can be made here or those named."""
+    from stability.dtype_audit.pinned_rows import FOLDER, PROGRAMS, write_pinned
 
     for name in _chosen(names):
         rows = PROGRAMS[name]()
-        write_golden(name, rows)
+        write_pinned(name, rows)
         click.echo(f"{FOLDER.name}/{name}.json: {len(rows)} rows")
 
 
@@ -32,8 +32,8 @@ def renew(names: tuple[str, ...]) -> None:
 @NAMES
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Print what differs from the golden audits; exit code 1 if anything does."""
-    from stability.dtype_audit.golden import PROGRAMS, changes_since
+    """Print what differs from the pinned rows; exit code 1 if anything does."""
+    from stability.dtype_audit.pinned_rows import PROGRAMS, changes_since
 
     different = 0
     for name in _chosen(names):
@@ -53,11 +53,11 @@ def check(ctx: click.Context, names: tuple[str, ...]) -> None:
 @NAMES
 def show(names: tuple[str, ...]) -> None:
     """Print committed tables side by side, one line per module, phase and family."""
-    from stability.dtype_audit.golden import PROGRAMS, read_golden
+    from stability.dtype_audit.pinned_rows import PROGRAMS, read_pinned
     from stability.dtype_audit.rows import by_view, side_by_side
 
     chosen = _known(names) or tuple(sorted(PROGRAMS))
-    tables = (by_view(name, read_golden(name).rows) for name in chosen)
+    tables = (by_view(name, read_pinned(name).rows) for name in chosen)
     for line in side_by_side({name: rows for table in tables for name, rows in table.items()}):
         click.echo(f"{line.module or '(no module)'} {line.phase} {line.family}")
         for name, cell in line.cells.items():
@@ -65,19 +65,19 @@ def show(names: tuple[str, ...]) -> None:
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `names`, each of which must be that of a golden audit."""
-    from stability.dtype_audit.golden import PROGRAMS
+    """Return `names`, each of which must be that of a pinned table."""
+    from stability.dtype_audit.pinned_rows import PROGRAMS
 
     if unknown := [name for name in names if name not in PROGRAMS]:
         known = ", ".join(sorted(PROGRAMS))
-        raise click.UsageError(f"no golden audit {', '.join(unknown)}; there are {known}.")
+        raise click.UsageError(f"no pinned rows {', '.join(unknown)}; there are {known}.")
     return names
 
 
 def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the audits asked for, or all that can be made here."""
     from parity.megalodon.reference import why_unavailable
-    from stability.dtype_audit.golden import PROGRAMS
+    from stability.dtype_audit.pinned_rows import PROGRAMS
 
     if names:
         return _known(names)

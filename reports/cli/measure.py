@@ -61,7 +61,7 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_
     """Run every suite, store the run, write its page and say the verdict.
 
     The run is compared with the newest earlier run of the same work, with what noisy values were
-    before, and with the blessed run. It is stored in a folder of its own: run.json,
+    before, and with the pinned run. It is stored in a folder of its own: run.json,
     measurements.parquet, findings.parquet and report.html.
     """
     report = progress(quiet)

@@ -28,8 +28,18 @@ from reports.cli.console import INCOMPLETE, INTERNAL_ERROR, USAGE, examples
 PROGRAM = "megalodon-numerics"
 
 
+FORMER = {"bless": "pin"}
+"""Commands by the names they had."""
+
+
 class Guarded(click.Group):
     """A group whose commands end in a clear message and the specified exit code."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return the command that was asked for; one that was renamed is answered with its name."""
+        if args and args[0] in FORMER:
+            raise click.UsageError(f"{args[0]!r} is now {FORMER[args[0]]!r}.", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; bad input, interruption and bugs each get their own exit code."""
@@ -61,7 +71,7 @@ class Guarded(click.Group):
     epilog=examples(
         "nightly",
         "gate latest",
-        "compare blessed latest",
+        "compare pinned latest",
         "history plain logits",
         "doctor",
         codes=True,

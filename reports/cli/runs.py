@@ -57,7 +57,7 @@ def list_command(out: Path, as_json: bool) -> None:
 @click.command(
     epilog=examples(
         "gate latest",
-        "gate latest --against blessed",
+        "gate latest --against pinned",
         "gate 2026-11-20 --json",
         codes=True,
         about=RUN,
@@ -68,7 +68,7 @@ def list_command(out: Path, as_json: bool) -> None:
     "--against",
     metavar="RUN",
     shell_complete=known_runs,
-    help="Judge against this run only.  [default: baseline, history and blessed run]",
+    help="Judge against this run only.  [default: baseline, history and pinned run]",
 )
 @runs_option
 @summary_option
@@ -87,7 +87,7 @@ def gate(ctx, run, against, out, summary_md, as_json) -> None:
 
 
 @click.command(
-    epilog=examples("compare blessed latest", "compare A B --json", codes=True, about=RUN)
+    epilog=examples("compare pinned latest", "compare A B --json", codes=True, about=RUN)
 )
 @click.argument("before", shell_complete=known_runs)
 @click.argument("after", shell_complete=known_runs)

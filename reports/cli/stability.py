@@ -108,23 +108,24 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the result goes.  [default: the committed one that the nightly shows]",
+    help="Where the result goes.  [default: the committed one that pages show]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @quiet_option
 def drill(steps, seed, out, as_json, quiet) -> None:
     """Train the byte-level model in float32, in bfloat16 and with each remedy; minutes."""
     unchecked()
+    from stability.core import documents
     from stability.experiments import drill as module
     from stability.experiments import drill_report
 
-    out = drill_report.FILE if out is None else out
-    drill_report.check_writable(out)
+    out = documents.path_of(documents.DRILL) if out is None else out
+    documents.check_writable(out)
     plan = module.Plan(seed=seed) if steps is None else module.Plan(seed=seed, steps=steps)
     report = progress(quiet)
     report(f"training {len(module.VARIANTS)} variants for {plan.steps} steps")
     content = drill_report.document(plan, module.run(plan, report=report))
-    drill_report.write(out, content)
+    documents.write(out, content, indent=1)
     said = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
     click.echo(said)
 

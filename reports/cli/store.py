@@ -1,4 +1,4 @@
-"""Commands about many stored runs: history, bless, prune."""
+"""Commands about many stored runs: history, pin, prune."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
 
 @click.command(
     epilog=examples(
-        'bless latest --reason "sums in float32 are ordered differently, docs/parity.md"',
+        'pin latest --reason "sums in float32 are ordered differently, docs/parity.md"',
         about=RUN,
     )
 )
@@ -107,23 +107,23 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
 @click.option("--reason", required=True, help="Why these levels are right; a reviewer reads it.")
 @runs_option
 @json_option
-def bless(run: str, reason: str, out: Path, as_json: bool) -> None:
+def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
     """Pin RUN as the one that later nights may not drift from.
 
-    Writes a file in reports/goldens for the run's machine and kind of reference: one line per case,
+    Writes a file in reports/pinned for the run's machine and kind of reference: one line per case,
     comparison and kind of quantity, to be reviewed and committed as a diff. Refused (exit code 2)
     in a tree with uncommitted changes, and for a run made in one, of only some cases, with a
     planted fault or a broken tolerance.
     """
-    from reports.registry import pin
     from reports.registry.lookup import find_run
+    from reports.registry.pin import pin_run
 
-    done = pin.bless(find_run(out, run), reason)
+    done = pin_run(find_run(out, run), reason)
     if as_json:
-        fields = {"run": done.golden.run, "path": str(done.path), "levels": len(done.golden.groups)}
+        fields = {"run": done.pin.run, "path": str(done.path), "levels": len(done.pin.groups)}
         click.echo(json.dumps(fields))
         return
-    lines = [f"blessed {done.golden.run}", *done.lines(), f"{done.path}", "review: git diff"]
+    lines = [f"pinned {done.pin.run}", *done.lines(), f"{done.path}", "review: git diff"]
     click.echo("\n".join(lines))
 
 
@@ -143,7 +143,7 @@ def bless(run: str, reason: str, out: Path, as_json: bool) -> None:
 def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     """Say which old runs can go, and delete them with --delete.
 
-    Blessed runs and the baseline of the newest run are kept however old they are, and what cannot
+    Pinned runs and the baseline of the newest run are kept however old they are, and what cannot
     be read is named and left alone.
     """
     from reports.registry import retention
@@ -166,4 +166,4 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
         click.echo("nothing was deleted yet: say --delete", err=True)
 
 
-COMMANDS = (history, bless, prune)
+COMMANDS = (history, pin, prune)

@@ -69,13 +69,15 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 def defects(ctx: click.Context) -> None:
     """Plant every defect, print which are caught, examine a fresh model; renew the page's copy."""
     unchecked()
+    from stability.core import documents
     from stability.moe import defects as module
     from stability.moe import results
     from stability.moe.examine import examine
 
     rows = module.rows()
     content = results.defect_rows(rows, examine("small", 2, 128, False))
-    path = results.write("defects", content)
+    path = documents.path_of(documents.DEFECTS)
+    documents.write(path, content)
     click.echo(f"{results.defect_markdown(content)}\n\n{path}")
     ctx.exit(OK if all(row.caught for row in rows) else REGRESSED)
 
@@ -85,11 +87,13 @@ def defects(ctx: click.Context) -> None:
 def train(quiet: bool) -> None:
     """Break a short training run, with and without the guard; renew the page's curves."""
     unchecked()
+    from stability.core import documents
     from stability.moe import results, training
 
     plan = training.Plan()
     content = training.document(plan, training.run(plan, progress(quiet)))
-    path = results.write("training", content)
+    path = documents.path_of(documents.TRAINING)
+    documents.write(path, content)
     click.echo(f"{results.training_markdown(content)}\n\n{path}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import pytest
 
@@ -64,6 +64,7 @@ def numerics(request: pytest.FixtureRequest) -> Record:
 
 
 @pytest.hookimpl(wrapper=True)
+@no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     """Attach what a test measured to its report, in types that survive a trip between processes."""
     report = yield

@@ -58,7 +58,7 @@ class Outcome:
     """None for a shard, which is judged when all of them are merged."""
     folder: Path
     held: tuple[str, ...] = ()
-    """One line for each run that levels were held against, and each golden that could not be."""
+    """One line for each run that levels were held against, and each pin that could not be."""
 
     @property
     def page(self) -> Path:

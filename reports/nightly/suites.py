@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from megalodon_jax.gemm import BACKENDS
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.deviation import Deviations
 from parity.engine.measurement import Measurement, Verdict

@@ -15,6 +15,7 @@ from parity.engine.measurement import Kind
 from reports.page import svg
 from reports.page.sections import (
     architectures,
+    documents,
     facts,
     heat,
     marks,
@@ -117,7 +118,6 @@ def render(run: Run, decision: Decision, history: History) -> str:
     script = "\n".join(
         (_HERE / name).read_text("utf-8") for name in ("page.js", "records.js", "keys.js")
     )
-    drilled = manifest.stability.get("drill")
     context = {
         "style": Markup((_HERE / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),
@@ -153,7 +153,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "survival": probes.survival(run),
         "audits": probes.audits(run),
         "remedies": precision.remedies(run),
-        "poles": precision.poles(run, drilled),
+        "poles": precision.poles(run, documents.drill(run)),
         "drill": precision.drill(run),
         "formats": what_if.section(run),
         "architectures": architectures.architectures(run),

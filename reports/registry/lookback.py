@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from reports.store.manifest import Manifest, parse_manifest
@@ -151,7 +152,7 @@ def _matched(pattern: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, 
     return files, [(str(folder), why) for folder, why in unreadable]
 
 
-def sparkline(values: Sequence[float]) -> str:
+def sparkline(values: Sequence[float] | np.ndarray) -> str:
     """Return values as a line of block characters from their least to their largest."""
     finite = [v for v in values if v == v and abs(v) != float("inf")]
     if not finite:

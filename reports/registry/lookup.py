@@ -16,7 +16,7 @@ from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.text import contrast, count, edge_name, for_json, metric_name
-from reports.verdict import pinned as goldens
+from reports.verdict import pins
 from reports.verdict.anchors import anchored, find_anchors
 from reports.verdict.changes import Change
 from reports.verdict.decide import Decision, ExitCode, decide
@@ -49,7 +49,7 @@ class Listed:
 
 
 def find_run(root: Path, name: str) -> Path:
-    """Return the folder of a run: a path, its id, the beginning of its id, `latest` or `blessed`.
+    """Return the folder of a run: a path, its id, the beginning of its id, `latest` or `pinned`.
 
     `latest` is the newest run that has a verdict: a bench or a shard has none.
 
@@ -59,10 +59,12 @@ def find_run(root: Path, name: str) -> Path:
     if (Path(name) / MANIFEST).is_file():
         return Path(name)
     stored, _ = list_runs(root)
+    if name == "blessed":
+        raise StoreError("a pinned run is now named 'pinned', not 'blessed'")
     if name == "latest":
         found = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
-    elif name == "blessed":
-        ids = goldens.blessed()
+    elif name == "pinned":
+        ids = pins.pinned_ids()
         found = [run.folder for run in stored if run.manifest.id in ids][-1:]
     else:
         found = [run.folder for run in stored if run.folder.name.startswith(name)]
@@ -117,34 +119,34 @@ class JudgedRun:
 
 
 def judge(root: Path, run: Run) -> JudgedRun:
-    """Return a run's verdict by its history under `root`, by blessed runs of its class of device,
-    and by the oldest healthy run of its own machine where nobody blessed one there.
+    """Return a run's verdict by its history under `root`, by pinned runs of its class of device,
+    and by the oldest healthy run of its own machine where nobody pinned one there.
 
     Raises:
         StoreError: the root cannot be listed.
     """
     history = load_history(root, run)
-    pinned = goldens.load(run.manifest.environment.device.kind)
-    own = own_goldens(root, run, pinned)
-    decision = decide(run, history.baseline, history.past, (*own, *pinned.goldens))
-    unusable = [(goldens.FOLDER, why) for why in pinned.unusable]
+    pinned = pins.load(run.manifest.environment.device.kind)
+    own = own_pins(root, run, pinned)
+    decision = decide(run, history.baseline, history.past, (*own, *pinned.pins))
+    unusable = [(pins.FOLDER, why) for why in pinned.unusable]
     history = replace(history, unreadable=(*history.unreadable, *unusable))
     return JudgedRun(run, decision, history)
 
 
-def own_goldens(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[goldens.Golden, ...]:
-    """Return the anchor of a run's machine; none where a blessed run of that machine is."""
+def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
+    """Return the anchor of a run's machine; none where a pinned run of that machine is."""
     mine = fingerprint(run.manifest.environment)
-    if any(golden.fingerprint == mine for golden in pinned.goldens):
+    if any(pin.fingerprint == mine for pin in pinned.pins):
         return ()
     return anchored(anchors_of(root, run, pinned))
 
 
-def anchors_of(root: Path, run: Run, pinned: goldens.Pinned) -> tuple[Run, ...]:
+def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
     """Return the oldest healthy runs of a run's machine: those that pass without an anchor."""
 
     def healthy(old: Run) -> bool:
-        return decide(old, None, {}, pinned.goldens).exit_code is ExitCode.PASS
+        return decide(old, None, {}, pinned.pins).exit_code is ExitCode.PASS
 
     return find_anchors(root, run, healthy)
 
@@ -164,7 +166,7 @@ def judged(folder: Path, against: Path | None = None) -> JudgedRun:
 def held_against(found: JudgedRun) -> list[str]:
     """Return one line for each run whose levels a run was held against, and why others were not."""
     lines = [f"held against {text}" for text in found.decision.against]
-    return lines + [why for folder, why in found.history.unreadable if folder == goldens.FOLDER]
+    return lines + [why for folder, why in found.history.unreadable if folder == pins.FOLDER]
 
 
 def page_of(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Blessing: a person says that a run is good, and the diff of a text file says what that means.
+"""Pinning: a person says that a run is good, and the diff of a text file says what that means.
 
 Source: docs/reports.md "Command line".
 """
@@ -14,25 +14,25 @@ from reports.provenance.environment import git_state
 from reports.registry.lookup import measured
 from reports.store.schema import RunKind, StoreError
 from reports.text import number
-from reports.verdict import pinned
+from reports.verdict import pins
 from reports.verdict.decide import ExitCode, decide
 from reports.verdict.history import load_history
 from reports.verdict.levels import Group, Level
-from reports.verdict.pinned import Golden
+from reports.verdict.pins import Pin
 
 
 @dataclass(frozen=True)
-class Blessing:
-    """A golden that was written, and how it differs from the one before."""
+class PinDiff:
+    """A pinned baseline that was written, and how it differs from the one before."""
 
-    golden: Golden
+    pin: Pin
     path: Path
-    before: Golden | None
+    before: Pin | None
 
     def lines(self) -> list[str]:
         """Say what the diff shows: levels that moved, came and went, the largest move first."""
         old: Mapping[Group, Level] = self.before.groups if self.before else {}
-        new = self.golden.groups
+        new = self.pin.groups
         moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
         moved = {group: ratio for group, ratio in moved.items() if ratio != 1.0}
         came, went = new.keys() - old.keys(), old.keys() - new.keys()
@@ -43,12 +43,12 @@ class Blessing:
         return said
 
 
-def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Blessing:
+def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:
     """Pin a stored nightly as the one that later nights may not drift from.
 
     Raises:
         StoreError: no reason; a tree with uncommitted changes, here or when the run was made; a run
-            that is not whole, holds a planted fault or breaks a tolerance; an unwritable golden.
+            that is not whole, holds a planted fault or breaks a tolerance; an unwritable folder.
     """
     if not reason.strip():
         raise StoreError("expected a reason that a reviewer can judge, received none; say --reason")
@@ -56,7 +56,7 @@ def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Bles
     if commit is None or dirty:
         state = "has uncommitted changes" if dirty else "is not a git checkout"
         raise StoreError(
-            f"expected a clean checkout, so that the diff is the blessing alone, but the tree "
+            f"expected a clean checkout, so that the diff is the pinning alone, but the tree "
             f"{state}; commit or stash first"
         )
     run = measured(folder)
@@ -74,14 +74,14 @@ def bless(folder: Path, reason: str, goldens_folder: Path | None = None) -> Bles
         raise StoreError(f"expected a whole, healthy nightly, but {run.id} {'; '.join(why)}")
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     past = load_history(folder.parent, run).past
-    golden = pinned.golden_of(run, past, reason.strip(), today)
-    path = pinned.file_of(golden, goldens_folder)
-    before = pinned.read(path)
+    pin = pins.pin_of(run, past, reason.strip(), today)
+    path = pins.file_of(pin, pins_folder)
+    before = pins.read(path)
     try:
-        pinned.write(golden, path)
+        pins.write(pin, path)
     except OSError as error:
         raise StoreError(
             f"expected a folder that can be written at {path.parent}, but "
-            f"{error.strerror or error}; nothing was blessed"
+            f"{error.strerror or error}; nothing was pinned"
         ) from error
-    return Blessing(golden, path, before)
+    return PinDiff(pin, path, before)

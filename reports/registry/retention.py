@@ -15,7 +15,7 @@ from reports.provenance.host import fingerprint
 from reports.registry.lookup import anchors_of
 from reports.store.runs import RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MEASUREMENTS, StoreError
-from reports.verdict import pinned as goldens
+from reports.verdict import pins
 from reports.verdict.history import load_history
 
 
@@ -30,7 +30,7 @@ class Plan:
 
 
 def plan(root: Path, keep: int) -> Plan:
-    """Keep the newest `keep` runs of each kind and device, blessed runs, baselines of these, and
+    """Keep the newest `keep` runs of each kind and device, pinned runs, baselines of these, and
     the anchor of every machine.
 
     What cannot be read is never deleted: somebody may still want to restore it.
@@ -42,7 +42,7 @@ def plan(root: Path, keep: int) -> Plan:
         device = run.manifest.environment.device.kind
         groups.setdefault((run.kind, device), []).append(run)
     newest = {run.folder for runs in groups.values() for run in runs[-keep:]}
-    blessed, baselines = goldens.blessed(), _baselines(root, groups.values())
+    pinned, baselines = pins.pinned_ids(), _baselines(root, groups.values())
     anchors = _anchors(root, stored)
     goes: list[Path] = []
     spared: list[tuple[Path, str]] = []
@@ -50,8 +50,8 @@ def plan(root: Path, keep: int) -> Plan:
         name = run.manifest.id
         if run.folder in newest:
             continue
-        if name in blessed:
-            spared.append((run.folder, "blessed"))
+        if name in pinned:
+            spared.append((run.folder, "pinned"))
         elif name in anchors:
             spared.append((run.folder, f"anchor of the machine of {anchors[name]}"))
         elif name in baselines:
@@ -81,9 +81,9 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
             newest[run.kind, machine] = run
     found: dict[str, str] = {}
     for (_, machine), run in newest.items():
-        pinned = goldens.load(run.manifest.environment.device.kind)
+        pinned = pins.load(run.manifest.environment.device.kind)
         read = read_run(run.folder)
-        if any(golden.fingerprint == machine for golden in pinned.goldens):
+        if any(pin.fingerprint == machine for pin in pinned.pins):
             continue
         # The first run of a machine is the anchor of its next one.
         for old in anchors_of(root, read, pinned) or (read,):

@@ -1,6 +1,6 @@
 """The anchor of a machine: the oldest healthy night there, which later ones are held against.
 
-A machine that nobody blessed a run on still repeats itself. Comparing with the newest run would
+A machine that nobody pinned a run on still repeats itself. Comparing with the newest run would
 follow a slow drift; the oldest healthy one does not move. See docs/verdicts.md "Another machine".
 """
 
@@ -18,7 +18,7 @@ from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict.levels import Group, grouped
-from reports.verdict.pinned import Golden, golden_of
+from reports.verdict.pins import Pin, pin_of
 
 _QUERY = """
 SELECT run, todays.level AS level, count(*) AS gates
@@ -29,14 +29,14 @@ _KEY = ("case", "edge", "quantity", "metric", "identity")
 Healthy = Callable[[Run], bool]
 
 
-def anchored(chosen: Sequence[Run]) -> tuple[Golden, ...]:
-    """Return what anchors hold a run to: at most one golden, named after the oldest of them."""
+def anchored(chosen: Sequence[Run]) -> tuple[Pin, ...]:
+    """Return what anchors hold a run to: at most one pin, named after the oldest of them."""
     levels: dict[Group, Any] = {}
     for old in chosen:
-        levels = {**golden_of(old, {}).groups, **levels}
+        levels = {**pin_of(old, {}).groups, **levels}
     if not chosen:
         return ()
-    return (replace(golden_of(chosen[0], {}), groups=levels),)
+    return (replace(pin_of(chosen[0], {}), groups=levels),)
 
 
 def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:

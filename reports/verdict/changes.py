@@ -66,7 +66,7 @@ class Counts:
     fixed: int
     changed: int
     worse: int
-    """Values beyond their history and groups beyond their blessed level, within tolerance."""
+    """Values beyond their history and groups beyond their pinned level, within tolerance."""
     not_comparable: int
     not_run: int
     skipped: int
@@ -131,8 +131,8 @@ def retoleranced(before: float, now: float) -> str:
 
 
 def rescaled_change(rescaled: Rescaled, held: Held) -> Change:
-    """Return the change that the level of a group cannot be compared with a golden's, because it
-    rests on tolerances that are others now.
+    """Return the change that the level of a group cannot be compared with a pinned
+    one, because it rests on tolerances that are others now.
     """
     case, edge, kind, metric = rescaled.group
     note = f"{retoleranced(rescaled.before, rescaled.now)} since {whose(held)}"
@@ -151,7 +151,7 @@ def rescaled_change(rescaled: Rescaled, held: Held) -> Change:
 
 
 def drift_change(drift: Drift, held: Held, run: Run) -> Change:
-    """Return the change that a group of gates of `run` is which left the level of a golden."""
+    """Return the change that a group of gates of `run` is which left its pinned level."""
     case, edge, kind, metric = drift.group
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {whose(held)}"
     if not held.same:
@@ -175,11 +175,11 @@ def drift_change(drift: Drift, held: Held, run: Run) -> Change:
 
 def whose(held: Held) -> str:
     """Name the run that levels are held against, with its machine where that is another one."""
-    golden = held.golden
-    run = f"run {label(golden.run, 60)}"
+    pin = held.pin
+    run = f"run {label(pin.run, 60)}"
     if held.same:
         return f"{run} on this machine"
-    return f"{run} on {where(golden.environment)}"
+    return f"{run} on {where(pin.environment)}"
 
 
 def where(environment: Environment) -> str:

@@ -30,7 +30,7 @@ from reports.verdict.changes import (
 )
 from reports.verdict.drift import Held, hold, levels_of
 from reports.verdict.history import Past
-from reports.verdict.pinned import Golden
+from reports.verdict.pins import Pin
 
 
 class Word(StrEnum):
@@ -120,7 +120,7 @@ def decide(
     run: Run,
     baseline: Run | None,
     past: Mapping[Key, Past] | None = None,
-    goldens: Sequence[Golden] = (),
+    pins: Sequence[Pin] = (),
 ) -> Decision:
     """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
 
@@ -131,13 +131,13 @@ def decide(
             environments are equal; it still exits 0, since every tolerance holds.
         past: Earlier values of the gates that do not repeat (`reports.verdict.history`): a step
             beyond them is REGRESSED although the tolerance holds.
-        goldens: Runs whose levels it may be held against (`reports.verdict.drift.hold`), the ones
-            to be preferred first; so is a level that drifted from one of them.
+        pins: Runs whose levels it may be held against (`reports.verdict.drift.hold`), the ones to
+            be preferred first; so is a level that drifted from one of them.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
     before = levels_of(baseline, {}) if baseline else {}
-    held = hold(run, levels_of(run, past), goldens, before)
+    held = hold(run, levels_of(run, past), pins, before)
     drifted = [drift_change(drift, to, run) for to in held for drift in to.drifts]
     drifted += [rescaled_change(it, to) for to in held for it in to.rescaled]
     found = find_changes(run, baseline, past, equal=not environment)

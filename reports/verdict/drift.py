@@ -1,6 +1,6 @@
 """Drift: how far the levels of a run are from those of the runs it is held against.
 
-On the machine that a golden was made on, levels repeat, and the limits of the tolerance table
+On the machine that a baseline was pinned on, levels repeat, and the limits of the tolerance table
 apply. Another machine rounds in another order: there a level may be as far away as two independent
 draws of rounding can be. See docs/verdicts.md "Another machine".
 """
@@ -15,12 +15,12 @@ from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import differences, fingerprint
 from reports.store.runs import Run
 from reports.verdict.levels import Group, Level, Spread, levels
-from reports.verdict.pinned import Golden
+from reports.verdict.pins import Pin
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The level of one group beside a golden's; `before` and `now` are means or worst values."""
+    """The level of one group beside a pinned one; `before` and `now` are means or worst values."""
 
     group: Group
     what: str
@@ -37,7 +37,7 @@ class Drift:
 
     @property
     def excess(self) -> float:
-        """Distance from the golden as a share of what passes, in ln: 1 is at the limit."""
+        """Distance from the pinned baseline as a share of what passes, in ln: 1 is at the limit."""
         return abs(math.log(self.ratio)) / math.log(self.limit)
 
     @property
@@ -57,17 +57,17 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class Held:
-    """A run held against one golden."""
+    """A run held against one pinned baseline."""
 
-    golden: Golden
+    pin: Pin
     same: bool
     """Whether both were made on equal machines, with the same kind of reference."""
     differs: tuple[str, ...]
-    """How this run's machine and reference differ from the golden's."""
+    """How this run's machine and reference differ from the pinned baseline's."""
     levels: int
     """How many levels the run has."""
     compared: tuple[Drift, ...]
-    """Two per level of the same work, `typical` and `worst`, the furthest from the golden first."""
+    """Two per level of the same work, `typical` and `worst`, the furthest from its pin first."""
     rescaled: tuple[Rescaled, ...] = ()
     """Levels of the same work that could not be compared: their tolerances changed."""
 
@@ -107,15 +107,15 @@ def limit(base: float, deviation: float, same: bool) -> float:
 
 
 def rescaled(
-    now: Mapping[Group, Level], golden: Golden, before: Mapping[Group, Level]
+    now: Mapping[Group, Level], pin: Pin, before: Mapping[Group, Level]
 ) -> tuple[Rescaled, ...]:
     """Return the levels of the same work that rest on tolerances which changed.
 
-    A golden that does not hold its tolerances is taken to have had those of `before`.
+    A pinned baseline that does not hold its tolerances is taken to have had those of `before`.
     """
     found = []
     for group, level in now.items():
-        pinned = golden.groups.get(group)
+        pinned = pin.groups.get(group)
         if pinned is None or pinned.work != level.work:
             continue
         then = pinned if pinned.tolerance else before.get(group, level)
@@ -125,12 +125,12 @@ def rescaled(
 
 
 def compare(
-    now: Mapping[Group, Level], golden: Golden, same: bool, without: Collection[Group] = ()
+    now: Mapping[Group, Level], pin: Pin, same: bool, without: Collection[Group] = ()
 ) -> tuple[Drift, ...]:
-    """Return how far each level of the same work is from the golden's, the furthest first."""
+    """Return how far each level of the same work is from the pinned one, the furthest first."""
     found: list[Drift] = []
     for group, level in now.items():
-        pinned = golden.groups.get(group)
+        pinned = pin.groups.get(group)
         if pinned is None or pinned.work != level.work or group in without:
             continue
         spread = _wider(pinned.spread, level.spread)
@@ -144,37 +144,37 @@ def compare(
 
 
 def _wider(a: Spread, b: Spread) -> Spread:
-    # A golden blessed before a case was calibrated holds no spread, and so may a run.
+    # What was pinned before a case was calibrated holds no spread, and so may a run.
     return max(a[0], b[0]), max(a[1], b[1])
 
 
 def hold(
     run: Run,
     now: Mapping[Group, Level],
-    goldens: Iterable[Golden],
+    pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
 ) -> tuple[Held, ...]:
-    """Hold a run against the golden of its own machine and the newest of another, where there are.
+    """Hold a run against the pin of its own machine and the newest of another, where there are.
 
     Args:
         run: What was measured.
         now: Its levels.
-        goldens: Candidates, the ones to be preferred first.
-        before: Levels of the run's baseline, for the tolerances that a golden does not hold.
+        pins: Candidates, the ones to be preferred first.
+        before: Levels of the run's baseline, for the tolerances that a pin does not hold.
     """
     mine = fingerprint(run.manifest.environment)
     kind = run.manifest.environment.reference.kind
-    candidates = list(goldens)
+    candidates = list(pins)
     own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]
     # What was compared with the same kind of reference says more; sorting keeps the order else.
     others = [g for g in candidates if mine is None or g.fingerprint != mine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
-    def held(golden: Golden, same: bool) -> Held:
-        lost = rescaled(now, golden, before or {})
-        compared = compare(now, golden, same, {it.group for it in lost})
-        differs = differences(run.manifest.environment, golden.environment)
-        return Held(golden, same, differs, len(now), compared, lost)
+    def held(pin: Pin, same: bool) -> Held:
+        lost = rescaled(now, pin, before or {})
+        compared = compare(now, pin, same, {it.group for it in lost})
+        differs = differences(run.manifest.environment, pin.environment)
+        return Held(pin, same, differs, len(now), compared, lost)
 
     return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
 

@@ -47,7 +47,7 @@ class Level:
     worst: float
     spread: Spread = STILL
     tolerance: float = 0.0
-    """Geometric mean of the tolerances; 0 where it is not known, in goldens of earlier days."""
+    """Geometric mean of the tolerances; 0 where it is not known, in pins of earlier days."""
     floored: int = 0
     """Gates below `DRIFT_SHARE` of their tolerance, which count with that: where there are any, the
     level follows the tolerances."""
@@ -116,7 +116,7 @@ def _level(
 
 
 def _rounded(value: float) -> float:
-    # Three digits: the diff of a blessing shows what moved, not what trembled.
+    # Three digits: the diff of a pinning shows what moved, not what trembled.
     return float(f"{value:.2e}")
 
 

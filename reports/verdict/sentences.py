@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
@@ -113,18 +113,27 @@ def tightest(run: Run) -> str:
 
 
 def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]) -> str:
-    """Say what is different from the baseline of a run that passes."""
+    """Say what is different from the baseline of a run that passes, and from what is pinned."""
     if baseline is None:
-        return "There is no earlier comparable run."
+        return f"There is no earlier comparable run.{_levels(changes)}"
     name = f"run {label(baseline.id, 60)}"
     if environment:
         more = f" and {len(environment) - 1} more" if len(environment) > 1 else ""
         return f"The environment differs from {name}: {environment[0]}{more}."
-    if changes:
-        kinds = [(what, sum(c.what is what for c in changes)) for what in What]
-        listed = ", ".join(f"{number_of:,} {what}" for what, number_of in kinds if number_of)
-        return f"Since {name}: {listed}."
-    return f"Nothing changed since {name}."
+    if values := _counted([c.what for c in changes if not c.kind]):
+        return f"Since {name}: {values}.{_levels(changes)}"
+    return f"Nothing changed since {name}.{_levels(changes)}"
+
+
+def _levels(changes: Sequence[Change]) -> str:
+    """Say how the levels of groups stand against what is pinned, whichever night was before."""
+    groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
+    return f" Of levels held against a pinned run: {_counted(groups.values())}." if groups else ""
+
+
+def _counted(whats: Collection[What]) -> str:
+    listed = [(what, sum(each is what for each in whats)) for what in What]
+    return ", ".join(f"{number_of:,} {what}" for what, number_of in listed if number_of)
 
 
 def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
@@ -147,13 +156,13 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
 
 def against(held: Held) -> str:
     """Say what the levels were held against, why, and how many of them could be compared."""
-    golden = held.golden
-    why = f", blessed {label(golden.blessed, 20)} ({label(golden.reason, 80)})"
-    if not golden.blessed:
+    pin = held.pin
+    why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
+    if not pin.pinned:
         why = ", the oldest healthy run on this machine"
     count_of = f"{held.comparable:,} of {count(held.levels, 'level')} comparable"
     differs = f"; {'; '.join(label(d, 200) for d in held.differs)}" if not held.same else ""
-    return f"run {label(golden.run, 60)}{why}: {count_of}{differs}"
+    return f"run {label(pin.run, 60)}{why}: {count_of}{differs}"
 
 
 def first_night(run: Run, held: Sequence[Held]) -> str:
@@ -170,7 +179,7 @@ def first_night(run: Run, held: Sequence[Held]) -> str:
         who = " It is the first night on this machine, and the anchor of later ones"
     other = next((h for h in held if not h.same), None)
     if other is None:
-        return f"{who}; nothing could be compared: no blessed run is there."
+        return f"{who}; nothing could be compared: no pinned run is there."
     largest = other.largest
     if largest is None:
         differs = other.differs[0] if other.differs else "other work"

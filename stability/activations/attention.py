@@ -13,13 +13,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Float
 
 from megalodon_jax.layers.attention import MegalodonAttention
 from parity.megalodon.intermediates import capture
-from stability.core.findings import Finding, Severity
+from stability.activations.ranges import token_ids
+from stability.core.findings import Finding, Severity, judge
+from stability.core.number_formats import by_name
 
 WEIGHT_ERROR = 0.1
 """Relative error of a softmax weight from rounding its logit at which a warning is given."""
@@ -55,13 +56,11 @@ def measure_heads(model: Any, ids: Any, mask: Any = None) -> tuple[Heads, ...]:
     Raises:
         ValueError: `ids` are not integers (B, L), or empty.
     """
-    ids = jnp.asarray(ids)
-    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer) or not ids.size:
-        raise ValueError(
-            f"measure_heads: ids are {ids.dtype} {ids.shape}, expected integers (B, L), not empty."
-        )
+    ids = token_ids(ids, "measure_heads")
+    if not ids.size:
+        raise ValueError(f"measure_heads: ids are {ids.shape}, expected at least one token.")
     valid = jnp.ones(ids.shape, bool) if mask is None else jnp.asarray(mask, bool)
-    layers = jax.device_get(_measure(model, ids.astype(jnp.int32), valid))
+    layers = jax.device_get(_measure(model, ids, valid))
     return tuple(Heads(*layer) for layer in layers)
 
 
@@ -69,67 +68,53 @@ def attention_findings(heads: tuple[Heads, ...]) -> list[Finding]:
     """Return findings per layer and head: logits in bfloat16 and float16, and entropy."""
     findings = []
     for layer, found in enumerate(heads):
-        for head in range(found.largest.size):
+        rows = zip(found.largest, found.entropy, found.relative, strict=True)
+        for head, numbers in enumerate(rows):
             subject = f"layers.{layer}.attn head {head}"
-            findings += [
-                *(_logit(subject, float(found.largest[head]), f) for f in ("bfloat16", "float16")),
-                _entropy(subject, float(found.entropy[head]), float(found.relative[head])),
-            ]
+            largest, entropy, relative = map(float, numbers)
+            findings += [_logit(subject, largest, fmt) for fmt in ("bfloat16", "float16")]
+            findings.append(_entropy(subject, entropy, relative))
     return findings
 
 
 def weight_error(logit: float, fmt: str) -> float:
     """Return the largest relative error of exp(logit) when the logit is rounded to a format."""
-    if not np.isfinite(logit) or logit > float(ml_dtypes.finfo(fmt).max):
+    storage = by_name(fmt)
+    if not np.isfinite(logit) or logit > storage.max:
         return float("inf")
-    _, exponent = np.frexp(max(abs(logit), float(ml_dtypes.finfo(fmt).tiny)))
-    half = np.ldexp(0.5, int(exponent) - 1 - ml_dtypes.finfo(fmt).nmant)
+    _, exponent = np.frexp(max(abs(logit), storage.min_normal))
+    half = np.ldexp(0.5, int(exponent) - 1 - storage.mantissa_bits)
     return float(np.expm1(half))
 
 
 def _logit(subject: str, logit: float, fmt: str) -> Finding:
     error = weight_error(logit, fmt)
-    severity = Severity.OK
-    if error > WEIGHT_ERROR:
-        severity = Severity.ERROR if np.isinf(error) else Severity.WARNING
-        severity = Severity.NOTE if fmt == "float16" else severity
-    return Finding(
-        "attention_logit",
-        severity,
-        subject,
-        f"weight_error_{fmt}",
-        error,
-        WEIGHT_ERROR,
-        SOURCE,
-        f"largest |logit| {logit:.4g}; rounded to {fmt}, a weight is off by up to {error:.2%}",
-        ""
-        if severity is Severity.OK
-        else "take softmax in float32; a smaller learning rate for "
-        "the q/k gains and weight decay on them keep logits down",
+    severity = Severity.ERROR if np.isinf(error) else Severity.WARNING
+    severity = Severity.NOTE if fmt == "float16" else severity
+    message = f"largest |logit| {logit:.4g}; rounded to {fmt}, a weight is off by up to {error:.2%}"
+    remedy = (
+        "take softmax in float32; a smaller learning rate for the q/k gains and weight decay on "
+        "them keep logits down"
+    )
+    probe, metric = "attention_logit", f"weight_error_{fmt}"
+    return judge(
+        probe, subject, metric, error, WEIGHT_ERROR, SOURCE, message, remedy, severity=severity
     )
 
 
 def _entropy(subject: str, entropy: float, relative: float) -> Finding:
-    severity, said, remedy = Severity.OK, "", ""
+    severity, why, remedy = Severity.OK, "", ""
     if np.isnan(relative):
         severity = Severity.NOTE if np.isfinite(entropy) else Severity.ERROR
-        said = ": no query sees two keys" if np.isfinite(entropy) else ": it is not a number"
+        why = ": no query sees two keys" if np.isfinite(entropy) else ": it is not a number"
     elif relative < PEAKED:
-        severity, said = Severity.WARNING, ": it attends to a single key"
+        severity, why = Severity.WARNING, ": it attends to a single key"
         remedy = "lower the learning rate of the q/k gains, or clip logits"
     elif relative > FLAT:
-        severity, said = Severity.NOTE, ": it attends to all keys alike"
-    return Finding(
-        "attention_entropy",
-        severity,
-        subject,
-        "relative_entropy",
-        relative,
-        PEAKED,
-        ENTROPY_SOURCE,
-        f"entropy {entropy:.3g} nats, {relative:.0%} of the largest possible{said}",
-        remedy,
-    )
+        severity, why = Severity.NOTE, ": it attends to all keys alike"
+    message = f"entropy {entropy:.3g} nats, {relative:.0%} of the largest possible{why}"
+    probe, metric, source = "attention_entropy", "relative_entropy", ENTROPY_SOURCE
+    return Finding(probe, severity, subject, metric, relative, PEAKED, source, message, remedy)
 
 
 @eqx.filter_jit
@@ -154,12 +139,9 @@ def _heads(attn: MegalodonAttention, q: Array, k: Array, valid: Array) -> tuple[
     q, k = (jnp.pad(x, (*room, (0, 0), (0, 0))) for x in (q, k))
     chunks = [x.reshape(-1, C, *x.shape[2:]) for x in (q, k, jnp.pad(valid, room))]
     # One chunk at a time: the scores of all of them need not exist at once.
-    parts = jax.lax.map(_chunk, tuple(chunks))
-    largest, entropies, queries, shares, several = (
-        jnp.max(parts[0], 0),
-        *(jnp.sum(part, 0) for part in parts[1:]),
-    )
-    return largest, entropies / queries, shares / several
+    largest, *parts = jax.lax.map(_chunk, tuple(chunks))
+    entropies, queries, shares, several = (jnp.sum(part, 0) for part in parts)
+    return jnp.max(largest, 0), entropies / queries, shares / several
 
 
 def _chunk(parts: tuple[Array, Array, Array]) -> tuple[Float[Array, " H"], ...]:

@@ -6,6 +6,7 @@ one backward. Source: docs/audits.md "Activations and attention".
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,21 +14,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from megalodon_jax.weights import named_leaves
 from parity.engine.quantity import Quantity
 from parity.megalodon.intermediates import computed
 from parity.megalodon.runner import evaluate
 from stability.core.findings import Finding, Severity
+from stability.core.number_formats import by_name
 
 FORMATS = ("bfloat16", "float16")
 HEADROOM = 2.0**-4
 """A range this close to the largest number is a warning: training moves by more than that."""
 LOST_SHARE = 0.01
 """Share of the elements below the smallest subnormal at which a warning is given."""
+REPLAY = "replay the step with stability.nonfinite.replay.locate"
 SOURCE = "largest finite and smallest subnormal number of the format (IEEE 754, bfloat16)"
 
 
@@ -71,12 +73,7 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
     Raises:
         ValueError: `ids` are not integers (B, L), or `labels` have another shape.
     """
-    ids = jnp.asarray(ids)
-    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError(
-            f"measure_ranges: ids are {ids.dtype} {ids.shape}, expected integers (B, L)."
-        )
-    ids = ids.astype(jnp.int32)
+    ids = token_ids(ids, "measure_ranges")
     labels = ids if labels is None else jnp.asarray(labels, jnp.int32)
     if labels.shape != ids.shape:
         raise ValueError(
@@ -84,26 +81,37 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
         )
     mask = None if mask is None else jnp.asarray(mask, bool)
     (_, intermediates), (gradients, bars) = evaluate(model, ids, labels, mask)
-    named, order = named_leaves(gradients), computed(model.config)
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
-    def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, Array]]:
+    def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, np.ndarray]]:
         # Compiled once per size, and layers have the same: one program for all would take minutes.
         return {name: jax.device_get(_summed(jnp.ravel(array))) for name, array in arrays.items()}
 
-    def ranges(arrays: Mapping[str, Array]) -> dict[str, Range]:
-        return {name: found for name, (found, _) in summed(arrays).items()}
+    def in_order(arrays: Mapping[str, Array]) -> dict[str, Range]:
+        names = [name for name in computed(model.config) if name in arrays]
+        return {n: found for n, (found, _) in summed({n: arrays[n] for n in names}).items()}
 
-    squares: dict[str, float] = defaultdict(float)
-    by_parameter = summed(named)
+    by_parameter, squares = summed(named_leaves(gradients)), defaultdict[str, float](float)
     for name, (_, square) in by_parameter.items():
         squares[name.rpartition(".")[0] or name] += float(square)
     return Ranges(
-        ranges({name: intermediates[name] for name in order if name in intermediates}),
-        ranges({name: bars[name] for name in order if name in bars}),
+        in_order(intermediates),
+        in_order(bars),
         {name: found for name, (found, _) in by_parameter.items()},
         {name: float(np.sqrt(square)) for name, square in squares.items()},
     )
+
+
+def token_ids(ids: Any, caller: str) -> Int32[Array, "B L"]:
+    """Return token ids as int32.
+
+    Raises:
+        ValueError: they are not integers (B, L).
+    """
+    ids = jnp.asarray(ids)
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(f"{caller}: ids are {ids.dtype} {ids.shape}, expected integers (B, L).")
+    return ids.astype(jnp.int32)
 
 
 def range_findings(ranges: Ranges) -> list[Finding]:
@@ -113,98 +121,81 @@ def range_findings(ranges: Ranges) -> list[Finding]:
     of its elements below the smallest subnormal, a warning; in float16, which nothing here is
     stored in, all three are notes. Norms are notes.
     """
-    named = {**ranges.intermediates, **ranges.cotangents}
-    named |= {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
-    findings = [f for name, found in named.items() for f in _range_findings(name, found)]
-    source = 'docs/audits.md "Activations and attention"'
-    return findings + [
-        Finding(
-            "gradient_norm",
-            Severity.NOTE if np.isfinite(norm) else Severity.ERROR,
-            module,
-            "norm",
-            norm,
-            float("nan"),
-            source,
-            f"gradient norm {norm:.3g}" + _squared(norm),
-            "" if np.isfinite(norm) else "replay the step with stability.nonfinite.replay.locate",
-        )
-        for module, norm in ranges.norms.items()
+    gradients = {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
+    arrays = {**ranges.intermediates, **ranges.cotangents, **gradients}
+    return [
+        *(f for name, found in arrays.items() for f in _of_array(name, found)),
+        *(_of_norm(module, norm) for module, norm in ranges.norms.items()),
     ]
 
 
-def _squared(norm: float) -> str:
-    """Say in which narrow formats the square of a norm, as optax sums it, does not exist."""
-    square = np.square(np.float64(norm))
-    gone = [f for f in FORMATS if square > _largest(f) or 0.0 < square < _tiniest(f)]
-    return f"; its square is outside {' and '.join(gone)}" if gone else ""
+def _of_array(name: str, found: Range) -> list[Finding]:
+    probe, bad, largest = "activation_range", float(found.bad), float(found.largest)
+    if bad:
+        source = 'docs/training.md "Is everything finite?"'
+        message, error = f"{bad:.2%} of its elements are NaN or infinite already", Severity.ERROR
+        return [Finding(probe, error, name, "non_finite", bad, 0.0, source, message, REPLAY)]
+    findings = []
+    for fmt in FORMATS:
+        top, lost = by_name(fmt).max, float(found.lost[fmt])
+        severity, remedy = Severity.WARNING, ""
+        if largest > top:
+            severity, remedy = Severity.ERROR, f"keep it out of {fmt}: bfloat16 has float32's range"
+        elif largest > top * HEADROOM:
+            remedy = f"scale it down before it is stored in {fmt}"
+        elif lost > LOST_SHARE:
+            remedy = f"scale the loss up, or keep it out of {fmt}"
+        else:
+            severity = Severity.OK
+        if fmt == "float16" and severity is not Severity.OK:
+            severity = Severity.NOTE  # this project stores nothing in float16
+        message = (
+            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of its elements round to 0; "
+            f"rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}"
+        )
+        metric = f"largest_{fmt}"
+        findings.append(
+            Finding(probe, severity, name, metric, largest, top, SOURCE, message, remedy)
+        )
+    return findings
 
 
-def _range_findings(name: str, found: Range) -> list[Finding]:
-    if float(found.bad):
-        return [
-            Finding(
-                *("activation_range", Severity.ERROR, name, "non_finite", float(found.bad)),
-                *(0.0, 'docs/training.md "Is everything finite?"'),
-                f"{float(found.bad):.2%} of its elements are NaN or infinite already",
-                "replay the step with stability.nonfinite.replay.locate",
-            )
-        ]
-    return [_one_format(name, found, fmt) for fmt in FORMATS]
-
-
-def _one_format(name: str, found: Range, fmt: str) -> Finding:
-    top, largest, lost = _largest(fmt), float(found.largest), float(found.lost[fmt])
-    severity, remedy = Severity.OK, ""
-    if largest > top:
-        severity, remedy = Severity.ERROR, f"keep it out of {fmt}: bfloat16 has float32's range"
-    elif largest > top * HEADROOM:
-        severity, remedy = Severity.WARNING, f"scale it down before it is stored in {fmt}"
-    elif lost > LOST_SHARE:
-        severity, remedy = Severity.WARNING, f"scale the loss up, or keep it out of {fmt}"
-    if fmt == "float16" and severity is not Severity.OK:
-        severity = Severity.NOTE  # this project stores nothing in float16
-    return Finding(
-        "activation_range",
-        severity,
-        name,
-        f"largest_{fmt}",
-        largest,
-        top,
-        SOURCE,
-        f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of its elements round to 0; "
-        f"rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}",
-        remedy,
-    )
-
-
-def _largest(fmt: str) -> float:
-    return float(ml_dtypes.finfo(fmt).max)
-
-
-def _tiniest(fmt: str) -> float:
-    return float(ml_dtypes.finfo(fmt).smallest_subnormal)
+def _of_norm(module: str, norm: float) -> Finding:
+    # optax sums squares in the gradients' own dtype: the square of the norm must exist there.
+    square, formats = np.square(np.float64(norm)), map(by_name, FORMATS)
+    gone = [f.name for f in formats if square > f.max or 0.0 < square < f.min_subnormal]
+    outside = f"; its square is outside {' and '.join(gone)}" if gone else ""
+    message = f"gradient norm {norm:.3g}{outside}"
+    source, metric = 'docs/audits.md "Activations and attention"', "norm"
+    severity, remedy = (Severity.NOTE, "") if np.isfinite(norm) else (Severity.ERROR, REPLAY)
+    nan = math.nan
+    return Finding("gradient_norm", severity, module, metric, norm, nan, source, message, remedy)
 
 
 @jax.jit
 def summary(x: Array) -> Range:
     """Return the range of an array of any shape; what is not finite counts in `bad` alone."""
     wide = x.astype(jnp.float32)
-    size = max(x.size, 1)
-    fine = jnp.isfinite(wide)
-    magnitude = jnp.where(fine, jnp.abs(wide), 0.0)
-    seen = magnitude > 0
+    finite = jnp.isfinite(wide)
+    magnitude = jnp.where(finite, jnp.abs(wide), 0.0)
+    nonzero = magnitude > 0
+    top = jnp.max(magnitude, initial=0.0)
+    # Scaled by the largest: a square of 1e20 is not a float32.
+    scale = jnp.maximum(top, jnp.finfo(jnp.float32).tiny)
 
     def share(flags: Array) -> Array:
-        return jnp.sum(flags, dtype=jnp.float32) / size
+        return jnp.sum(flags, dtype=jnp.float32) / max(x.size, 1)
 
     return Range(
-        largest=jnp.max(magnitude, initial=0.0),
-        smallest=jnp.min(jnp.where(seen, magnitude, jnp.inf), initial=jnp.inf),
-        rms=_rms(magnitude),
-        bad=share(~fine),
+        largest=top,
+        smallest=jnp.min(jnp.where(nonzero, magnitude, jnp.inf), initial=jnp.inf),
+        rms=scale * jnp.sqrt(jnp.mean(jnp.square(magnitude / scale))),
+        bad=share(~finite),
         # Half the smallest subnormal is a tie and rounds to 0, the even one.
-        lost={f: share(seen & (magnitude <= _half_tiniest(f))) for f in FORMATS},
+        lost={
+            f: share(nonzero & (magnitude <= np.float32(by_name(f).min_subnormal / 2)))
+            for f in FORMATS
+        },
     )
 
 
@@ -212,13 +203,3 @@ def summary(x: Array) -> Range:
 def _summed(x: Array) -> tuple[Range, Array]:
     """Return the range of an array, and the sum of its squares in float32."""
     return summary(x), jnp.sum(jnp.square(x.astype(jnp.float32)))
-
-
-def _half_tiniest(fmt: str) -> np.float32:
-    return np.float32(_tiniest(fmt) / 2)
-
-
-def _rms(magnitude: Array) -> Array:
-    # Scaled by the largest: a square of 1e20 is not a float32.
-    top = jnp.maximum(jnp.max(magnitude, initial=0.0), jnp.finfo(jnp.float32).tiny)
-    return top * jnp.sqrt(jnp.mean(jnp.square(magnitude / top)))

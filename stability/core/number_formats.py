@@ -59,7 +59,7 @@ class Format:
         """Bytes of one stored number, outside of packed arrays."""
         return self.dtype.itemsize
 
-    def clamp(self, x: np.ndarray) -> np.ndarray:
+    def clamp(self, x: np.ndarray | np.floating) -> np.ndarray:
         """Return float32 values with finite ones beyond the range moved to its end.
 
         A cast to e4m3 turns them into NaN, so every cast here clamps first.
@@ -67,15 +67,15 @@ class Format:
         x = np.asarray(x, np.float32)
         return np.where(np.isfinite(x), np.clip(x, -self.max, self.max), x)
 
-    def encode(self, x: np.ndarray) -> np.ndarray:
+    def encode(self, x: np.ndarray | np.floating) -> np.ndarray:
         """Round float32 values to this format's dtype, ties to even, saturating."""
         return self.clamp(x).astype(self.dtype)
 
-    def round(self, x: np.ndarray) -> np.ndarray:
+    def round(self, x: np.ndarray | np.floating) -> np.ndarray:
         """Round float32 values to the nearest number of this format, ties to even; float32 out."""
         return self.encode(x).astype(np.float32)
 
-    def spacing(self, x: np.ndarray) -> np.ndarray:
+    def spacing(self, x: np.ndarray) -> np.ndarray | np.floating:
         """Distance from each |x| to the next larger number of the format; float64."""
         _, exponent = np.frexp(np.abs(np.asarray(x, np.float64)))
         normal = np.maximum(exponent - 1, self.min_exponent)

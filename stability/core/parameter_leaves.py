@@ -18,14 +18,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.convert import checkpoint_file, read_tensors
+from megalodon_jax.convert import checkpoint_file, open_tensors
 from megalodon_jax.weights import HEAD, Role, named_leaves, role_of, weight_table
 
-_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_STORED |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _BUFFER = "inner.rope.inv_freq"
 _MEGALODON = re.compile(
     r"lm_head\.weight|model\.(embed|norm|layers\.\d+\.(attn|ffn))\..+", flags=re.ASCII
@@ -75,7 +72,8 @@ def leaves_of(source: Any) -> dict[str, Leaf]:
     if isinstance(source, Mapping) and any(isinstance(x, Leaf) for x in source.values()):
         leaves = dict(source)
     elif isinstance(source, (str, os.PathLike)):
-        leaves = _from_file(checkpoint_file(Path(source)))
+        tensors = open_tensors(checkpoint_file(Path(source)))
+        leaves = {n: Leaf(n, t.shape, t.dtype, t.read) for n, t in tensors.items()}
     elif isinstance(source, Mapping) and any(_is_tensor(t) for t in source.values()):
         leaves = {n: _from_tensor(n, t) for n, t in source.items() if _is_tensor(t)}
     else:
@@ -197,31 +195,3 @@ def _from_tensor(name: str, tensor: Any) -> Leaf:
         return (held.float() if dtype.startswith(("bfloat", "float8")) else held).numpy()
 
     return Leaf(name, tuple(tensor.shape), dtype, load)
-
-
-def _from_file(file: Path) -> dict[str, Leaf]:
-    if file.suffix != ".safetensors":
-        return {n: _from_array(n, a) for n, a in read_tensors(file).items()}
-    # A file that stays open keeps every page that was read resident, so each read opens it.
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            parts = {n: opened.get_slice(n) for n in opened.keys()}  # noqa: SIM118
-            return {
-                n: Leaf(
-                    n,
-                    tuple(part.get_shape()),
-                    _STORED.get(str(part.get_dtype()), str(part.get_dtype()).lower()),
-                    lambda n=n: _read_one(file, n),
-                )
-                for n, part in parts.items()
-            }
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a readable safetensors file ({error}); it may be truncated: "
-            "copy or export it again."
-        ) from error
-
-
-def _read_one(file: Path, name: str) -> np.ndarray:
-    with safe_open(file, framework="numpy") as opened:
-        return opened.get_tensor(name)

@@ -13,18 +13,18 @@ from functools import lru_cache
 import jax
 import numpy as np
 
-from megalodon_jax import quantize
+from megalodon_jax.quantization import formats
 from stability.core.number_formats import Format
 
 
 def nearest(x: jax.Array, fmt: Format) -> jax.Array:
-    """Round float32 values to the nearest number of `fmt` (`megalodon_jax.quantize.nearest`)."""
-    return quantize.nearest(x, fmt.dtype)
+    """Round float32 values to the nearest number of `fmt` (`quantization.formats.nearest`)."""
+    return formats.nearest(x, fmt.dtype)
 
 
 def stochastic(x: jax.Array, fmt: Format, key: jax.Array) -> jax.Array:
-    """Round float32 values to a neighbour in `fmt` (`megalodon_jax.quantize.stochastic`)."""
-    return quantize.stochastic(x, fmt.dtype, key)
+    """Round float32 values to a neighbour in `fmt` (`quantization.formats.stochastic`)."""
+    return formats.stochastic(x, fmt.dtype, key)
 
 
 @lru_cache(maxsize=16)

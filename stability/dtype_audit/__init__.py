@@ -1,15 +1,21 @@
 """In which dtypes a model computes: the jaxpr, the compiled program, torch, and a policy for all.
 
 `audit_step` and `audit_model` make a table, `load_policy().check` says what it breaks, and
-`golden_findings` what changed since the committed one.
+`pinned_findings` what changed since the committed one.
 """
 
-from stability.dtype_audit.golden import (
-    PROGRAMS,
-    changes_since,
+# Their former names, which programs may still import.
+from stability.dtype_audit.golden import (  # noqa: F401
     golden_findings,
     read_golden,
     write_golden,
+)
+from stability.dtype_audit.pinned_rows import (
+    PROGRAMS,
+    changes_since,
+    pinned_findings,
+    read_pinned,
+    write_pinned,
 )
 from stability.dtype_audit.policy import Policy, load_policy
 from stability.dtype_audit.programs import (
@@ -36,10 +42,10 @@ __all__ = [
     "changes_since",
     "diff",
     "dtype_findings",
-    "golden_findings",
     "load_policy",
     "module_of",
-    "read_golden",
+    "pinned_findings",
+    "read_pinned",
     "side_by_side",
-    "write_golden",
+    "write_pinned",
 ]

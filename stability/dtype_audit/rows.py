@@ -1,7 +1,7 @@
 """The audit's table: which dtypes an operation reads, writes and adds up in, by module.
 
 One row stands for all equations that agree in everything but where exactly they stand. Line numbers
-are shown and not compared: a golden table outlives an edit above the line. Source:
+are shown and not compared: pinned rows outlive an edit above the line. Source:
 docs/audits.md "The dtype audit".
 """
 
@@ -136,7 +136,7 @@ def from_json(values: Iterable[Sequence[Any]]) -> tuple[Row, ...]:
         if len(entry) != len(COLUMNS) + 2:
             raise ValueError(
                 f"audit table: an entry has {len(entry)} fields, expected {len(COLUMNS) + 2} "
-                f"({', '.join(COLUMNS)}, count, trips); renew the golden audits."
+                f"({', '.join(COLUMNS)}, count, trips); renew the pinned rows."
             )
         named: dict[str, Any] = dict(zip(COLUMNS, entry, strict=False))
         inputs = tuple(named.pop("inputs").split(",")) if named["inputs"] else ()

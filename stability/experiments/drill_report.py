@@ -1,37 +1,28 @@
 """What a training drill says: plain data that is stored as JSON, and a conclusion in words.
 
-`stability/data/drill.json` is the committed drill of the byte-level model; the nightly shows it.
+`stability/data/drill.json` is the committed drill of the byte-level model, a document that pages
+show (`stability.core.documents`).
 Every sentence of the conclusion follows from the numbers. Source: docs/stability.md "Training
 drill".
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from megalodon_jax.files import written_aside
+from stability.core.documents import SCHEMA, versions
 from stability.experiments.drill import Outcome, Plan
-from stability.experiments.train import read_text
+from stability.experiments.train import text_identity
 from stability.storage.ema_pole_findings import QUANTILES
 from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
 
-FILE = Path(__file__).parents[1] / "data" / "drill.json"
-SCHEMA = 1
 SAME_LOSS = 0.005
 """Largest difference in held-out loss, relative to float32, that is called none. Other seeds move
 float32's own loss by up to 3 % (2.334, 2.404 and 2.384 from seeds 0, 1 and 2)."""
-RENEW = "megalodon-numerics drill"
-_PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy")
 
 
 def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -40,63 +31,16 @@ def document(plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     Numbers that are not finite become None, which is what JSON has for them. Losses are in nats per
     byte, memory in steps.
     """
-    text, held_out = read_text()
     entries = [_entry(outcome) for outcome in outcomes]
     return {
         "schema": SCHEMA,
         "plan": asdict(plan),
-        "text": "pydoc_data.topics",
-        "text_sha256": hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest(),
-        "versions": {"python": platform.python_version()}
-        | {name: metadata.version(name) for name in _PACKAGES},
+        **text_identity(),
+        "versions": versions(),
         "quantiles": list(QUANTILES),
         "variants": entries,
         "conclusion": conclusion(entries),
     }
-
-
-def check_writable(path: Path) -> None:
-    """Insist that a drill can be put there, before minutes of training rather than after.
-
-    Raises:
-        FileNotFoundError: the folder is not there.
-        PermissionError: nothing can be written into it.
-    """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}; create it first.")
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"{path}: nothing can be written into {path.parent}; pass --out.")
-
-
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a drill aside, then put it in place; an interruption leaves the old one standing.
-
-    Raises:
-        FileNotFoundError: the folder is not there.
-        PermissionError: nothing can be written into it.
-    """
-    check_writable(path)
-    with written_aside(path) as aside:
-        aside.write_text(json.dumps(content, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-
-
-def read(path: Path = FILE) -> dict[str, Any]:
-    """Return a stored drill.
-
-    Raises:
-        ValueError: it is not there, not readable, or not of this schema.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        schema, names = content["schema"], [v["name"] for v in content["variants"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"drill {path.name} cannot be read ({error!r}); run `{RENEW}`.") from error
-    if schema != SCHEMA or not names:
-        raise ValueError(
-            f"drill {path.name} has schema {schema!r} and {len(names)} variants, expected "
-            f"{SCHEMA} and at least one; run `{RENEW}`."
-        )
-    return content
 
 
 def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:

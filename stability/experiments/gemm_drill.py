@@ -16,7 +16,7 @@ import numpy as np
 
 from megalodon_jax.config import GemmBackend
 from megalodon_jax.convert import load_from_pretrained, read_config
-from megalodon_jax.gemm import BACKENDS
+from megalodon_jax.quantization.products import BACKENDS
 from parity.megalodon.cases import BYTE_LM
 from parity.tolerances import TRAINED_LOSS
 from stability.experiments.chart import line_chart

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from megalodon_jax.convert import save_safetensors
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
+from stability.core.documents import versions
 
 BYTE_LM_CONFIG = MegalodonConfig(
     vocab_size=256,
@@ -83,6 +82,13 @@ def read_text() -> tuple[np.ndarray, np.ndarray]:
         np.frombuffer("\n\n".join(train).encode(), np.uint8),
         np.frombuffer("\n\n".join(held_out).encode(), np.uint8),
     )
+
+
+def text_identity() -> dict[str, str]:
+    """Return name and hash of the text, as documents record it: the library changes with Python."""
+    text, held_out = read_text()
+    digest = hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest()
+    return {"text": "pydoc_data.topics", "text_sha256": digest}
 
 
 def optimiser(recipe: Recipe) -> optax.GradientTransformation:
@@ -157,17 +163,13 @@ def train(config: MegalodonConfig, recipe: Recipe, console: Console):
 
 def record(config: MegalodonConfig, recipe: Recipe, curves: dict[str, list[float]]) -> dict:
     """Return what `training.json` says: recipe, curves, text and versions."""
-    text, held_out = read_text()
-    packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
     return {
         **asdict(recipe),
         **curves,
         "final_val_loss": curves["val_loss"][-1],
         "unit": "nats per byte",
-        "text": "pydoc_data.topics",
-        "text_sha256": hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest(),
-        "versions": {"python": platform.python_version()}
-        | {name: metadata.version(name) for name in packages},
+        **text_identity(),
+        "versions": versions(),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ from jaxtyping import Array, Float
 from parity.deepseek_v3.attention import Attention
 from parity.engine.metrics import relative_l2
 from parity.tolerances import ABSORBED
-from stability.core.findings import Finding, Severity
-from stability.moe.observe import Observed, largest_scores, positions_of, said
+from stability.core.findings import Finding, Severity, judge
+from stability.moe.observe import Observed, largest_scores, positions_of
 
 PROBE = "latent attention"
 TAU = 100.0
@@ -32,18 +33,16 @@ OWN = "this project's threshold, stability/moe/attention_probe.py"
 Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
 
 
-def attention_findings(found: Observed, tau: float = TAU) -> list[Finding]:
+def attention_findings(observed: Observed, tau: float = TAU) -> list[Finding]:
     """Return findings per layer: logits by head, low-rank products, absorbed MLA."""
     findings = []
-    for i, block in enumerate(found.model.model.layers):
-        largest = np.asarray(
-            largest_scores(block.self_attn, found.intermediates[f"layers.{i}.attn_norm"])
-        )
-        name = f"layers.{i}.self_attn"
+    for i, block in enumerate(observed.model.model.layers):
+        name, x = f"layers.{i}.self_attn", observed.intermediates[f"layers.{i}.attn_norm"]
+        largest = np.asarray(largest_scores(block.self_attn, x))
         findings += [
             score_finding(name, largest, tau),
             *rank_findings(name, block.self_attn),
-            absorbed_finding(name, block.self_attn, found.intermediates[f"layers.{i}.attn_norm"]),
+            absorbed_finding(name, block.self_attn, x),
         ]
     return findings
 
@@ -53,13 +52,13 @@ def score_finding(name: str, largest: Float[np.ndarray, " H"], tau: float = TAU)
     factors = clip_factors(largest, tau)
     heads = int(np.sum(factors < 1))
     worst = float(factors.min(initial=1.0))
-    return said(
-        *(PROBE, name, "largest_logit", float(np.max(largest)), tau),
-        "QK-clip's tau (Kimi K2)",
+    message = (
         f"largest attention logit {np.max(largest):.3g} (head {int(np.argmax(largest))}); QK-clip "
-        f"scales {heads} of {largest.size} heads, by {worst:.3g} at least",
-        "apply qk_clip after the optimiser step",
+        f"scales {heads} of {largest.size} heads, by {worst:.3g} at least"
     )
+    source, remedy = "QK-clip's tau (Kimi K2)", "apply qk_clip after the optimiser step"
+    most = float(np.max(largest))
+    return judge(PROBE, name, "largest_logit", most, tau, source, message, remedy)
 
 
 def clip_factors(largest: Float[np.ndarray, " H"], tau: float = TAU) -> Float[np.ndarray, " H"]:
@@ -86,7 +85,8 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
     def scaled(weight: Array, rows: Array) -> Array:
         return (weight.astype(jnp.float32) * rows.reshape(-1, 1)).astype(weight.dtype)
 
-    def weights(a: Attention) -> tuple[Array, Array]:
+    # `eqx.tree_at` calls it with something else at the leaves.
+    def weights(a: Attention) -> tuple[Any, Any]:
         last = a.q_b_proj if a.q_proj is None else a.q_proj
         assert last is not None
         return last.weight, a.kv_b_proj.weight
@@ -112,12 +112,16 @@ def clip_findings(
     wanted = np.minimum(before, tau)
     off = float(np.max(np.abs(after - wanted) / np.abs(wanted)))
     return [
-        said(
-            *(PROBE, name, "clip_error", off, ABSORBED["float32"]),
+        judge(
+            PROBE,
+            name,
+            "clip_error",
+            off,
+            ABSORBED["float32"],
             "a head's largest logit after QK-clip is min(S, tau)",
             f"after QK-clip at tau {tau:.3g} a head's largest logit is off by {off:.2g}",
             "scale the rotary queries by the whole factor; the rotary key belongs to all heads",
-            grave=Severity.ERROR,
+            severity=Severity.ERROR,
         )
     ]
 
@@ -133,8 +137,8 @@ def rank_findings(name: str, attention: Attention) -> list[Finding]:
     return [f for which, *parts in pairs for f in _product(f"{name}.{which}", *parts)]
 
 
-def _product(name: str, down: Array, gain: Array, up: Array) -> list[Finding]:
-    a, g, b = (np.asarray(x, np.float64) for x in (down, gain, up))
+def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
+    a, g, b = (np.asarray(x, np.float64) for x in (down, norm, up))
     scaled = b * g
     # Two small factorisations: the product itself may be thousands wide.
     values = np.linalg.svd(np.linalg.qr(scaled).R @ np.linalg.qr(a.T).R.T, compute_uv=False)
@@ -144,20 +148,16 @@ def _product(name: str, down: Array, gain: Array, up: Array) -> list[Finding]:
     expand = np.linalg.svd(scaled, compute_uv=False)
     peak = float(expand[0] / math.sqrt(np.mean(expand**2)))
     drawn = 1.0 + math.sqrt(len(a) / len(b))
+    size = f"effective rank {rank * len(a):.1f} of {len(a)}; largest singular value {values[0]:.3g}"
+    raise_rank = "lower the learning rate of the low-rank matrices, or raise the rank"
+    gain = (
+        f"one direction of the latent is amplified {peak:.2f} times the root mean square; "
+        f"random entries give {drawn:.2f}"
+    )
+    widen = "keep the low-rank matrices wide: their dtype is not the place to save bytes"
     return [
-        said(
-            *(PROBE, name, "effective_rank", rank, LEAST_RANK, OWN),
-            f"effective rank {rank * len(a):.1f} of {len(a)}; largest singular value "
-            f"{values[0]:.3g}",
-            "lower the learning rate of the low-rank matrices, or raise the rank",
-            least=True,
-        ),
-        said(
-            *(PROBE, name, "amplification", peak / drawn, MOST_GAIN, OWN),
-            f"one direction of the latent is amplified {peak:.2f} times the root mean square; "
-            f"random entries give {drawn:.2f}",
-            "keep the low-rank matrices wide: their dtype is not the place to save bytes",
-        ),
+        judge(PROBE, name, "effective_rank", rank, LEAST_RANK, OWN, size, raise_rank, least=True),
+        judge(PROBE, name, "amplification", peak / drawn, MOST_GAIN, OWN, gain, widen),
     ]
 
 
@@ -171,13 +171,11 @@ def absorbed_finding(name: str, attention: Attention, x: Float[Array, "B L D"]) 
     """
     expanded, absorbed = (np.asarray(_attended(attention, x, a), np.float64) for a in (False, True))
     off = relative_l2(absorbed, expanded)
-    return said(
-        *(PROBE, name, "absorbed_error", off, ABSORBED.get(x.dtype.name, 0.0)),
-        "parity/tolerances.py",
-        f"absorbed and expanded attention differ by {off:.2g} in {x.dtype.name}",
-        "queries go through the keys' rows of kv_b_proj, results through the values'",
-        grave=Severity.ERROR,
-    )
+    bound, source = ABSORBED.get(x.dtype.name, 0.0), "parity/tolerances.py"
+    message = f"absorbed and expanded attention differ by {off:.2g} in {x.dtype.name}"
+    remedy = "queries go through the keys' rows of kv_b_proj, results through the values'"
+    error = Severity.ERROR
+    return judge(PROBE, name, "absorbed_error", off, bound, source, message, remedy, severity=error)
 
 
 @eqx.filter_jit

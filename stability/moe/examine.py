@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -20,11 +21,11 @@ import numpy as np
 from parity.deepseek_v3.checkpoint import abstract, load
 from parity.deepseek_v3.config import MLAMoEConfig, by_size
 from parity.deepseek_v3.model import MLAMoEForCausalLM, generate
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, Severity, judge
 from stability.experiments.train import read_text, windows
 from stability.moe.attention_probe import TAU, attention_findings, clip_findings
 from stability.moe.fixed_bugs import bug_findings
-from stability.moe.observe import Observed, observe, said
+from stability.moe.observe import Observed, observe
 from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
@@ -35,7 +36,7 @@ COPIES = 2.5
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found."""
+    """The findings on one model, and how long they took."""
 
     what: str
     findings: list[Finding]
@@ -93,41 +94,44 @@ def examine(
     model = FP8.apply(model) if fp8 else model
     ids = _text(batch, length, model.config.vocab_size)
     say(f"forward on {batch} x {length} tokens")
-    found = observe(model, ids)
-    findings = [*forward_findings(found), *findings, *router_findings(found)]
+    observed = observe(model, ids)
+    findings = [*forward_findings(observed), *findings, *router_findings(observed)]
     say("attention, generation, fixed bugs")
-    findings += [*attention_findings(found), *generation_findings(model, ids), *bug_findings(model)]
+    findings += [
+        *attention_findings(observed),
+        *generation_findings(model, ids),
+        *bug_findings(model),
+    ]
     if not fp8:
         first = model.model.layers[0].self_attn
-        findings += clip_findings(
-            "layers.0.self_attn", first, found.intermediates["layers.0.attn_norm"], TAU
-        )
+        x = observed.intermediates["layers.0.attn_norm"]
+        findings += clip_findings("layers.0.self_attn", first, x, TAU)
     storage = FP8.name if fp8 else "float32"
     what = f"{named}, {count:,} parameters, {storage}, {batch} x {length} tokens"
     return Examination(what, findings, time.perf_counter() - clock)
 
 
-def forward_findings(found: Observed) -> list[Finding]:
+def forward_findings(observed: Observed) -> list[Finding]:
     """Return whether every intermediate and the logits are finite, and of the text's shape."""
-    bad = [n for n, x in found.intermediates.items() if not bool(jnp.all(jnp.isfinite(x)))]
+    bad = [n for n, x in observed.intermediates.items() if not bool(jnp.all(jnp.isfinite(x)))]
     first = bad[0] if bad else "all intermediates"
-    shape = (*found.ids.shape, found.model.config.vocab_size)
-    same = found.intermediates["logits"].shape == shape
+    source = "the guide's NaN and Inf check of every forward pass"
+    message = f"{len(bad)} of {len(observed.intermediates)} intermediates hold NaN or infinity"
+    remedy = "replay the step with a lower learning rate, or clip activations (activation_limit)"
+    expected = (*observed.ids.shape, observed.model.config.vocab_size)
+    shape = observed.intermediates["logits"].shape
     return [
-        said(
-            *("forward", first, "non_finite", float(len(bad)), 0.0),
-            "the guide's NaN and Inf check of every forward pass",
-            f"{len(bad)} of {len(found.intermediates)} intermediates hold NaN or infinity",
-            "replay the step with a lower learning rate, or clip activations (activation_limit)",
-            grave=Severity.ERROR,
-        ),
-        said(
-            *("forward", "logits", "shape_is_right", float(same), 1.0),
+        _error("forward", first, "non_finite", float(len(bad)), 0.0, source, message, remedy),
+        _error(
+            "forward",
+            "logits",
+            "shape_is_right",
+            float(shape == expected),
+            1.0,
             "(batch, block, vocabulary)",
-            f"logits are {found.intermediates['logits'].shape}",
-            f"expected {shape}",
+            f"logits are {shape}",
+            f"expected {expected}",
             least=True,
-            grave=Severity.ERROR,
         ),
     ]
 
@@ -138,27 +142,34 @@ def generation_findings(model: MLAMoEForCausalLM, ids: jax.Array) -> list[Findin
     inside = bool(jnp.all((text >= 0) & (text < model.config.vocab_size)))
     whole = inside and text.shape == (len(ids), PROMPT + NEW_TOKENS)
     config = model.config
-    kept = config.kv_lora_rank + config.qk_rope_head_dim
+    latent = config.kv_lora_rank + config.qk_rope_head_dim
     plain = 2 * config.num_attention_heads * config.v_head_dim
     return [
-        said(
-            *("generation", "generate", "continued", float(whole), 1.0, "the guide's test script"),
-            f"{NEW_TOKENS} tokens from a cache of {kept} numbers a token and layer; heads would "
+        _error(
+            "generation",
+            "generate",
+            "continued",
+            float(whole),
+            1.0,
+            "the guide's test script",
+            f"{NEW_TOKENS} tokens from a cache of {latent} numbers a token and layer; heads would "
             f"need {plain}",
             "compare the cached logits with those of the whole text",
             least=True,
-            grave=Severity.ERROR,
         )
     ]
 
 
+_error = partial(judge, severity=Severity.ERROR)
+
+
 def _fresh(config: MLAMoEConfig) -> MLAMoEForCausalLM:
     needed = COPIES * 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(abstract(config)))
-    held = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > held:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
         raise ValueError(
             f"a fresh model of this size needs about {needed / 2**30:.0f} GiB, this machine has "
-            f"{held / 2**30:.0f} GiB; choose a smaller --size."
+            f"{memory / 2**30:.0f} GiB; choose a smaller --size."
         )
     return eqx.filter_jit(MLAMoEForCausalLM)(config, key=jax.random.key(0))
 

@@ -16,8 +16,7 @@ from parity.deepseek_v3.model import MLP, BlockOutput, Experts, MLAMoEForCausalL
 from parity.deepseek_v3.router import Routing
 from parity.engine.jaxprs import equations
 from stability.core.dtype_rules import Policy
-from stability.core.findings import Finding, Severity
-from stability.moe.observe import said
+from stability.core.findings import Finding, Severity, judge
 from stability.moe.policy import FP8
 
 PROBE = "fixed bugs"
@@ -110,12 +109,16 @@ def reference_scatter(refusal: str, version: str) -> Finding:
         version: of transformers.
     """
     alive = "index_add_" in refusal
+    message = f"Transformers' MoE refuses float64, the fourth bug alive: {refusal}"
     return Finding(
-        *(PROBE, Severity.NOTE, f"transformers {version} DeepseekV3MoE", LIVE_BUG),
-        *(float(alive), 0.0, GUIDE.format(4)),
-        f"Transformers' MoE refuses float64, the fourth bug alive: {refusal}"
-        if alive
-        else "it runs",
+        PROBE,
+        Severity.NOTE,
+        f"transformers {version} DeepseekV3MoE",
+        LIVE_BUG,
+        float(alive),
+        0.0,
+        GUIDE.format(4),
+        message if alive else "it runs",
         "compare in float64 with its casts to float32 lifted" if alive else "",
     )
 
@@ -132,8 +135,8 @@ def fp8_promotion(model: MLAMoEForCausalLM, policy: Policy = FP8) -> Finding:
 
 
 def _verdict(n: int, name: str, metric: str, count: float, message: str, remedy: str) -> Finding:
-    args = (PROBE, name, metric, float(count), 0.0, GUIDE.format(n), message, remedy)
-    return said(*args, grave=Severity.ERROR)
+    source, error = GUIDE.format(n), Severity.ERROR
+    return judge(PROBE, name, metric, float(count), 0.0, source, message, remedy, severity=error)
 
 
 def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:

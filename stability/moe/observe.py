@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int
 from parity.deepseek_v3.attention import Attention
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from parity.engine.instrument import capture
-from stability.core.findings import Finding, Severity
 
 
 @dataclass(frozen=True)
@@ -57,30 +56,3 @@ def largest_scores(attention: Attention, x: Float[Array, "B L D"]) -> Float[Arra
     q_nope, q_rot = attention.queries(x, positions)
     scores = attention.scores(q_nope, q_rot, attention.compress(x, positions))
     return jnp.max(jnp.where(jnp.tril(jnp.ones((L, L), bool)), scores, -jnp.inf), axis=(0, 2, 3))
-
-
-def said(
-    probe: str,
-    subject: str,
-    metric: str,
-    value: float,
-    threshold: float,
-    source: str,
-    message: str,
-    remedy: str,
-    *,
-    least: bool = False,
-    grave: Severity = Severity.WARNING,
-) -> Finding:
-    """Return a finding that is `grave` beyond its threshold, and OK up to it; NaN is beyond it.
-
-    Args:
-        probe, subject, metric, value, threshold, source, message, remedy: as `Finding` has them;
-            the remedy is left out where nothing is wrong.
-        least: whether the threshold is the least that is right, not the most.
-        grave: severity beyond the threshold.
-    """
-    fine = value >= threshold if least else value <= threshold
-    severity = Severity.OK if fine else grave
-    args = (value, threshold, source, message, "" if fine else remedy)
-    return Finding(probe, severity, subject, metric, *args)

@@ -11,9 +11,8 @@ import numpy as np
 from megalodon_jax.weights import named_leaves
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core.dtype_rules import Policy
-from stability.core.findings import Finding
+from stability.core.findings import Finding, judge
 from stability.core.number_formats import E4M3
-from stability.moe.observe import said
 
 _ALWAYS_WIDE = (
     ("*norm.weight", "float32"),
@@ -43,14 +42,14 @@ def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
         values = np.asarray(leaf, np.float32)
         scale = 2.0 ** np.floor(np.log2(E4M3.max / max(float(np.abs(values).max()), 1e-30)))
         off, scaled = (_error(values, s) for s in (1.0, scale))
+        source = "3 bits of mantissa; below 2^-6 fewer (e4m3)"
+        message = (
+            f"stored in {E4M3.name} it is off by {off:.1%}; times 2^{np.log2(scale):.0f} before, "
+            f"by {scaled:.1%}"
+        )
+        remedy = "store it with a power of two as its scale"
         findings.append(
-            said(
-                *("fp8 storage", name, "relative_rms", off, MOST_LOST),
-                "3 bits of mantissa; below 2^-6 fewer (e4m3)",
-                f"stored in {E4M3.name} it is off by {off:.1%}; times 2^{np.log2(scale):.0f} "
-                f"before, by {scaled:.1%}",
-                "store it with a power of two as its scale",
-            )
+            judge("fp8 storage", name, "relative_rms", off, MOST_LOST, source, message, remedy)
         )
     return findings
 

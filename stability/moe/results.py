@@ -1,25 +1,20 @@
-"""What was measured, as the page and the documents show it: JSON beside the recordings.
+"""What commands measured of the second architecture, as JSON and as tables of docs/mla-moe.md.
 
-Each file is written by a command (`megalodon-numerics subject defects|train`) and read by the
-nightly, which repeats none of it. Parity is not among them: every night measures it.
+`megalodon-numerics subject defects|train` write the JSON (`stability.core.documents`), which pages
+show and no night repeats. Parity is not among them: every night measures it.
 """
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Callable, Iterable, Mapping
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from megalodon_jax.files import written_aside
 from parity.deepseek_v3 import comparison
 from parity.port_tolerances import PortEdge
+from stability.core.documents import versions
 from stability.moe.defects import Row
 from stability.moe.examine import Examination
 
-FOLDER = Path(__file__).parents[1] / "data" / "mla_moe"
 EDGES = (
     PortEdge.PORT32_ORIGINAL32,
     PortEdge.PORT32_PORT64,
@@ -58,7 +53,7 @@ def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Doc
         }
         for r in rows
     ]
-    content: Document = {"defects": entries, "versions": _versions()}
+    content: Document = {"defects": entries, "versions": versions()}
     if examined is not None:
         severities = [f.severity.value for f in examined.findings]
         counted = {s: severities.count(s) for s in dict.fromkeys(severities)}
@@ -109,32 +104,3 @@ def training_markdown(content: Mapping[str, Any]) -> str:
             f"| {v['rate']:g} |"
         )
     return "\n".join(lines)
-
-
-def read(name: str, folder: Path = FOLDER) -> Document:
-    """Return a stored document.
-
-    Raises:
-        ValueError: it is not there or not readable; the message names the command.
-    """
-    path = folder / f"{name}.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        verb = {"training": "train"}.get(name, name)
-        raise ValueError(
-            f"{path.name} cannot be read ({error!r}); run `megalodon-numerics subject {verb}`."
-        ) from error
-
-
-def write(name: str, content: Mapping[str, Any], folder: Path = FOLDER) -> Path:
-    """Write a document aside, then put it in place; returns its path."""
-    path = folder / f"{name}.json"
-    with written_aside(path) as aside:
-        aside.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-    return path
-
-
-def _versions() -> dict[str, str]:
-    names = ("jax", "jaxlib", "equinox", "optax", "numpy")
-    return {"python": platform.python_version()} | {n: metadata.version(n) for n in names}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,9 +28,9 @@ from parity.deepseek_v3.router import (
     z_loss,
 )
 from stability.activations.attention import WEIGHT_ERROR, weight_error
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, Severity, judge
 from stability.core.number_formats import BF16
-from stability.moe.observe import Observed, said
+from stability.moe.observe import Observed
 
 PROBE = "router"
 MOST_LOAD = 2.5
@@ -56,18 +57,19 @@ BIAS_STEPS = 2000
 OWN = "this project's threshold, stability/moe/router_probe.py"
 
 
-def router_findings(found: Observed) -> list[Finding]:
+def router_findings(observed: Observed) -> list[Finding]:
     """Return what there is to say of every sparse layer of a model on its text."""
     findings = []
-    for i, block in enumerate(found.model.model.layers):
+    for i, block in enumerate(observed.model.model.layers):
         if isinstance(block.mlp, MoE):
             name, router = f"layers.{i}.mlp.gate", block.mlp.gate
-            logits = found.intermediates[f"layers.{i}.router_logits"]
+            logits = observed.intermediates[f"layers.{i}.router_logits"]
+            inputs = observed.intermediates[f"layers.{i}.mlp_norm"]
             routing = router.route(logits)
             findings += [
                 *logit_findings(name, logits),
                 *load_findings(name, routing),
-                *choice_findings(name, logits, router, found.intermediates[f"layers.{i}.mlp_norm"]),
+                *choice_findings(name, logits, router, inputs),
                 *signal_findings(name, routing),
                 bias_finding(name, router.e_score_correction_bias.dtype),
             ]
@@ -83,28 +85,30 @@ def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
     half = logits.astype(jnp.bfloat16)
     narrow = float(jnp.mean(jnp.square(jax.nn.logsumexp(half, axis=-1))))
     off = abs(narrow - z) / z if z else 0.0
-    wide = logits.dtype.itemsize >= 4
+    source = "half a unit of bfloat16 at the largest logit, exponentiated"
+    large = f"largest |router logit| {largest:.3g}: in bfloat16 a score is off by {error:.1%}"
+    lower = "raise router_z_loss_coef, or lower the learning rate of the router"
+    narrowed = judge(
+        PROBE,
+        name,
+        "logits_in_float32",
+        float(logits.dtype.itemsize >= 4),
+        1.0,
+        "the guide's z-loss and DeepSeek-V3's router are float32",
+        f"router logits are computed in {logits.dtype.name}",
+        "widen hidden states and weight before the router's product",
+        least=True,
+        severity=Severity.ERROR,
+    )
+    size = (
+        f"z-loss {z:.4g} in float32, {math.log(experts) ** 2:.3g} of an untrained router; "
+        f"computed in bfloat16 it is off by {off:.1%}"
+    )
+    more = "raise router_z_loss_coef; where it brings NaN the guide lowers it to 0.0001"
     return [
-        said(
-            *(PROBE, name, "logit_weight_error", error, WEIGHT_ERROR),
-            "half a unit of bfloat16 at the largest logit, exponentiated",
-            f"largest |router logit| {largest:.3g}: in bfloat16 a score is off by {error:.1%}",
-            "raise router_z_loss_coef, or lower the learning rate of the router",
-        ),
-        said(
-            *(PROBE, name, "logits_in_float32", float(wide), 1.0),
-            "the guide's z-loss and DeepSeek-V3's router are float32",
-            f"router logits are computed in {logits.dtype.name}",
-            "widen hidden states and weight before the router's product",
-            least=True,
-            grave=Severity.ERROR,
-        ),
-        said(
-            *(PROBE, name, "z_loss", z, MOST_Z, OWN),
-            f"z-loss {z:.4g} in float32, {math.log(experts) ** 2:.3g} of an untrained router; "
-            f"computed in bfloat16 it is off by {off:.1%}",
-            "raise router_z_loss_coef; where it brings NaN the guide lowers it to 0.0001",
-        ),
+        judge(PROBE, name, "logit_weight_error", error, WEIGHT_ERROR, source, large, lower),
+        narrowed,
+        judge(PROBE, name, "z_loss", z, MOST_Z, OWN, size, more),
     ]
 
 
@@ -116,23 +120,13 @@ def load_findings(name: str, routing: Routing) -> list[Finding]:
     entropy = float(-np.sum(share * np.log(share)) / math.log(load.size))
     most = float(load.max() / mean)
     remedy = "raise the balancing loss or the step of the selection bias; warm up more slowly"
+    busiest = f"the busiest expert gets {most:.2f} times the mean of {mean:.0f} tokens"
+    idle = f"{dead} of {load.size} experts get no token of {load.sum():.0f} choices"
+    spread = f"entropy of the load is {entropy:.0%} of the largest possible"
     return [
-        said(
-            *(PROBE, name, "load_max_over_mean", most, MOST_LOAD, OWN),
-            f"the busiest expert gets {most:.2f} times the mean of {mean:.0f} tokens",
-            remedy,
-        ),
-        said(
-            *(PROBE, name, "dead_experts", float(dead), 0.0, OWN),
-            f"{dead} of {load.size} experts get no token of {load.sum():.0f} choices",
-            remedy,
-        ),
-        said(
-            *(PROBE, name, "load_entropy", entropy, LEAST_ENTROPY, OWN),
-            f"entropy of the load is {entropy:.0%} of the largest possible",
-            remedy,
-            least=True,
-        ),
+        judge(PROBE, name, "load_max_over_mean", most, MOST_LOAD, OWN, busiest, remedy),
+        judge(PROBE, name, "dead_experts", float(dead), 0.0, OWN, idle, remedy),
+        judge(PROBE, name, "load_entropy", entropy, LEAST_ENTROPY, OWN, spread, remedy, least=True),
     ]
 
 
@@ -153,32 +147,26 @@ def choice_findings(
 
     def flips(other: Array) -> float:
         moved = scores_of(other, router.config).astype(jnp.float32) + router.bias(jnp.float32)
-        kept = moved.astype(other.dtype).astype(jnp.float32)
-        theirs, _ = choose(kept, router.config)
+        stored = moved.astype(other.dtype).astype(jnp.float32)
+        theirs, _ = choose(stored, router.config)
         return float(jnp.mean(jnp.any(jnp.sort(chosen) != jnp.sort(theirs), axis=-1)))
 
     own, narrow = flips(logits), flips(wide.astype(jnp.bfloat16))
     unit = BF16.spacing(np.asarray(jnp.max(scores, axis=-1)))
     ties = float(np.mean(np.asarray(margin) < unit))
     exact = float(np.mean(np.asarray(margin) == 0))
+    moved = (
+        f"{own:.1%} of the tokens go to other experts than in float32; all in bfloat16, "
+        f"{narrow:.1%} would"
+    )
+    wide_remedy = "compute router logits and scores in float32"
+    near = f"{ties:.1%} of the choices are closer than a unit of bfloat16"
+    equal = f"{exact:.1%} of the choices are decided by the order of the experts alone"
     alike = "experts score alike: draw the router's rows again, or train it longer before it counts"
     return [
-        said(
-            *(PROBE, name, "flips", own, MOST_FLIPS, OWN),
-            f"{own:.1%} of the tokens go to other experts than in float32; all in bfloat16, "
-            f"{narrow:.1%} would",
-            "compute router logits and scores in float32",
-        ),
-        said(
-            *(PROBE, name, "boundary_ties", ties, MOST_TIES, OWN),
-            f"{ties:.1%} of the choices are closer than a unit of bfloat16",
-            alike,
-        ),
-        said(
-            *(PROBE, name, "exact_ties", exact, EXACT_TIES, OWN),
-            f"{exact:.1%} of the choices are decided by the order of the experts alone",
-            alike,
-        ),
+        judge(PROBE, name, "flips", own, MOST_FLIPS, OWN, moved, wide_remedy),
+        judge(PROBE, name, "boundary_ties", ties, MOST_TIES, OWN, near, alike),
+        judge(PROBE, name, "exact_ties", exact, EXACT_TIES, OWN, equal, alike),
     ]
 
 
@@ -187,19 +175,14 @@ def signal_findings(name: str, routing: Routing) -> list[Finding]:
     E, (T, k) = routing.logits.shape[-1], routing.chosen.shape
     weight = float(jnp.mean(jnp.sum(routing.weights, axis=-1)))
     each = T * k / E
+    total = f"the weights of a token's {k} of {E} experts add up to {weight:.3g}"
+    normalise = "normalise the chosen weights (norm_topk_prob), or activate more experts per token"
+    share = f"a batch of {T} tokens gives {each:.3g} to an expert on average"
+    enlarge = "activate more experts per token, or enlarge the batch: the others get no gradient"
+    at_least = partial(judge, PROBE, name, least=True)
     return [
-        said(
-            *(PROBE, name, "routed_weight", weight, LEAST_SIGNAL, OWN),
-            f"the weights of a token's {k} of {E} experts add up to {weight:.3g}",
-            "normalise the chosen weights (norm_topk_prob), or activate more experts per token",
-            least=True,
-        ),
-        said(
-            *(PROBE, name, "tokens_per_expert", each, LEAST_TOKENS, OWN),
-            f"a batch of {T} tokens gives {each:.3g} to an expert on average",
-            "activate more experts per token, or enlarge the batch: the others get no gradient",
-            least=True,
-        ),
+        at_least("routed_weight", weight, LEAST_SIGNAL, OWN, total, normalise),
+        at_least("tokens_per_expert", each, LEAST_TOKENS, OWN, share, enlarge),
     ]
 
 
@@ -209,8 +192,12 @@ def bias_finding(name: str, dtype: Any, rate: float = BIAS_RATE) -> Finding:
     load = jnp.asarray([0, 2], jnp.int32)
     pushed = jax.lax.fori_loop(0, BIAS_STEPS, lambda _, b: balanced(b, load, rate), start)
     reached, meant = float(pushed[0]), rate * BIAS_STEPS
-    return said(
-        *(PROBE, f"{name}.e_score_correction_bias", "bias_reached", reached / meant, 0.95),
+    return judge(
+        PROBE,
+        f"{name}.e_score_correction_bias",
+        "bias_reached",
+        reached / meant,
+        0.95,  # one step in twenty lost is not yet a bias that stands still
         f"{BIAS_STEPS:,} steps of {rate:g}, DeepSeek-V3's, in one direction",
         f"stored in {jnp.dtype(dtype).name} it reaches {reached:.4g} of {meant:.4g}",
         "store the selection bias in float32",
@@ -222,15 +209,19 @@ def count_finding(count: Callable[[Routing], Array]) -> Finding:
     """Return whether tokens are counted in integers, tried on 1,000 tokens for one expert."""
     tokens = 1000
     one = jnp.zeros((tokens, 1), jnp.float32)
-    got = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))
-    whole = jnp.issubdtype(got.dtype, jnp.integer) and int(got[0]) == tokens
-    return said(
-        *(PROBE, "expert counts", "counts_are_integers", float(whole), 1.0),
+    counted = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))
+    whole = jnp.issubdtype(counted.dtype, jnp.integer) and int(counted[0]) == tokens
+    return judge(
+        PROBE,
+        "expert counts",
+        "counts_are_integers",
+        float(whole),
+        1.0,
         "bfloat16 counts to 256, float16 to 2,048, float32 to 2^24",
-        f"{tokens:,} tokens are counted as {float(got[0]):,.0f}, in {got.dtype.name}",
+        f"{tokens:,} tokens are counted as {float(counted[0]):,.0f}, in {counted.dtype.name}",
         "count in int32",
         least=True,
-        grave=Severity.ERROR,
+        severity=Severity.ERROR,
     )
 
 

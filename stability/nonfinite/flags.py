@@ -14,7 +14,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from megalodon_jax.weights import named_leaves
 from parity.engine.quantity import LOSS, Quantity, Role
@@ -36,8 +35,8 @@ def finite(x: jax.Array) -> jax.Array:
 def finite_flags(tree: Any, prefix: str = "") -> Flags:
     """Return a flag per array leaf of a pytree, by `prefix` and dotted path; use it inside jit."""
     leaves = named_leaves(tree)
-    plain = {n: x for n, x in leaves.items() if not _is_key(x.dtype)}
-    return {prefix + name: finite(leaf) for name, leaf in plain.items()}
+    keys = {n for n, x in leaves.items() if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)}
+    return {prefix + name: finite(leaf) for name, leaf in leaves.items() if name not in keys}
 
 
 def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
@@ -140,7 +139,3 @@ def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]
 def _zeros(function: Callable[..., Any], *args: Any) -> dict[str, jax.Array]:
     _, intermediates = jax.eval_shape(capture(function), *args)
     return {name: jnp.zeros(x.shape, x.dtype) for name, x in intermediates.items()}
-
-
-def _is_key(dtype: DTypeLike) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

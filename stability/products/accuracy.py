@@ -19,7 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from megalodon_jax.gemm import BACKENDS, DIRECTIONS, ROTATION, Backend, gemm, operands, rotated
+from megalodon_jax.quantization.products import (
+    BACKENDS,
+    DIRECTIONS,
+    ROTATION,
+    Backend,
+    gemm,
+    operands,
+    rotated,
+)
 from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
 from parity.tolerances import PRODUCTS, UNBIASED, NoiseFloors

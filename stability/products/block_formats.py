@@ -1,8 +1,8 @@
-"""Block-scaled formats in NumPy and ml_dtypes: the truth that `megalodon_jax.quantize` is equal to.
+"""Block-scaled formats in NumPy and ml_dtypes: the truth for `quantization.formats` of the model.
 
 Written from the definitions and in another arithmetic: float64 and `frexp` where the fast one works
 on float32 bits, casts of ml_dtypes where it rounds. Every value that a float32 tensor can hold has
-a defined result. Sources: as in `megalodon_jax.quantize`.
+a defined result. Sources: as in `megalodon_jax.quantization.formats`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def blocks(x: np.ndarray, size: int) -> np.ndarray:
 
 
 def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) -> Blocks:
-    """Quantise to an MX format; `megalodon_jax.quantize.mx` says what the modes mean."""
+    """Quantise to an MX format; `quantization.formats.mx` says what the modes mean."""
     parts = blocks(x, size)
     amax = np.max(np.abs(parts), axis=-1)
     finite = np.where(np.isfinite(amax), amax, 1.0)
@@ -64,7 +64,7 @@ def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) ->
 
 
 def nvfp4(x: np.ndarray) -> Blocks:
-    """Quantise to NVFP4, to nearest; `megalodon_jax.quantize.nvfp4` has the formulas."""
+    """Quantise to NVFP4, to nearest; `quantization.formats.nvfp4` has the formulas."""
     parts = blocks(x, 16)
     amax = np.max(np.abs(parts), axis=-1)
     finite = np.isfinite(parts)
@@ -106,7 +106,7 @@ def _cast(x: Any, fmt: Format) -> np.ndarray:
     return np.clip(x, -fmt.max, fmt.max).astype(np.float32).astype(fmt.dtype)
 
 
-def _to_24_bits(x: Any) -> np.ndarray:
+def _to_24_bits(x: Any) -> np.ndarray | np.floating:
     """Round as float32 does, but with an exponent of any size."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(fraction * 2.0**24), exponent - 24)

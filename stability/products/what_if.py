@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from megalodon_jax.gemm import DIRECTIONS, ROTATION, Direction
 from megalodon_jax.layers.linear import Linear, linear_maps
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.policy import Policy
+from megalodon_jax.quantization.products import DIRECTIONS, ROTATION, Direction
 from megalodon_jax.weights import dotted
 from parity.megalodon.intermediates import capture
 from parity.tolerances import FORMAT_BOUNDS

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
 from stability.recovery.guard import GuardConfig, GuardState, Report, Verdict, wants_rollback
@@ -141,7 +142,7 @@ class Run:
 def guarded_run(
     step: Step,
     model: Any,
-    state: GuardState,
+    state: PyTree,
     data: Callable[[int], Any],
     *,
     steps: int,

@@ -8,6 +8,7 @@ run on a sample of each leaf that its name decides. Source: docs/stability.md
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_config
 from megalodon_jax.weights import HEAD
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, Severity, non_finite, notes
 from stability.core.number_formats import BF16, FORMATS, Format
 from stability.core.parameter_leaves import (
     Leaf,
@@ -37,7 +38,15 @@ from stability.storage.optimiser_state import audit_state
 from stability.storage.remedies import NOTHING, REMEDIES, SIZE, Remedy, Trial, try_remedies
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.simulate import GRADIENTS, SAMPLE, STEPS, Gradients, Survival
-from stability.storage.survival import FROZEN_SHARE, SOURCE, Prediction, measure, notes, predict
+from stability.storage.survival import (
+    FROZEN_SHARE,
+    SOURCE,
+    Prediction,
+    frozen_finding,
+    measure,
+    numbers_of,
+    predict,
+)
 from stability.storage.update_rules import AdamW, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
 
@@ -194,19 +203,15 @@ def _config_beside(source: Any) -> MegalodonConfig | None:
 def _suited(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Leaf], list[Finding]]:
     """Return the leaves that can be probed, and what is to be said of the others."""
     good, findings = {}, []
-    nan = float("nan")
     for name, leaf in leaves.items():
         if not leaf.floating:
-            said = f"{leaf.dtype}: not a floating-point parameter, not probed"
+            message = f"{leaf.dtype}: not a floating-point parameter, not probed"
+            size, nan = leaf.size, math.nan
             findings.append(
-                Finding("leaves", Severity.NOTE, name, "elements", leaf.size, nan, SOURCE, said)
+                Finding("leaves", Severity.NOTE, name, "elements", size, nan, SOURCE, message)
             )
         elif count := leaf.non_finite():
-            said = f"{count:,} of {leaf.size:,} values are NaN or infinite, not probed"
-            fix = "restore the last checkpoint without non-finite values"
-            findings.append(
-                Finding("finite", Severity.ERROR, name, "non_finite", count, 0.0, SOURCE, said, fix)
-            )
+            findings.append(non_finite(name, count, leaf.size, SOURCE, ", not probed"))
         elif leaf.size:
             good[name] = leaf
     if not good:
@@ -263,7 +268,6 @@ def _leaf_findings(
     rule: Optimiser,
     trials: Sequence[Trial],
 ) -> list[Finding]:
-    bad = narrow.frozen > FROZEN_SHARE
     stored = "stored" if leaf.dtype == fmt.name else "if it were stored"
     here = predicted[fmt.name]
     message = (
@@ -271,28 +275,12 @@ def _leaf_findings(
         f"lr {rule.lr:g} (predicted {here.frozen:.0%}), and {narrow.fidelity:.0%} of the intended "
         f"change is applied; half of them would move from lr {here.min_lr:.1e}"
     )
-    works = [t for t in trials if t.works]
-    fix = "; or ".join(t.describe() for t in works[:SHOWN]) if bad else ""
-    severity = Severity.WARNING if bad else Severity.OK
-    main = Finding(
-        "survival",
-        severity,
-        leaf.name,
-        "frozen_fraction",
-        narrow.frozen,
-        FROZEN_SHARE,
-        SOURCE,
-        message,
-        fix,
-    )
-    numbers = {
-        "predicted_frozen_fraction": here.frozen,
-        "fidelity": narrow.fidelity,
-        "fidelity_float32": control.fidelity,
-        "min_lr": here.min_lr,
-    }
+    fix = "; or ".join([t.describe() for t in trials if t.works][:SHOWN])
     others = {f"predicted_frozen_{n}": p.frozen for n, p in predicted.items() if n != fmt.name}
-    return [main, *notes("survival", leaf.name, numbers | others, SOURCE)]
+    return [
+        frozen_finding(leaf.name, narrow.frozen, message, fix),
+        *notes("survival", leaf.name, numbers_of(narrow, control, here) | others, SOURCE),
+    ]
 
 
 def _basis(

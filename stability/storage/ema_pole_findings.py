@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, judge, notes
 from stability.core.number_formats import BF16, Format
 from stability.core.parameter_leaves import sample
 from stability.storage.ema_poles import SOURCE, Poles, collapsed, find_poles, float32_error
@@ -50,32 +50,21 @@ def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS
             numbers[f"float32_error_{length}"] = float32_error(poles, length)
         narrow = poles.narrow(fmt).memory() / poles.memory()
         numbers["memory_change"] = float(np.max(np.abs(narrow - 1.0)))
-        nan = float("nan")
-        rows += [
-            Finding("poles", Severity.NOTE, layer, metric, value, nan, SOURCE, "")
-            for metric, value in numbers.items()
-        ]
+        rows += notes("poles", layer, numbers, SOURCE)
     return rows
 
 
 def _collapse(poles: Poles, fmt: Format) -> Finding:
-    share = collapsed(poles, fmt)
-    longest = 2.0 ** (fmt.mantissa_bits + 1)
-    cut = float(np.mean(poles.memory() > longest))
-    bad = share > COLLAPSED_SHARE
-    return Finding(
-        "poles",
-        Severity.WARNING if bad else Severity.OK,
-        poles.layer,
-        "collapsed_fraction",
-        share,
-        COLLAPSED_SHARE,
-        SOURCE,
+    share, longest = collapsed(poles, fmt), 2.0 ** (fmt.mantissa_bits + 1)
+    beyond = float(np.mean(poles.memory() > longest))
+    message = (
         f"with |q| stored in {fmt.name}, {share:.1%} of {poles.decay.size:,} poles never forget "
-        f"(alpha' delta' at most {2.0 ** -(fmt.mantissa_bits + 2):g}); {cut:.1%} remember longer "
-        f"than the {longest:.0f} steps it can hold",
-        "keep the EMA's parameters and q in float32, or q as log1p(-alpha' delta')" if bad else "",
+        f"(alpha' delta' at most {2.0 ** -(fmt.mantissa_bits + 2):g}); {beyond:.1%} remember "
+        f"longer than the {longest:.0f} steps it can hold"
     )
+    remedy = "keep the EMA's parameters and q in float32, or q as log1p(-alpha' delta')"
+    subject, metric = poles.layer, "collapsed_fraction"
+    return judge("poles", subject, metric, share, COLLAPSED_SHARE, SOURCE, message, remedy)
 
 
 def _phase(poles: Poles, fmt: Format, length: int) -> Finding:
@@ -83,41 +72,29 @@ def _phase(poles: Poles, fmt: Format, length: int) -> Finding:
     steps = np.minimum(poles.memory(), length)
     per_step = np.abs(poles.narrow(fmt).turns - poles.turns)
     worst = float(np.minimum(0.5, np.max(per_step * steps)))
-    bad = worst > TURN_ERROR
-    return Finding(
-        "poles",
-        Severity.WARNING if bad else Severity.OK,
-        poles.layer,
-        "phase_error_turns",
-        worst,
-        TURN_ERROR,
-        SOURCE,
+    message = (
         f"theta stored in {fmt.name} turns a pole {worst:.2g} of a turn off within its memory "
         f"(at most {length:,} steps); one that never decayed would be "
-        f"{float(np.max(poles.phase_error(length, fmt))):.2g} off",
-        "keep theta in float32" if bad else "",
+        f"{float(np.max(poles.phase_error(length, fmt))):.2g} off"
     )
+    subject, metric, remedy = poles.layer, "phase_error_turns", "keep theta in float32"
+    return judge("poles", subject, metric, worst, TURN_ERROR, SOURCE, message, remedy)
 
 
 def _wide(poles: Poles, length: int) -> Finding:
-    error = float32_error(poles, length)
     # The longest memory decides, and it is what training lengthens: the margin is worth a word.
-    bad = error > _FLOAT32_MATTERS
-    return Finding(
-        "poles",
-        Severity.WARNING if bad else Severity.OK,
-        poles.layer,
-        f"float32_error_{length}",
-        error,
-        _FLOAT32_MATTERS,
-        'docs/model.md "What float32 gets wrong"',
+    error = float32_error(poles, length)
+    source = 'docs/model.md "What float32 gets wrong"'
+    message = (
         f"with q computed in float32 the response over {length:,} steps is {error:.1e} off; the "
-        f"longest memory is {float(np.max(poles.memory())):,.0f} steps",
+        f"longest memory is {float(np.max(poles.memory())):,.0f} steps"
+    )
+    remedy = (
         "compute q^j from log1p(-alpha' delta') and exactly reduced phases, as "
         "megalodon_jax.layers.complex_ema does; other implementations will differ by this much"
-        if bad
-        else "",
     )
+    subject, metric = poles.layer, f"float32_error_{length}"
+    return judge("poles", subject, metric, error, _FLOAT32_MATTERS, source, message, remedy)
 
 
 def memory_rows(
@@ -149,31 +126,27 @@ def memory_rows(
     Raises:
         ValueError: as `find_poles`.
     """
-    rows = []
+    push, narrow, rows = Gradients(signal=1.0, uphill=True), Storage("nearest", fmt.name), []
     for layer, poles in find_poles(source).items():
         # One draw of positions for both logits: they belong to the same poles.
         alpha, delta = (_column(sample(x, layer, size)) for x in (poles.alpha, poles.delta))
         some = Poles(layer, alpha, delta, np.zeros(alpha.shape))
-        states = _states(some, optimiser, steps, fmt)
+        states = {
+            "float32": some.memory(),
+            f"q in {fmt.name}": some.memory_stored(fmt),
+            f"parameters in {fmt.name}": some.narrow(fmt).memory(),
+            "float32 after T": _trained(some, optimiser, FLOAT32, push, steps).memory(),
+            f"{fmt.name} after T": _trained(some, optimiser, narrow, push, steps).memory(),
+        }
         for state, memory in states.items():
-            after = steps if state.endswith("T") else 0
-            for q, value in zip(quantiles, _quantiles(memory, quantiles), strict=True):
-                rows.append(
-                    {"layer": layer, "quantile": q, "state": state, "steps": after, "memory": value}
-                )
+            place = {"layer": layer, "state": state, "steps": steps if state.endswith("T") else 0}
+            # Interpolating toward an infinite memory would be infinite one quantile too early.
+            values = np.quantile(memory, quantiles, method="lower")
+            rows += [
+                place | {"quantile": q, "memory": float(value)}
+                for q, value in zip(quantiles, values, strict=True)
+            ]
     return rows
-
-
-def _states(some: Poles, optimiser: Optimiser, steps: int, fmt: Format) -> dict[str, np.ndarray]:
-    push = Gradients(signal=1.0, uphill=True)
-    narrow = Storage("nearest", fmt.name)
-    return {
-        "float32": some.memory(),
-        f"q in {fmt.name}": some.memory_stored(fmt),
-        f"parameters in {fmt.name}": some.narrow(fmt).memory(),
-        "float32 after T": _trained(some, optimiser, FLOAT32, push, steps).memory(),
-        f"{fmt.name} after T": _trained(some, optimiser, narrow, push, steps).memory(),
-    }
 
 
 def _trained(
@@ -189,8 +162,3 @@ def _trained(
 
 def _column(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float64).reshape(-1, 1)
-
-
-def _quantiles(memory: np.ndarray, quantiles: tuple[float, ...]) -> list[float]:
-    # Interpolating toward an infinite memory would be infinite one quantile too early.
-    return [float(v) for v in np.quantile(memory, quantiles, method="lower")]

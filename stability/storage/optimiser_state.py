@@ -19,7 +19,7 @@ import optax
 
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import named_leaves
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, Severity, judge
 from stability.core.number_formats import BF16, FP16, format_of
 
 SOURCE = 'docs/stability.md "Optimiser state"'
@@ -81,20 +81,14 @@ def audit_global_norm(gradients: Any) -> Finding:
     bound = 2 * narrowest
     wrong = not abs(ratio - 1.0) <= bound
     dtypes = ", ".join(sorted({str(x.dtype) for x in leaves.values()}))
-    return Finding(
-        "optimiser",
-        Severity.ERROR if wrong else Severity.OK,
-        "global norm",
-        "norm_ratio",
-        ratio,
-        1.0 - bound,
-        SOURCE,
-        f"the norm of gradients in {dtypes} comes out as {got:.3g}; it is {true:.3g}",
-        "take the norm of gradients cast to float32; clipping by this one does nothing or "
-        "divides by zero"
-        if wrong
-        else "",
+    message = f"the norm of gradients in {dtypes} comes out as {got:.3g}; it is {true:.3g}"
+    remedy = (
+        "take the norm of gradients cast to float32; clipping by this one does nothing or divides "
+        "by zero"
     )
+    severity, fix = (Severity.ERROR, remedy) if wrong else (Severity.OK, "")
+    metric, least = "norm_ratio", 1.0 - bound
+    return Finding("optimiser", severity, "global norm", metric, ratio, least, SOURCE, message, fix)
 
 
 @lru_cache(maxsize=32)
@@ -121,23 +115,17 @@ def _moment(path: str, dtype: str, beta2: float) -> Finding:
     left, expected = 1.0, beta2**steps
     if dtype in (BF16.name, FP16.name, "float32"):
         left = remaining(dtype, beta2, steps)
-    # A moment that keeps twice what it should remembers gradients it was told to forget.
-    stuck = left > 2 * expected
-    return Finding(
-        "optimiser",
-        Severity.WARNING if stuck else Severity.OK,
-        path,
-        "second_moment_left",
-        left,
-        2 * expected,
-        SOURCE,
+    message = (
         f"second moment in {dtype}: after {steps:,} steps of zero gradient {left:.0%} is left, "
-        f"{expected:.0%} should be (beta2 {beta2:g})",
+        f"{expected:.0%} should be (beta2 {beta2:g})"
+    )
+    remedy = (
         "keep second moments in float32: a float32 copy of the parameters, or the wrappers of "
         "stability.storage.narrow_optimisers"
-        if stuck
-        else "",
     )
+    # A moment that keeps twice what it should remembers gradients it was told to forget.
+    most, metric = 2 * expected, "second_moment_left"
+    return judge("optimiser", path, metric, left, most, SOURCE, message, remedy)
 
 
 def _counter(path: str, dtype: str, steps: int) -> Finding:
@@ -146,20 +134,10 @@ def _counter(path: str, dtype: str, steps: int) -> Finding:
     else:
         # 2^(bits + 1) + 1 is the first integer without a representation of its own.
         last = 2.0 ** (ml_dtypes.finfo(np.dtype(_known(dtype))).nmant + 1)
-    stops = last < steps
-    return Finding(
-        "optimiser",
-        Severity.WARNING if stops else Severity.OK,
-        path,
-        "last_count",
-        last,
-        float(steps),
-        SOURCE,
-        f"step counter in {dtype} counts to {last:,.0f}",
-        "keep step counters in int32; bias correction and schedules stand still where it stops"
-        if stops
-        else "",
-    )
+    message = f"step counter in {dtype} counts to {last:,.0f}"
+    remedy = "keep step counters in int32; bias correction and schedules stand still where it stops"
+    planned, metric = float(steps), "last_count"
+    return judge("optimiser", path, metric, last, planned, SOURCE, message, remedy, least=True)
 
 
 def _known(dtype: str) -> Any:

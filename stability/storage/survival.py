@@ -8,14 +8,14 @@ docs/stability.md "Update survival".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
-from stability.core.findings import Finding, Severity
+from stability.core.findings import RESTORE, Finding, Severity, judge, notes
 from stability.core.number_formats import BF16, Format
 from stability.core.parameter_leaves import Leaf, decays, is_megalodon, leaves_of, parameters_of
 from stability.storage.simulate import (
@@ -166,7 +166,7 @@ def probe(
     leaves = leaves_of(model)
     spoiled = {n: count for n, leaf in leaves.items() if (count := leaf.non_finite())}
     if spoiled:
-        return [_not_measured(n, leaves[n], count) for n, count in spoiled.items()]
+        return [_not_measured(leaves[n], count) for n, count in spoiled.items()]
     narrow = measure(model, batches, optimiser, BF16, loss=loss)
     control = measure(model, batches, optimiser, None, loss=loss)
     megalodon = is_megalodon(leaves)
@@ -177,51 +177,40 @@ def probe(
     ]
 
 
+def _not_measured(leaf: Leaf, count: int) -> Finding:
+    message = f"not measured: {count:,} of {leaf.size:,} values are NaN or infinite"
+    return frozen_finding(leaf.name, math.nan, message, RESTORE, Severity.ERROR)
+
+
+def frozen_finding(
+    name: str, share: float, message: str, remedy: str, severity: Severity = Severity.WARNING
+) -> Finding:
+    """Return the finding on a leaf's frozen share; NaN is a share that could not be measured."""
+    threshold, metric = FROZEN_SHARE, "frozen_fraction"
+    return judge(
+        "survival", name, metric, share, threshold, SOURCE, message, remedy, severity=severity
+    )
+
+
 def survival_findings(
     leaf: Leaf, narrow: Survival, control: Survival, optimiser: Optimiser, megalodon: bool
 ) -> list[Finding]:
     """Return the finding on a leaf's frozen share, and notes with the other numbers."""
     decay = decays(leaf.name, leaf.shape, megalodon)
     predicted = predict(leaf.read(), optimiser, BF16, decay)
-    warning = narrow.frozen > FROZEN_SHARE
-    main = Finding(
-        "survival",
-        Severity.WARNING if warning else Severity.OK,
-        leaf.name,
-        "frozen_fraction",
-        narrow.frozen,
-        FROZEN_SHARE,
-        SOURCE,
+    message = (
         f"stored in bfloat16, {narrow.frozen:.0%} of its {leaf.size:,} elements never move at "
-        f"lr {optimiser.lr:g}",
-        REMEDY if warning else "",
+        f"lr {optimiser.lr:g}"
     )
-    numbers = {
+    main = frozen_finding(leaf.name, narrow.frozen, message, REMEDY)
+    return [main, *notes("survival", leaf.name, numbers_of(narrow, control, predicted), SOURCE)]
+
+
+def numbers_of(narrow: Survival, control: Survival, predicted: Prediction) -> dict[str, float]:
+    """Return by metric what is known of a leaf beside its frozen share."""
+    return {
         "predicted_frozen_fraction": predicted.frozen,
         "fidelity": narrow.fidelity,
         "fidelity_float32": control.fidelity,
         "min_lr": predicted.min_lr,
     }
-    return [main, *notes("survival", leaf.name, numbers, SOURCE)]
-
-
-def notes(probe: str, subject: str, numbers: Mapping[str, float], source: str) -> list[Finding]:
-    """Return numbers without a threshold as findings."""
-    return [
-        Finding(probe, Severity.NOTE, subject, metric, value, float("nan"), source, "")
-        for metric, value in numbers.items()
-    ]
-
-
-def _not_measured(name: str, leaf: Leaf, count: int) -> Finding:
-    return Finding(
-        "survival",
-        Severity.ERROR,
-        name,
-        "frozen_fraction",
-        float("nan"),
-        FROZEN_SHARE,
-        SOURCE,
-        f"not measured: {count:,} of {leaf.size:,} values are NaN or infinite",
-        "restore the last checkpoint without non-finite values",
-    )

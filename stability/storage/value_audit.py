@@ -15,9 +15,9 @@ from megalodon_jax.precision import (
     sensitive_leaves,
 )
 from megalodon_jax.weights import named_leaves, role_of
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, Severity, judge, non_finite
 
-NAN = float("nan")
+SOURCE = 'docs/audits.md "Stored parameters"'
 
 
 def audit_parameters(model: Any) -> list[Finding]:
@@ -28,70 +28,42 @@ def audit_parameters(model: Any) -> list[Finding]:
 def _dtypes(model: Any) -> list[Finding]:
     wrong = audit_sensitive_param_dtypes(model)
     source = 'docs/model.md "Precision": sensitive parameters stay float32'
+    remedy = (
+        "call megalodon_jax.precision.ensure_sensitive_param_dtype, and reload the checkpoint: a "
+        "cast back does not restore digits"
+    )
     rows = []
     for name, leaf in sensitive_leaves(model).items():
-        bad = name in wrong
+        bad, size = name in wrong, float(leaf.dtype.itemsize)
+        severity = Severity.ERROR if bad else Severity.OK
+        message = f"{role_of(name)}: {leaf.dtype.name}" + (", expected float32" if bad else "")
+        fix = remedy if bad else ""
         rows.append(
-            Finding(
-                "dtypes",
-                Severity.ERROR if bad else Severity.OK,
-                name,
-                "bytes_per_element",
-                float(leaf.dtype.itemsize),
-                4.0,
-                source,
-                f"{role_of(name)}: {leaf.dtype.name}" + (", expected float32" if bad else ""),
-                "call megalodon_jax.precision.ensure_sensitive_param_dtype, and reload the "
-                "checkpoint: a cast back does not restore digits"
-                if bad
-                else "",
-            )
+            Finding("dtypes", severity, name, "bytes_per_element", size, 4.0, source, message, fix)
         )
     return rows
 
 
 def _values(model: Any) -> list[Finding]:
-    rounded = audit_rounded_values(model)
-    source = 'docs/audits.md "Stored parameters"'
-    rows = []
+    rounded, rows = audit_rounded_values(model), []
+    remedy = "reload from a checkpoint that never passed through bfloat16"
     for name, leaf in sensitive_leaves(model).items():
-        bad = name in rounded
-        repeated = bool(np.all(np.asarray(leaf) == np.asarray(leaf).flat[0]))
-        clean = "one repeated value: proves nothing" if repeated else "holds values bfloat16 cannot"
+        if name in rounded:
+            message = f"all {rounded[name]:,} values are exactly bfloat16 numbers: already rounded"
+        elif np.all(np.asarray(leaf) == np.asarray(leaf).flat[0]):
+            message = "one repeated value: proves nothing"
+        else:
+            message = "holds values bfloat16 cannot"
+        bad, error = float(name in rounded), Severity.ERROR
         rows.append(
-            Finding(
-                "values",
-                Severity.ERROR if bad else Severity.OK,
-                name,
-                "already_rounded",
-                float(bad),
-                0.0,
-                source,
-                f"all {rounded[name]:,} values are exactly bfloat16 numbers: already rounded"
-                if bad
-                else clean,
-                "reload from a checkpoint that never passed through bfloat16" if bad else "",
+            judge(
+                "values", name, "already_rounded", bad, 0.0, SOURCE, message, remedy, severity=error
             )
         )
     return rows
 
 
 def _finite(model: Any) -> list[Finding]:
-    rows = []
-    for name, leaf in named_leaves(model).items():
-        count = int(np.sum(~np.isfinite(np.asarray(leaf, np.float64))))
-        if count:
-            rows.append(
-                Finding(
-                    "finite",
-                    Severity.ERROR,
-                    name,
-                    "non_finite",
-                    float(count),
-                    0.0,
-                    'docs/audits.md "Stored parameters"',
-                    f"{count:,} of {leaf.size:,} values are NaN or infinite",
-                    "restore the last checkpoint without non-finite values",
-                )
-            )
-    return rows
+    leaves = named_leaves(model)
+    counts = {n: int(np.sum(~np.isfinite(np.asarray(x, np.float64)))) for n, x in leaves.items()}
+    return [non_finite(n, count, leaves[n].size, SOURCE) for n, count in counts.items() if count]

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from megalodon_jax import MegalodonForCausalLM, traced_checks
-from megalodon_jax.gemm import gemm
 from megalodon_jax.layers import complex_ema
+from megalodon_jax.quantization.products import gemm
 from tests.helpers import EXACT, EXACT_GRADIENT, ROUNDING, model_of, rel_l2, tiny, tokens
 
 FLOORS = 2

@@ -7,13 +7,17 @@ from dataclasses import replace
 import jax
 import pytest
 
+from megalodon_jax import MegalodonForCausalLM
 from parity.megalodon.cases import BYTE_LM
 from stability import suite
+from stability.core import documents
 from stability.core.findings import Severity
-from stability.dtype_audit import read_golden
+from stability.dtype_audit import read_pinned
 from stability.suite import Checkpoint, Probed, run
+from tests.helpers import double
 
 CHECKPOINT = Checkpoint(BYTE_LM, BYTE_LM / "heldout.txt")
+MODEL = double(MegalodonForCausalLM)
 
 
 def says(*answer):
@@ -28,7 +32,7 @@ def breaks(checkpoint, model, said):
 def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broken) -> None:
     probes = dict.fromkeys(("first", "second", "third"), says([], {"rows": 1}))
     monkeypatch.setattr(suite, "PROBES", probes | {broken: breaks})
-    said = run(CHECKPOINT, None)
+    said = run(CHECKPOINT, MODEL)
     assert said.executed == 2
     assert said.failures == [f"{broken}: RuntimeError: out of luck"]
     assert broken not in said.shown
@@ -37,38 +41,32 @@ def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broke
 def test_remedies_without_survival_are_a_failure(monkeypatch) -> None:
     probes = {"survival": breaks, "remedies": suite.PROBES["remedies"]}
     monkeypatch.setattr(suite, "PROBES", probes)
-    said = run(CHECKPOINT, None)
+    said = run(CHECKPOINT, MODEL)
     assert said.executed == 0
     assert [f.partition(":")[0] for f in said.failures] == ["survival", "remedies"]
 
 
-def test_a_drill_that_cannot_be_read_is_a_failure(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(suite, "PROBES", {"drill": suite.PROBES["drill"]})
-    assert run(CHECKPOINT, None).failures == []
-
-    def missing():
-        raise ValueError("drill drill.json cannot be read")
-
-    monkeypatch.setattr(suite, "read_drill", missing)
-    assert run(CHECKPOINT, None).failures == ["drill: ValueError: drill drill.json cannot be read"]
+def test_a_document_is_no_probe() -> None:
+    """What a command measured once must not count as executed by a night."""
+    assert not {*documents.COMMANDS, "mla_moe"} & suite.PROBES.keys()
 
 
-def golden(monkeypatch, change=lambda rows: rows, reason=None):
+def pinned(monkeypatch, change=lambda rows: rows, reason=None):
     def audit(*, compiled):
         assert not compiled
-        return change([r for r in read_golden("float32").rows if r.view == "jaxpr"])
+        return change([r for r in read_pinned("float32").rows if r.view == "jaxpr"])
 
     def torch():
-        return read_golden("torch_autocast").rows
+        return read_pinned("torch_autocast").rows
 
     monkeypatch.setattr(suite, "PROGRAMS", {"float32": audit, "torch_autocast": torch})
     monkeypatch.setattr(suite, "why_unavailable", lambda: reason)
-    found, _ = suite.PROBES["dtypes against golden"](CHECKPOINT, None, Probed())
+    found, _ = suite.PROBES["dtypes against pinned rows"](CHECKPOINT, None, Probed())
     return found
 
 
 def test_audits_equal_to_the_committed_ones_are_ok_and_say_what_is_left_out(monkeypatch) -> None:
-    found = golden(monkeypatch)
+    found = pinned(monkeypatch)
     assert {f.severity for f in found} == {Severity.OK, Severity.NOTE}
     assert [f.subject for f in found if f.metric == "not_compared"] == ["float32"]
 
@@ -77,15 +75,15 @@ def test_a_row_in_another_dtype_is_an_error_with_the_same_jax_only(monkeypatch) 
     def narrowed(rows):
         return [replace(rows[0], output="bfloat16", inputs=("bfloat16",)), *rows[1:]]
 
-    found = golden(monkeypatch, narrowed)
+    found = pinned(monkeypatch, narrowed)
     assert Severity.ERROR in {f.severity for f in found}
     monkeypatch.setattr(jax, "__version__", "0.0.1")
-    found = golden(monkeypatch, narrowed)
+    found = pinned(monkeypatch, narrowed)
     assert {f.severity for f in found} == {Severity.WARNING, Severity.NOTE, Severity.OK}
 
 
 def test_a_reference_that_is_not_there_is_said(monkeypatch) -> None:
-    found = golden(monkeypatch, reason="torch is not installed")
+    found = pinned(monkeypatch, reason="torch is not installed")
     told = [f.message for f in found if f.subject == "torch_autocast"]
     assert len(told) == 1
     assert "torch is not installed" in told[0]

@@ -13,7 +13,7 @@ from reports.verdict.changes import What
 from reports.verdict.decide import Word, decide
 from reports.verdict.history import Past
 from reports.verdict.noise import step
-from reports.verdict.pinned import golden_of
+from reports.verdict.pins import pin_of
 from tests.helpers import ROOT
 from tests.reports.nights import earlier, failing, measurement, run
 from tools.rates import SCENARIOS, Scenario, measure
@@ -118,20 +118,20 @@ def test_a_step_regresses_and_says_from_what() -> None:
     assert (flaky.word, flaky.counts.changed) == (Word.PASS, 0)
 
 
-def test_a_drift_is_held_against_the_blessed_run_of_the_same_work_only() -> None:
-    golden = golden_of(run(measurement()), {}, "the first", "2026-11-01")
-    near = decide(run(measurement(value=1.29e-6)), None, {}, [golden])
-    far = decide(run(measurement(value=1.31e-6)), None, {}, [golden])
+def test_a_drift_is_held_against_the_pinned_run_of_the_same_work_only() -> None:
+    pin = pin_of(run(measurement()), {}, "the first", "2026-11-01")
+    near = decide(run(measurement(value=1.29e-6)), None, {}, [pin])
+    far = decide(run(measurement(value=1.31e-6)), None, {}, [pin])
     assert (near.word, far.word) == (Word.PASS, Word.REGRESSED)
     assert "1.31 times that of run" in far.sentence
     assert "1 of 1 level comparable" in far.against[0]
-    other = decide(run(measurement(value=1.31e-6, identity="other")), None, {}, [golden])
+    other = decide(run(measurement(value=1.31e-6, identity="other")), None, {}, [pin])
     assert (other.word, "0 of 1 level" in other.against[0]) == (Word.PASS, True)
     # A level that fell is told, and no reason to be red.
-    better = decide(run(measurement(value=0.5e-6)), None, {}, [golden])
+    better = decide(run(measurement(value=0.5e-6)), None, {}, [pin])
     assert (better.word, [c.what for c in better.changes]) == (Word.PASS, [What.BETTER])
     # Far below its tolerance a value may move freely.
-    tiny = golden_of(run(measurement(value=1e-12)), {}, "tiny", "2026-11-01")
+    tiny = pin_of(run(measurement(value=1e-12)), {}, "tiny", "2026-11-01")
     free = tolerances.DRIFT_SHARE * measurement().tolerance
     assert decide(run(measurement(value=free)), None, {}, [tiny]).word is Word.PASS
 

@@ -27,19 +27,22 @@ PROBES = (
             _SURVIVAL,
         ),
         (
-            "half_frozen_warns",
-            "a leaf of which exactly half is frozen is warned of",
-            "warning = narrow.frozen > FROZEN_SHARE",
-            "warning = narrow.frozen >= FROZEN_SHARE",
-            f"{_SURVIVAL}::test_a_leaf_is_warned_of_when_more_is_frozen_than_moves",
-        ),
-        (
             "control_stored_narrow",
             "the control in float32 is stored in bfloat16",
             "control = measure(model, batches, optimiser, None, loss=loss)",
             "control = measure(model, batches, optimiser, BF16, loss=loss)",
             f"{_SURVIVAL}",
             "plain",
+        ),
+    ),
+    *of(
+        "stability/core/findings.py",
+        (
+            "half_frozen_warns",
+            "a leaf of which exactly half is frozen is warned of",
+            "else value <= threshold:",
+            "else value < threshold:",
+            f"{_SURVIVAL}::test_a_leaf_is_warned_of_when_more_is_frozen_than_moves",
         ),
     ),
     *of(

@@ -1,7 +1,7 @@
 """Both architectures side by side, as the page shows them.
 
-Gates are this run's; planted defects and broken training were measured by
-`megalodon-numerics subject` and are stored with the code. Source: docs/reports.md "The page".
+Gates are this run's; planted defects and broken training are documents: measured once by
+`megalodon-numerics subject`, stored with the code. Source: docs/reports.md "The page".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from parity.deepseek_v3.cases import CASES, SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
 from parity.port_tolerances import PortEdge
+from reports.page.sections import documents
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import label, number
@@ -40,7 +41,7 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
-    told = run.manifest.stability.get("mla_moe")
+    told = documents.second_architecture(run)
     second = [m for m in run.measurements if suite_of(m) == SUBJECT]
     if not told and not second:
         return None
@@ -56,12 +57,12 @@ def architectures(run: Run) -> dict[str, Any] | None:
         "cases": _cases(second),
         "refusals": [label(f.message, 200) for f in run.findings if f.metric == LIVE_BUG],
         "probes": (megalodon, _findings(told["defects"]) if told else "not in this run"),
-        **_told(told or {}),
+        **_told(told),
     }
 
 
 def _told(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what commands measured and the run took over: planted defects, broken training."""
+    """Return what the documents say: planted defects, broken training."""
     training = told.get("training") or {"plan": {}, "variants": []}
     return {
         "defects": [_defect(d) for d in (told.get("defects") or {}).get("defects", ())],
@@ -143,7 +144,8 @@ def _curves(training: Mapping[str, Any], key: str) -> list[Line]:
     ]
 
 
-def _points(pairs: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
+def _points(pairs: Iterable[Sequence[Any]]) -> list[tuple[float, float]]:
+    """Return points from pairs of a step and a loss as JSON keeps them, None for not finite."""
     return [(float(x), math.nan if y is None else float(y)) for x, y in pairs]
 
 

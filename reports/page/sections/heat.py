@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -90,7 +90,7 @@ def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatM
     )
 
 
-def _stages(gates: Sequence[Measurement]) -> list[Measurement]:
+def _stages(gates: Iterable[Measurement]) -> list[Measurement]:
     """Return the worst gate of each stage in order of computation: a stage may have several."""
     worst: dict[str, Measurement] = {}
     for m in gates:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reports.page.sections import documents
 from reports.page.sections.tables import ROWS
 from reports.page.svg import Line
 from reports.store.runs import Run
@@ -21,7 +22,7 @@ _SHOWN = (0.05, 0.5, 0.95, 1.0)
 """Quantiles of a memory that a table shows; all of them are in its chart."""
 
 
-def poles(run: Run, drilled: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return memory lengths by layer and state, the two charts, and the collapse shares.
 
     Args:
@@ -108,8 +109,8 @@ def _remedy_cell(row: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 def drill(run: Run) -> dict[str, Any] | None:
     """Return the training drill: conclusion, curves, and one row per variant."""
-    found = run.manifest.stability.get("drill")
-    if not found or not found.get("variants"):
+    found = documents.drill(run)
+    if not found.get("variants"):
         return None
     variants = found["variants"][:STYLES]
     plan, control = found.get("plan") or {}, _control(found)
@@ -175,7 +176,7 @@ def _memory_lines(states: Mapping[str, Mapping[float, float]]) -> list[Line]:
     ]
 
 
-def _trained_lines(drilled: Mapping[str, Any] | None) -> list[Line]:
+def _trained_lines(drilled: Mapping[str, Any]) -> list[Line]:
     """Return by how many percent real training lengthened each quantile of the memory."""
     if not drilled:
         return []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.convert import load_from_pretrained
-from megalodon_jax.gemm import DIRECTIONS
+from megalodon_jax.quantization.products import DIRECTIONS
 from reports.page.sections.heat import HeatCell, HeatMap
 from reports.store.runs import Run
 from reports.text import label, number, share

@@ -20,7 +20,9 @@ import megalodon_jax
 from megalodon_jax import MegalodonConfig
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
 from megalodon_jax.convert import load_from_pretrained
-from megalodon_jax.gemm import (
+from megalodon_jax.layers.linear import linear_maps, matmul
+from megalodon_jax.quantization.formats import MX, Scaled
+from megalodon_jax.quantization.products import (
     BACKENDS,
     DIRECTIONS,
     ROTATION,
@@ -30,8 +32,6 @@ from megalodon_jax.gemm import (
     path_of,
     product,
 )
-from megalodon_jax.layers.linear import linear_maps, matmul
-from megalodon_jax.quantize import MX, Scaled
 from megalodon_jax.weights import abstract_model, build_model, named_leaves
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
@@ -162,7 +162,7 @@ def test_the_two_gradients_round_with_noise_of_their_own() -> None:
 ON_EIGHT = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from megalodon_jax.gemm import BACKENDS, DIRECTIONS, operands
+from megalodon_jax.quantization.products import BACKENDS, DIRECTIONS, operands
 rng = np.random.default_rng(0)
 dy, weight, x = (rng.standard_normal(s).astype("f") for s in ((64, 48), (48, 32), (64, 32)))
 mesh = Mesh(np.array(jax.devices()), "data")

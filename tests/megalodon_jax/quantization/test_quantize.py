@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax import quantize
-from megalodon_jax.quantize import MODES
+from megalodon_jax.quantization import formats
+from megalodon_jax.quantization.formats import MODES
 from parity.tolerances import FIGURES
 from stability.core.number_formats import E2M1, E4M3, E5M2, E8M0, Format
 from stability.products import block_formats
@@ -23,9 +23,9 @@ PATTERNS = np.array(
 )
 """Fractions at and around everything a scale's mode looks at."""
 compiled = {
-    "mx": jax.jit(quantize.mx, static_argnames=("mode", "dtype", "size")),
-    "nvfp4": jax.jit(quantize.nvfp4),
-    "deepseek": jax.jit(quantize.deepseek, static_argnames=("rows", "power_of_two", "dtype")),
+    "mx": jax.jit(formats.mx, static_argnames=("mode", "dtype", "size")),
+    "nvfp4": jax.jit(formats.nvfp4),
+    "deepseek": jax.jit(formats.deepseek, static_argnames=("rows", "power_of_two", "dtype")),
 }
 
 
@@ -82,7 +82,7 @@ def test_mx_is_the_truth(fmt: Format, mode: str) -> None:
         truth = block_formats.mx(x, mode, fmt)
         assert_equal(compiled["mx"](jnp.asarray(x), mode=mode, dtype=fmt.dtype), truth)
     if (fmt, mode) == (E4M3, "ceil"):
-        assert_equal(quantize.mx(jnp.asarray(x)), truth)  # not compiled as a whole
+        assert_equal(formats.mx(jnp.asarray(x)), truth)  # not compiled as a whole
 
 
 def test_nvfp4_is_the_truth() -> None:
@@ -96,10 +96,10 @@ def test_nvfp4_is_the_truth() -> None:
     finite = special(16)
     for x in (*tensors, finite, np.zeros((1, 16), np.float32)):
         assert_equal(compiled["nvfp4"](jnp.asarray(x)), block_formats.nvfp4(x))
-    assert_equal(quantize.nvfp4(jnp.asarray(finite)), block_formats.nvfp4(finite))
+    assert_equal(formats.nvfp4(jnp.asarray(finite)), block_formats.nvfp4(finite))
     # The tensor's own scale takes every significand here, a block of a tensor each.
     few = np.ldexp(rng.standard_normal((256, 1, 16)), rng.integers(-149, 126, (256, 1, 1)))
-    each = jax.jit(jax.vmap(quantize.nvfp4))(jnp.asarray(few, jnp.float32))
+    each = jax.jit(jax.vmap(formats.nvfp4))(jnp.asarray(few, jnp.float32))
     for i, x in enumerate(few.astype(np.float32)):
         assert_equal(jax.tree.map(lambda a, i=i: a[i], each), block_formats.nvfp4(x))
 
@@ -164,7 +164,7 @@ def test_stochastic_rounding_has_the_right_mean_whatever_the_bits_are() -> None:
     x[:, :, 0], x[:, :, 1] = 6.0, 1.1
 
     def rounded(tensor: jax.Array) -> jax.Array:
-        return quantize.nvfp4(tensor, quantize.key_from(tensor)).values[:, 0, 1]
+        return formats.nvfp4(tensor, formats.key_from(tensor)).values[:, 0, 1]
 
     run = jax.jit(jax.vmap(rounded))
     found = np.asarray(run(x))
@@ -173,18 +173,18 @@ def test_stochastic_rounding_has_the_right_mean_whatever_the_bits_are() -> None:
     assert abs(np.mean(found == 1.5) - share) < 5 * np.sqrt(share * (1 - share) / n)
     assert np.array_equal(found, run(x)), "the same bits are rounded the same way"
     order = np.random.default_rng(7).permutation(16)
-    key = jax.random.key_data(quantize.key_from(jnp.asarray(x[0])))
+    key = jax.random.key_data(formats.key_from(jnp.asarray(x[0])))
     assert np.array_equal(
-        key, jax.random.key_data(quantize.key_from(jnp.asarray(x[0][:, order])))
+        key, jax.random.key_data(formats.key_from(jnp.asarray(x[0][:, order])))
     ), "no order of summation enters"
 
 
 @pytest.mark.parametrize(
     ("quantise", "message"),
     [
-        (partial(quantize.mx, mode="up"), r"mode='up' must be one of \('ceil', 'floor', 'even'\)"),
-        (lambda x: quantize.mx(x.astype(jnp.bfloat16)), r"write x\.astype\(jnp\.float32\)"),
-        (lambda x: quantize.nvfp4(x.astype(E5M2.dtype)), "x is float8_e5m2, expected float32"),
+        (partial(formats.mx, mode="up"), r"mode='up' must be one of \('ceil', 'floor', 'even'\)"),
+        (lambda x: formats.mx(x.astype(jnp.bfloat16)), r"write x\.astype\(jnp\.float32\)"),
+        (lambda x: formats.nvfp4(x.astype(E5M2.dtype)), "x is float8_e5m2, expected float32"),
     ],
 )
 def test_what_cannot_be_quantised_says_what_to_write(quantise, message: str) -> None:

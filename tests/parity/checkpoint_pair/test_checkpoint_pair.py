@@ -12,16 +12,15 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.checkpoint import save_checkpoint
 from megalodon_jax.convert import load_from_pretrained
 from parity.checkpoint_pair.files import open_checkpoint
 from parity.megalodon.reference import why_unavailable
-from reports.cli import checkpoint_pair, main
+from reports.cli import checkpoint_pair
 from reports.verdict.decide import ExitCode, Word
-from tests.helpers import tiny
+from tests.helpers import cli, tiny
 from tests.parity.checkpoint_pair import synthetic
 
 CONFIG = tiny(num_layers=3, vocab_size=256)
@@ -54,7 +53,7 @@ def parity(work: Path, *arguments: str):
     if "--live" not in arguments:
         given += ["--oracle-only"]
     arguments = tuple(a for a in arguments if a != "--live")
-    result = CliRunner().invoke(main, [*given, *arguments])
+    result = cli(*given, *arguments)
     said = json.loads(result.stdout) if result.stdout.startswith("{") else result.output
     return result.exit_code, said
 
@@ -306,7 +305,8 @@ def test_an_index_of_another_export_is_refused(work):
     index.write_text(json.dumps(places), encoding="utf-8")
     code, said = parity(work)
     assert code == 2
-    assert "such as model.phantom in model-00001-of-00004.safetensors" in said
+    assert "model-00001-of-00004.safetensors are of different saves" in said
+    assert "the index alone names ['model.phantom'] in it" in said
 
 
 def test_a_config_of_another_model_lists_every_problem(work):
@@ -370,7 +370,7 @@ def test_the_table_names_what_the_json_does(work):
     given = ["parity", "--torch", str(work / "torch"), "--text", str(work / "text.txt")]
     given += ["--length", LENGTH, "--layerwise", "--oracle-only"]
     given += ["--jax", other(work, **{GAMMA: nudged})]
-    result = CliRunner().invoke(main, given)
+    result = cli(*given)
     assert result.exit_code == 1
     assert GAMMA in result.stdout and "Layer by layer" in result.stdout
     assert "layers.1 (3 of 6)" in result.stderr

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,15 +15,17 @@ from parity.engine.measurement import Verdict
 from parity.engine.quantity import WEIGHTS
 from parity.faults import controls
 from parity.faults.controls import CONTROLS, Control
-from parity.megalodon.cases import by_name
+from parity.faults.fault import Fault
+from parity.megalodon.cases import CASES, by_name
 from parity.megalodon.noise_floors import truth
-from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.recordings import FOLDER, RecordedReference
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.suite import ALL, Suite, culprit
 from parity.tolerances import NoiseFloors
 from reports.nightly.shards import CONTROLS_PART, SUITE_OF
 from reports.nightly.suites import run_controls
 from reports.store.manifest import SuiteResult
+from tests.helpers import double
 
 
 def oracle(self: JaxSubject, case):
@@ -64,14 +66,14 @@ def test_each_control_is_found_on_its_edge():
 
 def test_a_control_found_elsewhere_is_missed(monkeypatch):
     """At another stage, on another edge, or as what could not be compared."""
-    fault = SimpleNamespace(name="planted", stage="layers.0.q", planted=nullcontext)
+    fault = double(Fault, name="planted", stage="layers.0.q", planted=nullcontext)
     control = Control(fault, "jax32:oracle")
     monkeypatch.setattr(controls, "CONTROLS", (control,))
     comparison = Comparison(controls.CASE.work, control.edge, NoiseFloors({}), "float32")
     here = comparison.missing(fault.stage, "")
 
     def told(*rows):
-        suite = SimpleNamespace(case=lambda case, floors: iter(rows))
+        suite = double(Suite, case=lambda case, floors: iter(rows))
         [(_, text)] = controls.missed(suite, NoiseFloors({}))
         return text
 
@@ -86,6 +88,8 @@ def test_a_control_found_elsewhere_is_missed(monkeypatch):
 
 def test_a_case_without_a_recording_is_not_comparable(tmp_path, compared_with_itself):
     """The edges to the oracle are measured, and what is missing is said."""
+    # Of the first case alone, which says where all come from.
+    shutil.copy(FOLDER / f"{CASES[0].name}.safetensors", tmp_path)
     rows = list(Suite(RecordedReference(tmp_path)).case(by_name("length_c"), NoiseFloors.load()))
     last, arrived = rows[-1], next(row for row in rows if row.quantity == WEIGHTS)
     assert (arrived.verdict, arrived.tolerance) == (Verdict.PASS, 0)

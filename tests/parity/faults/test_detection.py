@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
 from megalodon_jax.layers.norms import RMSNorm
 from parity.engine.measurement import Kind
@@ -15,7 +14,7 @@ from parity.faults.detection import Detection, Laboratory
 from parity.faults.healthy_cases import VARIATIONS, alarms, healthy
 from parity.megalodon.cases import by_name as case_by_name
 from parity.megalodon.edges import MegalodonEdge
-from reports.cli import main
+from tests.helpers import cli
 
 PLANTED = (
     "square_linear_transposed",
@@ -121,7 +120,7 @@ def table(monkeypatch, *detections, options=()):
         list(detections), {(MegalodonEdge.JAX64_ORACLE, Kind.BLOCK): 0.002}
     )
     monkeypatch.setattr(detection, "run", lambda faults, report, workers, each: found)
-    return CliRunner().invoke(main, ["parity", "faults", "--quiet", *options])
+    return cli("parity", "faults", "--quiet", *options)
 
 
 FOUND = Detection(IDENTITY, "length_c", "jax64:oracle", IDENTITY.stage, 1e9)
@@ -184,7 +183,7 @@ def test_every_edge_is_asked_when_each_is_wanted(monkeypatch):
 
 
 def test_an_unknown_fault_is_a_usage_error():
-    result = CliRunner().invoke(main, ["parity", "faults", "--fault", "nonsense"])
+    result = cli("parity", "faults", "--fault", "nonsense")
     assert result.exit_code == 2
     assert "no fault 'nonsense'" in result.output
 

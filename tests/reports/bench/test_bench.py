@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from click.testing import CliRunner
 
 from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.reference import why_unavailable
@@ -25,7 +24,6 @@ from reports.bench.workloads import (
     reference_workloads,
     seconds,
 )
-from reports.cli import main
 from reports.page import svg
 from reports.page.render import render
 from reports.page.sections.speed import markdown
@@ -34,6 +32,7 @@ from reports.store.manifest import Device, Environment
 from reports.store.runs import Run, RunKind, StoreError, list_runs, read_run, write_run
 from reports.verdict.decide import decide
 from reports.verdict.history import History, load_history
+from tests.helpers import cli
 from tests.reports.nights import altered, bench, earlier, measurement, realistic, run
 
 TINY = MegalodonConfig(
@@ -163,7 +162,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny", "alone")
 def test_the_command_stores_a_run_that_the_next_page_shows(tmp_path: Path) -> None:
     arguments = ["bench", "--out", str(tmp_path), "--repeats", "2", "--no-memory"]
-    result = CliRunner().invoke(main, arguments)
+    result = cli(*arguments)
     assert result.exit_code == 0, result.output
     [folder] = tmp_path.iterdir()
     assert {p.name for p in folder.iterdir()} == {"run.json", "timings.parquet"}
@@ -242,7 +241,7 @@ def test_a_copy_is_made_where_asked(copy) -> None:
 @pytest.mark.cuda
 @pytest.mark.usefixtures("tiny")
 def test_a_bench_runs_on_the_gpu(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["bench", "--out", str(tmp_path), "--repeats", "1"])
+    result = cli("bench", "--out", tmp_path, "--repeats", "1")
     assert result.exit_code == 0, result.output
     stored = read_run(next(tmp_path.iterdir()))
     assert {t.device for t in stored.timings} == {"cuda"}

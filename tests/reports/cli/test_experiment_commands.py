@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from reports.cli import main
 from stability.experiments import train
-from tests.helpers import model_of, tiny
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
+from tests.helpers import cli, model_of, tiny
 
 
 def test_dtypes_shows_the_committed_tables() -> None:
-    shown = run("dtypes", "show", "float32")
+    shown = cli("dtypes", "show", "float32")
     assert shown.exit_code == 0
     assert "model.layers.*.attn.cema forward fft" in shown.output
     assert "float32 jaxpr" in shown.output
@@ -25,14 +19,14 @@ def test_dtypes_shows_the_committed_tables() -> None:
 
 @pytest.mark.parametrize("command", ["show", "check", "renew"])
 def test_an_audit_that_is_not_there_is_refused_with_those_that_are(command: str) -> None:
-    refused = run("dtypes", command, "nothing")
+    refused = cli("dtypes", command, "nothing")
     assert refused.exit_code == 2
-    assert "no golden audit nothing; there are bfloat16_compute, float32" in refused.output
+    assert "no pinned rows nothing; there are bfloat16_compute, float32" in refused.output
 
 
 @pytest.mark.parametrize("command", ["founding-case", "gemm-drill"])
 def test_a_document_that_is_not_there_is_refused_before_anything_is_trained(command) -> None:
-    refused = run(command, "no/such/document.md")
+    refused = cli(command, "no/such/document.md")
     assert refused.exit_code == 2
     assert "does not exist" in refused.output
 
@@ -45,7 +39,7 @@ def test_a_model_is_trained_as_asked_and_written(tmp_path, monkeypatch) -> None:
         return model_of(tiny(vocab_size=256)), {"val_loss": [2.5]}
 
     monkeypatch.setattr(train, "train", trained)
-    said = run("train", tmp_path / "model", "--steps", 3, "--seed", 5)
+    said = cli("train", tmp_path / "model", "--steps", 3, "--seed", 5)
     assert said.exit_code == 0, said.output
     assert "model: validation loss 2.5 nats per byte" in said.output
     assert asked == [train.Recipe(steps=3, seed=5)]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from reports.cli import main
 from reports.cli.console import Progress
@@ -16,6 +15,7 @@ from reports.cli.views.summary import LIMIT, markdown
 from reports.store import runs
 from reports.store.runs import write_run
 from reports.verdict.decide import ExitCode, decide
+from tests.helpers import cli
 from tests.reports.nights import earlier, failing, measurement, run
 
 
@@ -32,7 +32,7 @@ ALL = dict(commands())
 @pytest.mark.parametrize("path", ALL)
 def test_every_command_explains_itself_by_examples_of_what_there_is(path: str) -> None:
     command = ALL[path]
-    shown = CliRunner().invoke(main, [*path.split(), "--help"]).output
+    shown = cli(*path.split(), "--help").output
     assert command.help
     assert "Examples:" in shown
     for parameter in command.params:
@@ -54,20 +54,20 @@ def check(words: list[str]) -> None:
 
 
 def test_the_exit_codes_of_the_help_are_those_of_the_code() -> None:
-    shown = CliRunner().invoke(main, ["--help"]).output.partition("Exit codes:")[2]
+    shown = cli("--help").output.partition("Exit codes:")[2]
     assert [int(line.split()[0]) for line in shown.split("\n") if line.strip()] == list(ExitCode)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_are_those_of_click(shell: str, tmp_path: Path, monkeypatch) -> None:
-    result = CliRunner().invoke(main, ["completion", shell])
+    result = cli("completion", shell)
     assert result.exit_code == 0
     assert "_MEGALODON_NUMERICS_COMPLETE" in result.output
     folder = write_run(tmp_path / "runs", run(measurement()))
     monkeypatch.chdir(tmp_path)
     words = {"COMP_WORDS": "megalodon-numerics gate 2026", "COMP_CWORD": "2"}
     asked = {"_MEGALODON_NUMERICS_COMPLETE": "bash_complete", **words}
-    said = CliRunner().invoke(main, [], prog_name="megalodon-numerics", env=asked).output
+    said = cli(prog_name="megalodon-numerics", env=asked).output
     assert folder.name in said
 
 
@@ -107,18 +107,14 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch
 
     page = tmp_path / "page.html"
     monkeypatch.setattr(runs.Path, "write_text", full)
-    result = CliRunner().invoke(
-        main, ["report", "latest", "--out", str(tmp_path / "runs"), "--page", str(page)]
-    )
+    result = cli("report", "latest", "--out", tmp_path / "runs", "--page", page)
     assert (result.exit_code, "No space left on device" in result.output) == (2, True)
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
 
 def test_a_summary_that_cannot_be_written_costs_no_verdict(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", run(failing()))
-    result = CliRunner().invoke(
-        main, ["gate", str(folder), "--summary-md", str(folder / "no" / "x")]
-    )
+    result = cli("gate", folder, "--summary-md", folder / "no" / "x")
     assert result.exit_code == 1
     assert "REGRESSED" in result.output
     assert "the summary was not written" in result.output

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from parity.recordings import RecordingError
 from reports.cli import doctor as doctor_module
-from reports.cli import main
 from reports.cli.doctor import examine
 from reports.store.runs import write_run
+from tests.helpers import cli
 from tests.reports.nights import bench, earlier, failing, measurement, run
 
 GATE = {"identity": "one"}
@@ -29,58 +28,54 @@ def runs(tmp_path: Path) -> Path:
     return root
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
-
-
 def test_the_list_tells_kinds_gates_and_failures(runs: Path) -> None:
-    told = json.loads(call("list", "--out", runs, "--json").stdout)
+    told = json.loads(cli("list", "--out", runs, "--json").stdout)
     assert [(r["kind"], r["gates"], r["broken"]) for r in told["runs"]] == [
         ("nightly", 1, 0),
         ("bench", 0, 0),
         ("nightly", 1, 1),
     ]
     assert told["unreadable"] == []
-    assert all(r["id"] in call("list", "--out", runs).output for r in told["runs"])
+    assert all(r["id"] in cli("list", "--out", runs).output for r in told["runs"])
 
 
 def test_the_list_names_what_it_cannot_read(runs: Path) -> None:
     broken = sorted(runs.iterdir())[0]
     (broken / "measurements.parquet").write_bytes(b"PAR1")
-    told = json.loads(call("list", "--out", runs, "--json").stdout)
+    told = json.loads(cli("list", "--out", runs, "--json").stdout)
     assert len(told["runs"]) == 2
     assert told["unreadable"][0]["folder"] == str(broken)
     assert "truncated" in told["unreadable"][0]["why"]
 
 
 def test_an_empty_folder_has_no_runs(tmp_path: Path) -> None:
-    assert "no runs in" in call("list", "--out", tmp_path).output
+    assert "no runs in" in cli("list", "--out", tmp_path).output
 
 
 def test_a_gate_judges_again_with_the_codes_of_the_night(runs: Path) -> None:
-    result = call("gate", "latest", "--out", runs)
+    result = cli("gate", "latest", "--out", runs)
     assert result.exit_code == 1
     assert result.stdout.startswith("REGRESSED: 1 new failure.")
-    assert call("gate", "2026-11-18", "--out", runs).exit_code == 0
-    persisting = call("gate", "latest", "--against", "latest", "--out", runs)
+    assert cli("gate", "2026-11-18", "--out", runs).exit_code == 0
+    persisting = cli("gate", "latest", "--against", "latest", "--out", runs)
     assert "1 persisting failure" in persisting.stdout
 
 
 def test_two_runs_are_compared_by_what_changed(runs: Path) -> None:
-    result = call("compare", "2026-11-18", "latest", "--out", runs)
+    result = cli("compare", "2026-11-18", "latest", "--out", runs)
     assert result.exit_code == 1
     assert "new failure: logits in baseline (JAX float32 vs oracle): relative L2" in result.stdout
-    back = call("compare", "latest", "2026-11-18", "--out", runs)
+    back = cli("compare", "latest", "2026-11-18", "--out", runs)
     assert back.exit_code == 0
     assert "fixed: logits in baseline" in back.stdout
-    document = json.loads(call("compare", "2026-11-18", "latest", "--out", runs, "--json").stdout)
+    document = json.loads(cli("compare", "2026-11-18", "latest", "--out", runs, "--json").stdout)
     assert document["changes"][0]["what"] == "new failure"
     assert document["exit_code"] == 1
 
 
 def test_a_page_is_drawn_again_beside_the_run_and_not_in_it(runs: Path, tmp_path: Path) -> None:
     page = tmp_path / "again.html"
-    assert call("report", "latest", "--out", runs, "--page", page).exit_code == 0
+    assert cli("report", "latest", "--out", runs, "--page", page).exit_code == 0
     assert "REGRESSED" in page.read_text(encoding="utf-8")
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["again.html"]
     stored = next(p for p in runs.iterdir() if p.name.startswith("2026-11-20"))
@@ -100,20 +95,20 @@ def test_a_page_is_drawn_again_beside_the_run_and_not_in_it(runs: Path, tmp_path
     ],
 )
 def test_a_run_that_cannot_be_meant_is_a_usage_error(runs: Path, arguments, said: str) -> None:
-    result = call(*arguments, "--out", runs)
+    result = cli(*arguments, "--out", runs)
     assert result.exit_code == 2
     assert said in result.output
 
 
 def test_a_run_is_found_by_its_folder_too(runs: Path, tmp_path: Path) -> None:
     folder = next(p for p in runs.iterdir() if p.name.startswith("2026-11-18"))
-    assert call("gate", folder, "--out", tmp_path / "elsewhere").exit_code == 0
+    assert cli("gate", folder, "--out", tmp_path / "elsewhere").exit_code == 0
 
 
 def test_the_page_is_opened(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
     monkeypatch.setattr("click.launch", opened.append)
-    assert call("open", "--out", runs).exit_code == 0
+    assert cli("open", "--out", runs).exit_code == 0
     assert opened[0].startswith("file://")
     assert opened[0].endswith("report.html")
 
@@ -121,12 +116,12 @@ def test_the_page_is_opened(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_doctor_tells_what_changes_numbers(tmp_path: Path) -> None:
     told = {
         line["topic"]: line
-        for line in json.loads(call("doctor", "--out", tmp_path, "--json").stdout)
+        for line in json.loads(cli("doctor", "--out", tmp_path, "--json").stdout)
     }
     for topic in ("jax", "device", "threads", "matmul precision", "x64", "TF32", "XLA_FLAGS"):
         assert topic in told
     assert "megalodon-hf, recorded" in told
-    assert "jax" in call("doctor", "--out", tmp_path).output
+    assert "jax" in cli("doctor", "--out", tmp_path).output
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from megalodon_jax.convert import save_safetensors
 from parity.megalodon.cases import BYTE_LM
-from reports.cli import main
 from stability.experiments import drill as drill_module
 from stability.experiments.drill import VARIANTS, Plan
-from tests.helpers import model_of, skip_unless_computed, tiny
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
+from tests.helpers import cli, model_of, skip_unless_computed, tiny
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def small(tmp_path, **tensors):
 
 @pytest.mark.optimised
 def test_the_committed_model_gets_a_ranked_list() -> None:
-    result = run("stability", BYTE_LM)
+    result = cli("stability", BYTE_LM)
     assert result.exit_code == 0, result.output
     assert "model.layers.*.ffn.norm.weight (4 leaves)" in result.stdout
     assert "fix: round updates stochastically" in result.stdout
@@ -53,7 +47,7 @@ def test_the_committed_model_gets_a_ranked_list() -> None:
 
 def test_json_and_quiet_leave_nothing_but_the_answer(tmp_path) -> None:
     path = small(tmp_path, weight=np.ones(64, np.float32))
-    result = run("stability", path, "--json", "--quiet", "--lr", "1e-3")
+    result = cli("stability", path, "--json", "--quiet", "--lr", "1e-3")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     told = json.loads(result.stdout)
@@ -63,7 +57,7 @@ def test_json_and_quiet_leave_nothing_but_the_answer(tmp_path) -> None:
 
 def test_a_large_enough_rate_freezes_nothing(tmp_path) -> None:
     path = small(tmp_path, weight=np.ones(64, np.float32))
-    result = run("stability", path, "--lr", "0.1", "--quiet")
+    result = cli("stability", path, "--lr", "0.1", "--quiet")
     assert result.exit_code == 0, result.output
     assert "Nothing found" in result.stdout
 
@@ -74,7 +68,7 @@ def test_a_large_enough_rate_freezes_nothing(tmp_path) -> None:
 def test_every_optimiser_and_format_can_be_asked_about(tmp_path, optimiser) -> None:
     skip_unless_computed("float16")
     path = small(tmp_path, weight=np.full((8, 8), 0.5, np.float32))
-    result = run("stability", path, "--optimiser", optimiser, "--format", "float16")
+    result = cli("stability", path, "--optimiser", optimiser, "--format", "float16")
     assert result.exit_code == 0, result.output
     assert "float16" in result.stdout
 
@@ -93,14 +87,14 @@ def test_a_processor_that_cannot_convert_float16_is_told_in_words(tmp_path) -> N
 def test_a_torch_file_is_read(tmp_path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"norm.weight": torch.ones(64)}, path)
-    result = run("stability", path, "--quiet")
+    result = cli("stability", path, "--quiet")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("WARNING norm.weight")
 
 
 @pytest.mark.optimised
 def test_training_on_a_text_is_measured(folder) -> None:
-    result = run("stability", folder, "--text", BYTE_LM / "heldout.txt")
+    result = cli("stability", folder, "--text", BYTE_LM / "heldout.txt")
     assert result.exit_code == 0, result.output
     assert "Measured: training on 20 batches." in result.stdout
 
@@ -110,14 +104,14 @@ def test_weights_that_are_not_finite_are_an_error(folder) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = np.nan
     save_file(tensors, folder / "model.safetensors")
-    result = run("stability", folder, "--quiet")
+    result = cli("stability", folder, "--quiet")
     assert result.exit_code == 1
     assert result.stdout.startswith("ERROR model.norm.weight: 1 of 8 values are NaN or infinite")
 
 
 def test_another_models_names_are_refused(folder) -> None:
     save_file({"encoder.weight": np.ones(4, np.float32)}, folder / "model.safetensors")
-    result = run("stability", folder)
+    result = cli("stability", folder)
     assert result.exit_code == 2
     assert "not the weights of a Megalodon" in result.output
 
@@ -126,7 +120,7 @@ def test_another_models_names_are_refused(folder) -> None:
 def test_an_empty_or_foreign_file_is_refused(tmp_path, content) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    result = run("stability", path)
+    result = cli("stability", path)
     assert result.exit_code == 2
     assert result.output.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in result.output
@@ -144,7 +138,7 @@ def test_an_empty_or_foreign_file_is_refused(tmp_path, content) -> None:
     ],
 )
 def test_bad_arguments_end_in_words(arguments, said) -> None:
-    result = run("stability", *arguments)
+    result = cli("stability", *arguments)
     assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
@@ -153,7 +147,7 @@ def test_bad_arguments_end_in_words(arguments, said) -> None:
 def test_a_text_too_short_to_train_on_is_refused(tmp_path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"short")
-    result = run("stability", BYTE_LM, "--text", text)
+    result = cli("stability", BYTE_LM, "--text", text)
     assert result.exit_code == 2
     assert "has 5 bytes, at least" in result.output
 
@@ -174,7 +168,7 @@ def no_training(monkeypatch):
 def test_an_interrupted_drill_leaves_the_old_one(tmp_path, no_training) -> None:
     out = tmp_path / "drill.json"
     out.write_text("before", encoding="utf-8")
-    result = run("drill", "--out", out, "--steps", 7, "--seed", 3)
+    result = cli("drill", "--out", out, "--steps", 7, "--seed", 3)
     assert result.exit_code == 3
     assert no_training == [Plan(steps=7, seed=3)]
     assert out.read_text(encoding="utf-8") == "before"
@@ -184,7 +178,7 @@ def test_an_interrupted_drill_leaves_the_old_one(tmp_path, no_training) -> None:
 def test_a_drill_that_could_not_be_written_is_refused_before_training(
     tmp_path, no_training
 ) -> None:
-    result = run("drill", "--out", tmp_path / "nowhere" / "drill.json")
+    result = cli("drill", "--out", tmp_path / "nowhere" / "drill.json")
     assert result.exit_code == 2
     assert "there is no folder" in result.output
     assert no_training == []

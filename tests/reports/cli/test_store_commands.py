@@ -1,4 +1,4 @@
-"""Commands about many runs: history over gaps and damage, blessing, and pruning."""
+"""Commands about many runs: history over gaps and damage, pinning, and pruning."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 
 from parity.engine.measurement import Kind, Verdict
-from reports.cli import main
-from reports.registry import pin
 from reports.registry.lookback import look_back, sparkline
 from reports.registry.lookup import held_against, judged
+from reports.registry.pin import pin_run
 from reports.store.runs import write_run
 from reports.store.schema import StoreError
-from reports.verdict import pinned
+from reports.verdict import pins
 from reports.verdict.decide import Word
+from reports.verdict.levels import levels
+from tests.helpers import cli
 from tests.reports.nights import bench, earlier, failing, measurement, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def nights(root: Path, *values: float) -> list[Path]:
@@ -67,7 +63,7 @@ def damaged(tmp_path: Path) -> Path:
 def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, pattern: bool) -> None:
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
     place = f"{damaged}/*" if pattern else str(damaged)
-    result = call("history", "baseline", "logits", "--out", place, "--json")
+    result = cli("history", "baseline", "logits", "--out", place, "--json")
     assert result.exit_code == 0
     told = json.loads(result.stdout)
     assert [row["value"] for row in told["rows"]] == pytest.approx([1e-7, 4e-7, 7e-7])
@@ -80,11 +76,11 @@ def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, patter
 
 
 def test_list_and_gate_survive_the_same_damage(damaged: Path) -> None:
-    told = json.loads(call("list", "--out", damaged, "--json").stdout)
+    told = json.loads(cli("list", "--out", damaged, "--json").stdout)
     # A list reads no values, so what is damaged inside is still whole to it.
     assert (len(told["runs"]), len(told["unreadable"])) == (6, 3)
     # The newest run is a bench, which has no verdict.
-    told = call("gate", "latest", "--out", damaged)
+    told = cli("gate", "latest", "--out", damaged)
     assert (told.exit_code, "7.00 times that of run 2026-11-01" in told.output) == (1, True)
     found = judged(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
     assert found.decision.baseline_id is not None
@@ -107,19 +103,19 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     write_run(tmp_path, earlier(*rows, info, day=4))
     told = look_back(str(tmp_path), "baseline", "logits").rows
     assert [row["metric"] for row in told] == ["rel_l2"] * 4
-    shown = call("history", "--out", tmp_path)
+    shown = cli("history", "--out", tmp_path)
     assert shown.output.index("loss") < shown.output.index("logits")
     assert "75 %" in shown.output
 
 
 def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
-    assert "no gates in 0 runs" in call("history", "--out", tmp_path).output
+    assert "no gates in 0 runs" in cli("history", "--out", tmp_path).output
     nights(tmp_path, 1e-6)
-    missed = call("history", "baseline", "logit", "--out", tmp_path)
+    missed = cli("history", "baseline", "logit", "--out", tmp_path)
     assert (missed.exit_code, "no gate of logit" in missed.output) == (2, True)
-    nowhere = call("history", "--out", f"{tmp_path}/none/*")
+    nowhere = cli("history", "--out", f"{tmp_path}/none/*")
     assert (nowhere.exit_code, "nothing matches" in nowhere.output) == (2, True)
-    unknown = call("history", "--out", "nothing://runs")
+    unknown = cli("history", "--out", "nothing://runs")
     assert (unknown.exit_code, "error: expected run folders" in unknown.output) == (2, True)
 
 
@@ -151,22 +147,22 @@ def test_a_sparkline_marks_what_is_no_number() -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout without uncommitted changes."""
-    monkeypatch.setattr(pin, "git_state", lambda folder: ("1a2b3c4", False))
+    monkeypatch.setattr("reports.registry.pin.git_state", lambda folder: ("1a2b3c4", False))
 
 
-def test_blessing_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clean: None) -> None:
-    folder = tmp_path / "goldens"
+def test_pinning_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clean: None) -> None:
+    folder = tmp_path / "pinned"
     good, better = nights(tmp_path / "runs", 1e-6, 2e-6)
-    first = pin.bless(good, "as measured", folder)
+    first = pin_run(good, "as measured", folder)
     assert first.lines()[0] == "0 levels moved, 1 are new, 0 are gone"
     before = first.path.read_text(encoding="utf-8").splitlines()
-    assert pinned.load("cpu", folder).goldens == (first.golden,)
-    second = pin.bless(better, "twice as large, because", folder)
+    assert pins.load("cpu", folder).pins == (first.pin,)
+    second = pin_run(better, "twice as large, because", folder)
     assert "1.0e-06 → 2.0e-06, 2.00 times" in second.lines()[1]
     changed = set(second.path.read_text(encoding="utf-8").splitlines()) - set(before)
     assert sum('"typical"' in line for line in changed) == 1
     assert any("twice as large, because" in line for line in changed)
-    assert pinned.blessed(folder) == {second.golden.run}
+    assert pins.pinned_ids(folder) == {second.pin.run}
     assert list(folder.iterdir()) == [second.path]
 
 
@@ -182,60 +178,67 @@ def test_blessing_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, cle
     ],
     ids=["broken", "incomplete", "dirty", "fault", "selected", "pytest"],
 )
-def test_only_a_whole_healthy_night_is_blessed(
+def test_only_a_whole_healthy_night_is_pinned(
     tmp_path: Path, clean: None, night: Any, said: str
 ) -> None:
     folder = write_run(tmp_path / "runs", night)
     with pytest.raises(StoreError, match=said):
-        pin.bless(folder, "because", tmp_path / "goldens")
-    assert not (tmp_path / "goldens").exists()
+        pin_run(folder, "because", tmp_path / "pinned")
+    assert not (tmp_path / "pinned").exists()
 
 
 def test_a_dirty_tree_and_an_empty_reason_are_refused(tmp_path: Path, monkeypatch) -> None:
     nights(tmp_path, 1e-6)
-    monkeypatch.setattr(pin, "git_state", lambda folder: ("1a2b3c4", True))
-    dirty = call("bless", "latest", "--reason", "because", "--out", tmp_path)
+    monkeypatch.setattr("reports.registry.pin.git_state", lambda folder: ("1a2b3c4", True))
+    dirty = cli("pin", "latest", "--reason", "because", "--out", tmp_path)
     assert (dirty.exit_code, "commit or stash first" in dirty.output) == (2, True)
-    empty = call("bless", "latest", "--reason", " ", "--out", tmp_path)
+    empty = cli("pin", "latest", "--reason", " ", "--out", tmp_path)
     assert (empty.exit_code, "expected a reason" in empty.output) == (2, True)
 
 
-def test_a_slow_drift_is_found_against_the_blessed_run(
+def test_a_slow_drift_is_found_against_the_pinned_run(
     tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "goldens"
-    monkeypatch.setattr(pinned, "FOLDER", folder)
+    folder = tmp_path / "pinned"
+    monkeypatch.setattr(pins, "FOLDER", folder)
     drifting = nights(tmp_path / "runs", *(1e-6 * 1.01**n for n in range(29)))
-    golden = pin.bless(drifting[0], "the first night", folder).golden
+    pin = pin_run(drifting[0], "the first night", folder).pin
     words = [judged(night).decision.word for night in drifting]
-    # Each night differs from the one before; the 28th is 1.3 times the blessed one.
+    # Each night differs from the one before; the 28th is 1.3 times the pinned one.
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
-    told = call("gate", "latest", "--out", tmp_path / "runs")
+    told = cli("gate", "latest", "--out", tmp_path / "runs")
     assert told.exit_code == 1
-    assert f"held against run {golden.run}" in told.output
-    # Against one other run nothing else counts, and the blessed one has a name.
-    told = call("gate", "latest", "--against", "blessed", "--out", tmp_path / "runs", "--json")
-    assert json.loads(told.stdout)["baseline"] == golden.run
+    assert f"held against run {pin.run}" in told.output
+    # Against one other run nothing else counts, and the pinned one has a name.
+    told = cli("gate", "latest", "--against", "pinned", "--out", tmp_path / "runs", "--json")
+    assert json.loads(told.stdout)["baseline"] == pin.run
 
 
 def test_a_ratio_of_errors_has_no_level_of_its_own() -> None:
     rows = [measurement(), measurement(metric="error_over_reference", value=0.7, tolerance=1.5)]
-    assert [metric for *_, metric in pinned.levels(rows, {})] == ["rel_l2"]
+    assert [metric for *_, metric in levels(rows, {})] == ["rel_l2"]
 
 
-def test_a_damaged_golden_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "FOLDER", tmp_path)
+def test_what_was_renamed_answers_with_its_name(tmp_path: Path) -> None:
+    renamed = cli("bless", "latest", "--reason", "because", "--out", tmp_path)
+    assert (renamed.exit_code, "'bless' is now 'pin'" in renamed.stderr) == (2, True)
+    renamed = cli("gate", "blessed", "--out", tmp_path)
+    assert (renamed.exit_code, "now named 'pinned'" in renamed.stderr) == (2, True)
+
+
+def test_a_damaged_pin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "FOLDER", tmp_path)
     (tmp_path / "cpu-1-live.json").write_text("{", encoding="utf-8")
     [night] = nights(tmp_path / "runs", 1e-6)
     [said] = held_against(judged(night))
     assert said.startswith("cpu-1-live.json is not used") and "restore it with git" in said
 
 
-def test_a_full_disk_leaves_the_golden_as_it_was(
+def test_a_full_disk_leaves_the_pin_as_it_was(
     tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = nights(tmp_path / "runs", 1e-6, 2e-6)
-    path = pin.bless(first, "first", tmp_path / "goldens").path
+    path = pin_run(first, "first", tmp_path / "pinned").path
     before = path.read_bytes()
 
     def full(self: Path, text: str, **_: object) -> None:
@@ -243,8 +246,8 @@ def test_a_full_disk_leaves_the_golden_as_it_was(
         raise OSError(28, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(StoreError, match="No space left on device; nothing was blessed"):
-        pin.bless(second, "second", tmp_path / "goldens")
+    with pytest.raises(StoreError, match="No space left on device; nothing was pinned"):
+        pin_run(second, "second", tmp_path / "pinned")
     assert (path.read_bytes(), [p.name for p in path.parent.iterdir()]) == (before, [path.name])
 
 
@@ -252,7 +255,7 @@ def test_pruning_spares_what_others_are_held_against(
     tmp_path: Path, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "runs"
-    monkeypatch.setattr(pinned, "FOLDER", tmp_path / "goldens")
+    monkeypatch.setattr(pins, "FOLDER", tmp_path / "pinned")
     folders = nights(root, *([1e-6] * 6))
     # The newest run's work was last seen on the second day.
     for folder in (folders[1], folders[5]):
@@ -260,19 +263,19 @@ def test_pruning_spares_what_others_are_held_against(
         table = pq.read_table(path).to_pylist()
         rows = [{**row, "identity": "rare"} for row in table]
         pq.write_table(type(pq.read_table(path)).from_pylist(rows, pq.read_schema(path)), path)
-    pin.bless(folders[0], "first")
+    pin_run(folders[0], "first")
     (folders[2] / "run.json").write_text("{", encoding="utf-8")
     write_run(root, bench(day=1))
-    asked = call("prune", "--keep", 1, "--out", root, "--json")
+    asked = cli("prune", "--keep", 1, "--out", root, "--json")
     told = json.loads(asked.stdout)
     assert [Path(p).name[:10] for p in told["goes"]] == ["2026-11-04", "2026-11-05"]
     why = {Path(p).name[:10]: said for p, said in told["spared"].items()}
-    assert why["2026-11-01"] == "blessed"
-    # Blessed on this machine, so that no run is its anchor; what a run is compared with stays.
+    assert why["2026-11-01"] == "pinned"
+    # Pinned on this machine, so that no run is its anchor; what a run is compared with stays.
     assert why["2026-11-02"].startswith("baseline of 2026-11-06")
     assert "2026-11-03" in why
     assert len(list(root.iterdir())) == 7
-    call("prune", "--keep", 1, "--delete", "--out", root)
+    cli("prune", "--keep", 1, "--delete", "--out", root)
     left = {p.name[:10] for p in root.iterdir()}
     assert left == {f"2026-11-0{day}" for day in (1, 2, 3, 6)}
-    assert "nothing to delete" in call("prune", "--keep", 1, "--out", root).output
+    assert "nothing to delete" in cli("prune", "--keep", 1, "--out", root).output

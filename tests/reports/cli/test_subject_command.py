@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
-from click.testing import CliRunner
 
-from reports.cli import main
 from stability.moe import examine
 from stability.moe.defects import healthy
+from tests.helpers import cli
 
 
 def run(*args: str):
-    return CliRunner().invoke(main, ["stability", *args])
+    return cli("stability", *args)
 
 
 def findings(intermediates: dict) -> list:
@@ -87,6 +86,6 @@ def test_a_size_beyond_the_memory_is_refused_with_both_numbers(monkeypatch):
 
 
 def test_a_former_command_is_answered_with_the_new_one():
-    said = CliRunner().invoke(main, ["subject", "record"])
+    said = cli("subject", "record")
     assert said.exit_code == 2
     assert "'subject record' is now 'parity record --subject mla-moe'" in said.output

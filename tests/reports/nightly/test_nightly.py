@@ -8,9 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
-from megalodon_jax.gemm import BACKENDS
+from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
@@ -18,7 +17,6 @@ from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference
 from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
-from reports.cli import main
 from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
 from reports.nightly.run import Options, nightly
@@ -32,6 +30,7 @@ from reports.verdict.document import known_differences
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
+from tests.helpers import cli
 from tests.reports.nights import measurement
 
 
@@ -51,7 +50,7 @@ def no_probes(monkeypatch):
 
 def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     # Every probe has a test of its own; that all of them are called is `PROBES`.
-    some = {name: probe for name, probe in PROBES.items() if name in ("survival", "drill")}
+    some = {name: probe for name, probe in PROBES.items() if name in ("survival", "what if")}
     monkeypatch.setattr(stability_suite, "PROBES", some)
     summary = tmp_path / "summary.md"
     summary.write_text("before\n", encoding="utf-8")
@@ -71,7 +70,7 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert {m.case for m in stored.measurements} == {"length_c"}
     probes = {f.probe for f in stored.findings}
     assert {"survival", "dtypes", "values"} <= probes
-    assert stored.manifest.stability.keys() == {"drill"}
+    assert stored.manifest.stability.keys() == {"what if"}
 
 
 def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
@@ -198,7 +197,7 @@ def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch)
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["nightly", *map(str, arguments)])
+    return cli("nightly", *map(str, arguments))
 
 
 @pytest.fixture

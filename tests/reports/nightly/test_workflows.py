@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
@@ -22,7 +21,7 @@ from reports.nightly.suites import SuiteRun
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding
-from tests.helpers import ROOT
+from tests.helpers import ROOT, cli
 from tests.reports.nights import altered, failing, measurement
 
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -44,7 +43,7 @@ def shards(name: str, job: str) -> list[str]:
 def call(line: str, *more: str) -> Any:
     program, *arguments = shlex.split(line)
     assert program == ".venv/bin/megalodon-numerics"
-    return CliRunner().invoke(main, [*arguments, *more])
+    return cli(*arguments, *more)
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
     [merged_run] = (tmp_path / "runs").iterdir()
     suites = {s.name: s.status for s in read_run(merged_run).manifest.suites}
     assert "failed" in suites.values()
-    refused = CliRunner().invoke(main, ["merge", "shards", "--out", "again"])
+    refused = cli("merge", "shards", "--out", "again")
     assert refused.exit_code == 2
     assert "missing 3/3" in refused.output
     assert not (tmp_path / "again").exists()

@@ -20,8 +20,8 @@ from reports.page.sections.probes import module_kind
 from reports.store.runs import Run, write_run
 from reports.verdict.decide import Word, decide
 from reports.verdict.history import History, load_history
+from stability.core import documents
 from stability.core.findings import Severity
-from stability.moe import results
 from stability.moe.fixed_bugs import reference_scatter
 from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
 
@@ -363,6 +363,25 @@ def test_the_drill_shows_its_conclusion_its_curves_and_what_did_not_stay_finite(
     assert "inf" not in told.lower().replace("info", "")
 
 
+def test_documents_are_shown_beside_a_night_with_probes_alone(monkeypatch) -> None:
+    night = run(measurement(), stability={"poles": []})
+    committed = documents.read(documents.DRILL)
+    told = section(page_of(night), "drill")
+    assert committed["conclusion"][0][:30] in told
+    assert "a document, measured once and by no night" in told
+    # A run of an older version holds a copy of its own.
+    old = run(measurement(), stability=storage("said"))
+    assert "<li>said</li>" in section(page_of(old), "drill")
+
+    def gone(name):
+        raise ValueError(name)
+
+    monkeypatch.setattr(documents, "read", gone)
+    page = page_of(night)
+    assert "Not recorded" in section(page, "drill")
+    assert "knows one architecture" in section(page, "architectures")
+
+
 @pytest.mark.parametrize("name", ["remedies", "poles", "drill"])
 def test_a_night_without_probes_says_so(name: str) -> None:
     told = section(page_of(run(measurement())), name)
@@ -403,7 +422,6 @@ def test_names_of_curves_neither_overlap_nor_leave_the_drawing(ends: list[float]
 
 
 def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says_so() -> None:
-    measured = {name: results.read(name) for name in ("defects", "training")}
     port = {"case": "mla-moe long", "edge": "port32:original32"}
     info = {"tolerance": math.nan, "verdict": Verdict.INFO}
     rows = (
@@ -415,7 +433,7 @@ def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says
         ),
     )
     bug = reference_scatter("index_add_(): self (Float)", "4.57.6")
-    night = run(*rows, findings=(bug,), stability={"mla_moe": measured})
+    night = run(*rows, findings=(bug,), stability={"poles": []})
     page = page_of(night)
     told = section(page, "architectures")
     assert "MLA + MoE" in told and "beyond the length it was trained at" in told

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from parity.megalodon.cases import BYTE_LM
 from reports.bench.run import backend_timings
-from reports.cli import main
 from reports.cli.doctor import examine
 from reports.page.render import render
 from reports.page.sections import what_if as module
@@ -20,6 +18,7 @@ from reports.verdict.decide import decide
 from reports.verdict.history import History
 from stability.products import what_if
 from stability.products.what_if import LADDER, Products, costs
+from tests.helpers import cli
 from tests.reports.nights import bench, measurement, run
 
 
@@ -38,7 +37,7 @@ HELD = {
 
 def call(monkeypatch, *arguments):
     monkeypatch.setattr(what_if, "captured", lambda model, ids: HELD)
-    return CliRunner().invoke(main, ["stability", str(BYTE_LM), "--what-if", *arguments])
+    return cli("stability", BYTE_LM, "--what-if", *arguments)
 
 
 def test_the_command_prints_the_worst_of_each_kind_and_the_rules(monkeypatch) -> None:

@@ -21,14 +21,13 @@ from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint
 from reports.registry.lookup import change_lines, held_against, judged, listed
 from reports.registry.retention import plan
 from reports.store.runs import Run, write_run
-from reports.verdict import levels
-from reports.verdict import pinned as goldens
+from reports.verdict import levels, pins
 from reports.verdict.anchors import find_anchors
 from reports.verdict.changes import What
 from reports.verdict.decide import Word, decide
 from reports.verdict.drift import hold, levels_of, limit
 from reports.verdict.history import Past
-from reports.verdict.pinned import golden_of
+from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
 from tests.reports.nights import failing, finding, measurement, run
 
@@ -47,14 +46,14 @@ def night(value: float = 1e-6, day: int = 1, **changes: Any) -> Run:
 
 @pytest.fixture
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
-    """Pin runs in an empty folder of goldens."""
-    folder = tmp_path / "goldens"
+    """Pin runs in an empty folder of pinned baselines."""
+    folder = tmp_path / "pinned"
     folder.mkdir()
-    monkeypatch.setattr(goldens, "FOLDER", folder)
+    monkeypatch.setattr(pins, "FOLDER", folder)
 
     def pin(made: Run) -> None:
-        golden = golden_of(made, {}, "as measured", "2026-11-01")
-        goldens.write(golden, goldens.file_of(golden))
+        pin = pin_of(made, {}, "as measured", "2026-11-01")
+        pins.write(pin, pins.file_of(pin))
 
     return pin
 
@@ -100,7 +99,7 @@ def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch
     assert {host.host()[name] for name in FIELDS} == {UNKNOWN}
     unknown = night(host={})
     assert fingerprint(unknown.manifest.environment) is None
-    [held] = hold(unknown, levels_of(unknown, {}), [golden_of(unknown, {})])
+    [held] = hold(unknown, levels_of(unknown, {}), [pin_of(unknown, {})])
     assert not held.same
     assert "cannot be read" in decide(unknown, None).sentence
 
@@ -131,26 +130,26 @@ def test_levels_of_another_machine_may_differ_as_far_as_rounding_scatters_them()
     allowed = limit(DRIFT_TYPICAL, 0.2, same=False)
     assert allowed == pytest.approx(math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * 0.2))
     assert limit(DRIFT_TYPICAL, 0.0, same=False) == limit(DRIFT_TYPICAL, 0.2, same=True)
-    golden = golden_of(night(spreads=spreads), {}, "as measured", "2026-11-01")
+    pin = pin_of(night(spreads=spreads), {}, "as measured", "2026-11-01")
 
     def word(value: float, **changes: Any) -> Word:
-        return decide(night(value, spreads=spreads, **changes), None, {}, [golden]).word
+        return decide(night(value, spreads=spreads, **changes), None, {}, [pin]).word
 
     inside, outside = 1e-6 * allowed * 0.99, 1e-6 * allowed * 1.02
     assert (word(inside, host=THERE), word(outside, host=THERE)) == (Word.PASS, Word.REGRESSED)
-    # The same night on the golden's own machine has drifted.
+    # The same night on the pinned baseline's own machine has drifted.
     assert (word(inside), word(1.29e-6)) == (Word.REGRESSED, Word.PASS)
     # Nothing is explained by rounding where nothing was calibrated.
-    still = golden_of(night(), {}, "as measured", "2026-11-01")
+    still = pin_of(night(), {}, "as measured", "2026-11-01")
     uncalibrated = decide(night(1.31e-6, host=THERE), None, {}, [still])
     assert uncalibrated.word is Word.REGRESSED
 
 
 def test_a_change_beyond_rounding_names_both_machines_the_furthest_first() -> None:
     rows = [measurement(), measurement(case="slow", value=1e-6)]
-    golden = golden_of(run(*rows), {}, "as measured", "2026-11-01")
+    pin = pin_of(run(*rows), {}, "as measured", "2026-11-01")
     now = [replace(rows[0], value=1.4e-6), replace(rows[1], value=1.9e-6)]
-    found = decide(run(*now, host=THERE, reference={"kind": "live"}), None, {}, [golden])
+    found = decide(run(*now, host=THERE, reference={"kind": "live"}), None, {}, [pin])
     assert [c.case for c in found.changes] == ["slow", "baseline"]
     assert "slow" in found.sentence
     [line, _] = change_lines(found.changes)
@@ -180,19 +179,20 @@ def test_the_first_night_on_a_machine_passes_and_says_what_it_is(tmp_path: Path,
 def test_nothing_to_compare_with_is_said(tmp_path: Path, pinned) -> None:
     found = judged(write_run(tmp_path / "runs", night()))
     assert found.decision.word is Word.PASS
-    assert "nothing could be compared: no blessed run is there" in found.decision.sentence
+    assert "nothing could be compared: no pinned run is there" in found.decision.sentence
     pinned(night(row={"identity": "other work"}))
     found = judged(write_run(tmp_path / "runs", night(host=THERE, day=2)))
     assert "nothing could be compared" in found.decision.sentence
-    (goldens.FOLDER / "cpu.json").write_text(json.dumps({"schema": 2}), encoding="utf-8")
+    (pins.FOLDER / "cpu.json").write_text(json.dumps({"schema": 2}), encoding="utf-8")
     found = judged(write_run(tmp_path / "runs", night(day=3)))
     assert any(
-        "cpu.json is not used: expected a golden of schema" in s for s in held_against(found)
+        "cpu.json is not used: expected a pinned baseline of schema" in s
+        for s in held_against(found)
     )
 
 
 def test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow(tmp_path: Path, pinned) -> None:
-    """One percent a night is found in four weeks where nobody blessed anything."""
+    """One percent a night is found in four weeks where nobody pinned anything."""
     root = tmp_path / "runs"
     unfit = [
         night(5e-6, 1),  # Breaks its tolerance.
@@ -231,14 +231,14 @@ def test_a_list_shows_what_was_said_of_each_run(tmp_path: Path) -> None:
 
 def test_red_sections_are_marked() -> None:
     drifted = [measurement(case="mla-moe moe", edge="port32:port64"), measurement(kind=Kind.STATE)]
-    golden = golden_of(run(*drifted), {}, "as measured", "2026-11-01")
+    pin = pin_of(run(*drifted), {}, "as measured", "2026-11-01")
     rows = [replace(m, value=3e-6) for m in drifted[:1]] + drifted[1:]
     errors = [finding(probe="survival", severity=Severity.ERROR)]
-    decision = decide(run(*rows), None, {}, [golden])
+    decision = decide(run(*rows), None, {}, [pin])
     assert of_sections(rows, errors, decision).keys() == {
         *("architectures", "changes", "records", "underflow"),
     }
-    healthy = decide(run(*drifted), None, {}, [golden])
+    healthy = decide(run(*drifted), None, {}, [pin])
     warned = [finding(probe="survival", severity=Severity.WARNING)]
     assert of_sections(drifted, warned, healthy) == {}
     narrow = [failing(edge="jaxbf16:oracle")]
@@ -273,17 +273,17 @@ def test_what_was_pooled_has_its_level_there() -> None:
     ]
 
 
-@pytest.mark.parametrize("old_golden", [False, True], ids=["golden", "golden without tolerances"])
-def test_a_loosened_tolerance_is_no_drift(old_golden: bool) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["pin", "pin without tolerances"])
+def test_a_loosened_tolerance_is_no_drift(old: bool) -> None:
     # Far below its tolerance, a level is a share of it; further up it is the error itself.
     low, high = 1e-9, 1e-6
     for value, says in ((low, True), (high, False)):
         then, now = night(value), night(value, 2, row={"tolerance": 15e-6})
-        golden = golden_of(then, {}, "as measured", "2026-11-01")
-        if old_golden:
-            known = {g: replace(it, tolerance=0.0, floored=0) for g, it in golden.groups.items()}
-            golden = replace(golden, groups=known)
-        decision = decide(now, then, goldens=[golden])
+        pin = pin_of(then, {}, "as measured", "2026-11-01")
+        if old:
+            known = {g: replace(it, tolerance=0.0, floored=0) for g, it in pin.groups.items()}
+            pin = replace(pin, groups=known)
+        decision = decide(now, then, pins=[pin])
         assert decision.word is Word.PASS, decision.sentence
         notes = [c.note for c in decision.changes if "tolerance changed from 4.0e-06" in c.note]
         assert bool(notes) is says
@@ -292,8 +292,8 @@ def test_a_loosened_tolerance_is_no_drift(old_golden: bool) -> None:
 
 def test_a_level_that_rests_on_its_tolerance_may_still_rise_above_it() -> None:
     then, now = night(1e-9), night(2e-6, 2)
-    golden = golden_of(then, {}, "as measured", "2026-11-01")
-    decision = decide(now, None, goldens=[golden])
+    pin = pin_of(then, {}, "as measured", "2026-11-01")
+    decision = decide(now, None, pins=[pin])
     assert decision.word is Word.REGRESSED
     assert [c.what for c in decision.changes] == [What.DRIFTED]
 
@@ -310,54 +310,54 @@ def test_one_unknown_field_makes_a_processor_unknown() -> None:
 def test_of_other_machines_one_with_the_same_reference_is_preferred_then_the_newest() -> None:
     run_here = night(reference={"kind": "live"})
 
-    def blessed(name: str, kind: str) -> goldens.Golden:
-        return golden_of(night(id=name, host=THERE, reference={"kind": kind}), {}, "", "2026-11-01")
+    def pinned(name: str, kind: str) -> pins.Pin:
+        return pin_of(night(id=name, host=THERE, reference={"kind": kind}), {}, "", "2026-11-01")
 
-    candidates = [blessed("newest", "recorded"), blessed("newer", "live"), blessed("old", "live")]
+    candidates = [pinned("newest", "recorded"), pinned("newer", "live"), pinned("old", "live")]
     [held] = hold(run_here, levels_of(run_here, {}), candidates)
-    assert (held.golden.run, held.same) == ("newer", False)
+    assert (held.pin.run, held.same) == ("newer", False)
     [held] = hold(run_here, levels_of(run_here, {}), candidates[:1])
-    assert held.golden.run == "newest"
+    assert held.pin.run == "newest"
 
 
-def test_goldens_are_read_newest_first_and_a_new_one_replaces_its_machine_s(pinned) -> None:
+def test_pins_are_read_newest_first_and_a_new_one_replaces_its_machine_s(pinned) -> None:
     for day, where in (("2026-11-02", HERE), ("2026-11-03", THERE)):
-        golden = golden_of(night(id=f"of-{day}", host=where), {}, "as measured", day)
-        goldens.write(golden, goldens.file_of(golden))
-    assert [g.run for g in goldens.load("cpu").goldens] == ["of-2026-11-03", "of-2026-11-02"]
+        pin = pin_of(night(id=f"of-{day}", host=where), {}, "as measured", day)
+        pins.write(pin, pins.file_of(pin))
+    assert [g.run for g in pins.load("cpu").pins] == ["of-2026-11-03", "of-2026-11-02"]
     # An update of a library is the same machine.
-    updated = golden_of(night(versions={"jax": "0.11"}), {}, "updated", "2026-11-04")
-    assert goldens.file_of(updated) == goldens.file_of(golden_of(night(), {}))
+    updated = pin_of(night(versions={"jax": "0.11"}), {}, "updated", "2026-11-04")
+    assert pins.file_of(updated) == pins.file_of(pin_of(night(), {}))
 
 
-def test_a_golden_of_another_schema_is_named_and_not_used(pinned) -> None:
+def test_a_pin_of_another_schema_is_named_and_not_used(pinned) -> None:
     """It may mean something else by the same words, whatever it holds."""
-    golden = golden_of(night(), {}, "as measured", "2026-11-01")
-    path = goldens.file_of(golden)
-    goldens.write(golden, path)
+    pin = pin_of(night(), {}, "as measured", "2026-11-01")
+    path = pins.file_of(pin)
+    pins.write(pin, path)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(f'"schema": {goldens.SCHEMA}', '"schema": 2'), encoding="utf-8")
-    known = goldens.load("cpu")
-    assert (known.goldens, len(known.unusable)) == ((), 1)
-    assert f"expected a golden of schema {goldens.SCHEMA}" in known.unusable[0]
+    path.write_text(text.replace(f'"schema": {pins.SCHEMA}', '"schema": 2'), encoding="utf-8")
+    known = pins.load("cpu")
+    assert (known.pins, len(known.unusable)) == ((), 1)
+    assert f"expected a pinned baseline of schema {pins.SCHEMA}" in known.unusable[0]
 
 
 def test_a_spread_that_one_side_lacks_is_the_others() -> None:
     spreads = {GROUP: [0.2, 0.2]}
     inside = 1e-6 * limit(DRIFT_TYPICAL, 0.2, same=False) * 0.99
     for then, now in (({}, spreads), (spreads, {}), (spreads, spreads)):
-        golden = golden_of(night(spreads=then), {}, "as measured", "2026-11-01")
-        decision = decide(night(inside, host=THERE, spreads=now), None, {}, [golden])
+        pin = pin_of(night(spreads=then), {}, "as measured", "2026-11-01")
+        decision = decide(night(inside, host=THERE, spreads=now), None, {}, [pin])
         assert decision.word is Word.PASS
 
 
-def test_what_does_not_repeat_counts_with_its_newest_values_and_is_blessed_at_its_largest() -> None:
+def test_what_does_not_repeat_counts_with_its_newest_values_and_is_pinned_at_its_largest() -> None:
     row = measurement(value=3e-6, deterministic=False)
     past = {KEY: Past((1e-6,) * 7 + (3.5e-6,) + (3e-6,) * 6, True)}
     assert levels.levels([row], past)[LEVEL].typical == 3e-6
-    assert golden_of(run(row), past).groups[LEVEL].typical == 3e-6
+    assert pin_of(run(row), past).groups[LEVEL].typical == 3e-6
     jumped = {KEY: Past((1e-6, 3.9e-6, 1e-6), True)}
-    assert golden_of(run(row), jumped).groups[LEVEL].typical == 3.9e-6
+    assert pin_of(run(row), jumped).groups[LEVEL].typical == 3.9e-6
 
 
 def test_a_level_is_a_geometric_mean_and_the_worst_of_its_gates() -> None:

@@ -11,6 +11,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.suite import culprit
 from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
+from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
 from tests.reports.nights import earlier, failing, finding, measurement, run
 
@@ -195,6 +196,17 @@ def test_a_variable_that_an_older_run_does_not_know_is_as_good_as_empty() -> Non
     """The night after an update still says which value changed."""
     decision = decide(run(measurement()), earlier(measurement(value=2e-6), flags={}))
     assert (decision.environment, decision.word) == ((), Word.CHANGED)
+
+
+def test_a_level_that_left_its_pin_is_not_said_to_differ_from_the_night_before() -> None:
+    row = measurement(value=1e-6)
+    pin = pin_of(run(measurement(value=2e-6)), {}, "worse", "2026-11-01")
+    sentence = decide(run(row), earlier(row), {}, [pin]).sentence
+    assert "Nothing changed since run" in sentence
+    assert sentence.count("held against a pinned run: 1 better than before") == 1
+    # Negative control: a value that did change is said to.
+    moved = decide(run(measurement(value=1.1e-6)), earlier(row), {}, [pin]).sentence
+    assert "Nothing changed" not in moved
 
 
 @pytest.mark.parametrize("replayed", [False, None])

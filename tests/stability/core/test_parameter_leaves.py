@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import equinox as eqx
@@ -54,6 +55,29 @@ def test_a_checkpoint_is_read_leaf_by_leaf(tmp_path: Path) -> None:
             assert np.array_equal(leaves[name].read(), np.asarray(array))
     save_file({"a": np.ones(3, ml_dtypes.bfloat16)}, tmp_path / "narrow.safetensors")
     assert leaves_of(tmp_path / "narrow.safetensors")["a"].dtype == "bfloat16"
+
+
+def test_a_sharded_checkpoint_is_read_one_leaf_at_a_time(tmp_path: Path) -> None:
+    count, rows = 16, 65_536
+    places = {f"w{i}": f"{i % 2}.safetensors" for i in range(count)}
+    for shard in sorted(set(places.values())):
+        names = [name for name, place in places.items() if place == shard]
+        save_file({n: np.full(rows, n[1:], np.float32) for n in names}, tmp_path / shard)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    tracemalloc.start()
+    try:
+        leaves = leaves_of(tmp_path)
+        assert all(leaves[f"w{i}"].read()[0] == i for i in range(count))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    size = 4 * rows
+    assert size < peak < 3 * size, "one leaf, and a copy of it, of sixteen"
+    (tmp_path / "1.safetensors").unlink()
+    assert leaves["w0"].read()[0] == 0
+    with pytest.raises(ValueError, match=r"1\.safetensors is not a readable safetensors file"):
+        leaves["w1"].read()
 
 
 @pytest.mark.parametrize("empty", [{}, [], {"a": None}, {"a": "text"}])

@@ -25,15 +25,17 @@ from stability.dtype_audit import (
     audit_step,
     changes_since,
     diff,
-    golden_findings,
+    golden,
     load_policy,
     module_of,
-    read_golden,
+    pinned_findings,
+    pinned_rows,
+    read_pinned,
     side_by_side,
-    write_golden,
+    write_pinned,
 )
-from stability.dtype_audit.golden import NARROW, PLAIN, versions_now
 from stability.dtype_audit.hlo import parse, rows_of_hlo
+from stability.dtype_audit.pinned_rows import NARROW, PLAIN, versions_now
 from stability.dtype_audit.programs import dtype_findings, shrunk
 from stability.dtype_audit.rows import Row, aggregated, by_view, from_json, to_json
 from stability.dtype_audit.scopes import phase_of
@@ -52,9 +54,9 @@ def table(name: str) -> tuple[Row, ...]:
 
 
 def committed(name: str) -> tuple[Row, ...]:
-    """The golden rows of the views that `table` has."""
+    """The pinned rows of the views that `table` has."""
     views = {row.view for row in table(name)}
-    return tuple(row for row in read_golden(name).rows if row.view in views)
+    return tuple(row for row in read_pinned(name).rows if row.view in views)
 
 
 def coarse(rows) -> set[tuple]:
@@ -67,7 +69,7 @@ def coarse(rows) -> set[tuple]:
 @pytest.mark.parametrize("name", OURS)
 def test_the_model_computes_as_committed(name: str) -> None:
     assert coarse(committed(name)) == coarse(table(name))
-    if read_golden(name).versions == versions_now(name):
+    if read_pinned(name).versions == versions_now(name):
         ours = [c for c in diff(committed(name), table(name)) if c.row.view == "jaxpr"]
         assert not ours, "\n".join(f"{c.kind} {c.row.module}: {c.row.describe()}" for c in ours)
 
@@ -171,14 +173,14 @@ def test_a_rounding_to_bfloat16_is_found_where_it_is(
     plant: Callable, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small beside the rounding of operands, so that no norm of an error tells it."""
-    write_golden("bfloat16_compute", table("bfloat16_compute"), tmp_path)
+    write_pinned("bfloat16_compute", table("bfloat16_compute"), tmp_path)
     with monkeypatch.context() as patch:
         plant(patch)
         jax.clear_caches()
         rows = audit_config(NARROW, compiled=False)
     jax.clear_caches()
     # What is not compiled is not compared.
-    found = golden_findings("bfloat16_compute", rows, tmp_path)
+    found = pinned_findings("bfloat16_compute", rows, tmp_path)
     errors = {f.subject.split()[0] for f in found if f.severity is Severity.ERROR}
     assert module in errors, found
 
@@ -341,34 +343,34 @@ def test_a_table_returns_from_its_file_and_a_broken_one_is_refused(
 ) -> None:
     rows = aggregated((row(), row(accum="float32", inputs=("float32", "bfloat16"))))
     assert from_json(to_json(rows)) == rows
-    write_golden("float32", rows, tmp_path)
+    write_pinned("float32", rows, tmp_path)
     assert changes_since("float32", rows, tmp_path) == ()
     assert (
         json.loads((tmp_path / "float32.json").read_text(encoding="utf-8"))["versions"]["jax"]
         == jax.__version__
     )
-    (finding,) = golden_findings("float32", (*rows, row(op="exp2")), tmp_path)
+    (finding,) = pinned_findings("float32", (*rows, row(op="exp2")), tmp_path)
     assert (finding.severity, finding.metric, finding.value) == (Severity.ERROR, "added", 2.0)
     assert "renew" in finding.remedy
     with monkeypatch.context() as another:
         # Another jax writes other programs, and nobody here changed anything.
         another.setattr(jax, "__version__", "0.0.1")
-        (finding,) = golden_findings("float32", (*rows, row(op="exp2")), tmp_path)
+        (finding,) = pinned_findings("float32", (*rows, row(op="exp2")), tmp_path)
         assert finding.severity is Severity.WARNING
-    (clean,) = golden_findings("float32", rows, tmp_path)
+    (clean,) = pinned_findings("float32", rows, tmp_path)
     assert clean.severity is Severity.OK
     with pytest.raises(ValueError, match="is not there; run"):
-        read_golden("other", tmp_path)
+        read_pinned("other", tmp_path)
     (tmp_path / "float32.json").write_text('{"schema": 99, "rows": []}', encoding="utf-8")
     with pytest.raises(ValueError, match="has schema 99, expected 1"):
-        read_golden("float32", tmp_path)
+        read_pinned("float32", tmp_path)
     with pytest.raises(ValueError, match="has 2 fields, expected"):
         from_json([["jaxpr", "forward"]])
 
 
 def test_views_stand_side_by_side_per_module() -> None:
     tables = by_view("ours", table("bfloat16_compute")) | {
-        name: read_golden(name).rows for name in TORCH
+        name: read_pinned(name).rows for name in TORCH
     }
     assert set(tables) == {"ours jaxpr", "ours hlo", *TORCH}
     lines = {(x.module, x.phase, x.family): x for x in side_by_side(tables)}
@@ -401,8 +403,8 @@ def test_a_step_on_shapes_and_on_arrays_is_the_same_table() -> None:
 @pytest.mark.torch_ref
 @pytest.mark.parametrize("name", TORCH)
 def test_the_reference_dispatches_as_committed(reference, name: str) -> None:
-    rows = read_golden(name).rows if reference.kind == "recorded" else table(name)
-    if reference.kind == "live" and read_golden(name).versions == versions_now(name):
+    rows = read_pinned(name).rows if reference.kind == "recorded" else table(name)
+    if reference.kind == "live" and read_pinned(name).versions == versions_now(name):
         assert changes_since(name, rows) == ()
     found = {
         (r.module, r.phase, r.family, r.output) for r in rows if r.module.startswith("model.layers")
@@ -417,7 +419,7 @@ def test_the_reference_dispatches_as_committed(reference, name: str) -> None:
 def test_the_reference_breaks_the_policy_in_notes_only() -> None:
     from stability.dtype_audit.torch_side import torch_findings
 
-    findings = torch_findings(read_golden("torch_bfloat16").rows)
+    findings = torch_findings(read_pinned("torch_bfloat16").rows)
     assert {f.severity for f in findings} == {Severity.OK, Severity.NOTE}
     assert {f.metric for f in findings if f.severity is Severity.NOTE} >= {
         *("norms_wide", "exponentials_wide", "reductions_wide")
@@ -427,3 +429,8 @@ def test_the_reference_breaks_the_policy_in_notes_only() -> None:
 def test_numpy_is_not_needed_to_be_jax() -> None:
     rows = audit_function(lambda x: jnp.exp(x), np.ones(2, np.float32), compiled=False)
     assert [r.family for r in rows] == ["exp"]
+
+
+def test_the_former_names_are_the_same_functions() -> None:
+    assert (golden.golden_findings, golden.read_golden) == (pinned_findings, read_pinned)
+    assert (golden.write_golden, golden.PROGRAMS) == (write_pinned, pinned_rows.PROGRAMS)

@@ -9,8 +9,9 @@ from functools import cache
 
 import pytest
 
+from stability.core.documents import DRILL, read, write
 from stability.experiments.drill import VARIANTS, Outcome, Plan, run
-from stability.experiments.drill_report import FILE, conclusion, document, read, write
+from stability.experiments.drill_report import conclusion, document
 from stability.storage.remedies import ENOUGH
 from stability.storage.survival import FROZEN_SHARE
 from tests.helpers import TINY
@@ -84,7 +85,7 @@ def test_a_drill_is_stored_and_read_back(tmp_path) -> None:
     path = tmp_path / "drill.json"
     path.write_text("before", encoding="utf-8")
     write(path, stored())
-    assert read(path) == json.loads(json.dumps(stored()))
+    assert read(DRILL, tmp_path) == json.loads(json.dumps(stored()))
     assert [p.name for p in tmp_path.iterdir()] == ["drill.json"]
 
 
@@ -107,14 +108,14 @@ def test_a_drill_that_cannot_be_read_is_refused(tmp_path, content: str) -> None:
     path = tmp_path / "drill.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=r"drill\.json .*run `megalodon-numerics drill`"):
-        read(path)
+        read(DRILL, tmp_path)
     path.unlink()
     with pytest.raises(ValueError, match="cannot be read"):
-        read(path)
+        read(DRILL, tmp_path)
 
 
 def test_the_committed_drill_says_what_its_numbers_say() -> None:
-    content = read(FILE)
+    content = read(DRILL)
     assert content["conclusion"] == conclusion(content["variants"])
     assert [v["name"] for v in content["variants"]] == [v.name for v in VARIANTS]
     kinds = {v["kind"]: v for v in content["variants"]}

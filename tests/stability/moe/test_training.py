@@ -13,6 +13,7 @@ import pytest
 from parity.deepseek_v3.cases import TINY, by_name
 from parity.deepseek_v3.checkpoint import build
 from parity.deepseek_v3.model import MLAMoEForCausalLM
+from stability.core import documents
 from stability.core.recommendation import NEVER, recommend
 from stability.moe import results, training
 from stability.recovery.guard import GuardConfig, guard
@@ -21,11 +22,11 @@ from tests.helpers import ROOT, same_leaves
 
 @pytest.fixture(scope="module")
 def told():
-    return {v["name"]: v for v in results.read("training")["variants"]}
+    return {v["name"]: v for v in documents.read(documents.TRAINING)["variants"]}
 
 
 def test_the_guard_survives_what_breaks_the_run_without_it(told):
-    at = results.read("training")["plan"]["injected_at"]
+    at = documents.read(documents.TRAINING)["plan"]["injected_at"]
     peak = {n: max(x for i, x in v["loss"] if i >= at) for n, v in told.items()}
     assert peak["broken"] > 2 * peak["healthy"]
     assert told["guarded"]["held_out"] < told["broken"]["held_out"]
@@ -82,13 +83,13 @@ def test_a_plan_that_injects_after_its_end_is_refused():
 @pytest.mark.parametrize("name", ["defect", "training"])
 def test_the_document_shows_what_was_stored(name):
     text = (ROOT / "docs" / "mla-moe.md").read_text(encoding="utf-8")
-    content = results.read({"defect": "defects"}.get(name, name))
+    content = documents.read({"defect": documents.DEFECTS}.get(name, documents.TRAINING))
     assert getattr(results, f"{name}_markdown")(content) in text, f"run subject {name} and copy it"
 
 
 def test_a_missing_result_names_its_command(tmp_path):
     with pytest.raises(ValueError, match="run `megalodon-numerics subject train`"):
-        results.read("training", tmp_path)
+        documents.read(documents.TRAINING, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +112,4 @@ def test_advice_by_device_is_never_float16(device, precision):
 
 
 def test_every_committed_defect_was_caught():
-    assert all(d["caught"] for d in results.read("defects")["defects"])
+    assert all(d["caught"] for d in documents.read(documents.DEFECTS)["defects"])

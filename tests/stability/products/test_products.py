@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax import gemm, quantize
+from megalodon_jax.quantization import formats, products
 from parity.engine.measurement import Verdict
 from stability.products import accuracy, block_formats
 
 
-def only(*names: str) -> dict[str, gemm.Backend]:
-    return {name: gemm.BACKENDS[name] for name in names}
+def only(*names: str) -> dict[str, products.Backend]:
+    return {name: products.BACKENDS[name] for name in names}
 
 
 def verdicts() -> dict[tuple[str, str], Verdict]:
@@ -29,17 +29,17 @@ def test_only_the_operands_are_narrow(monkeypatch) -> None:
     assert set(healthy) == {(n, q) for n in ("mxfp8", "nvfp4") for q in accuracy.QUANTITIES}
     assert set(healthy.values()) == {Verdict.PASS}
 
-    emulated = gemm._emulated
+    emulated = products._emulated
     narrow = lambda a, b: emulated(a, b).astype(jnp.bfloat16).astype(jnp.float32)  # noqa: E731
     monkeypatch.setattr(accuracy, "BACKENDS", only("mxfp8"))
     with monkeypatch.context() as planted:
         jax.clear_caches()  # what is compiled already is not narrow
-        planted.setattr(gemm, "_emulated", narrow)
+        planted.setattr(products, "_emulated", narrow)
         assert set(verdicts().values()) == {Verdict.FAIL}
     with monkeypatch.context() as planted:
         jax.clear_caches()
         # The backend and its own dequantised operands agree on the wrong scale.
-        planted.setattr(gemm, "mx", partial(quantize.mx, mode="floor"))
+        planted.setattr(products, "mx", partial(formats.mx, mode="floor"))
         assert set(verdicts().values()) == {Verdict.FAIL}
     jax.clear_caches()
 
@@ -48,7 +48,7 @@ X = np.random.default_rng(3).standard_normal((40, 48)).astype(np.float32)
 
 
 def test_a_rotation_is_one_in_any_order_of_its_sums() -> None:
-    exact = block_formats.blocks(X, 16) @ gemm.ROTATION.astype(np.float64)
+    exact = block_formats.blocks(X, 16) @ products.ROTATION.astype(np.float64)
     ours = exact.reshape(X.shape).astype(np.float32)
     assert np.array_equal(accuracy.turned_right(X, ours), ours)
     for wrong in (X, -ours, ours.astype(jnp.bfloat16).astype(np.float32)):

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax.gemm import BACKENDS, DIRECTIONS
 from megalodon_jax.layers.linear import linear_maps
 from megalodon_jax.policy import resolve
+from megalodon_jax.quantization.products import BACKENDS, DIRECTIONS
 from megalodon_jax.weights import build_model, named_leaves
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.tolerances import FIGURES, FORMAT_BOUNDS, INDEPENDENT, rule
 from stability.core.findings import Severity
 from stability.experiments import gemm_drill
+from stability.experiments.drill import Outcome
 from stability.products import what_if
 from stability.products.what_if import (
     FORMATS,
@@ -32,7 +31,7 @@ from stability.products.what_if import (
     findings,
     rules,
 )
-from tests.helpers import ROOT, TINY, arrays
+from tests.helpers import ROOT, TINY, arrays, double
 
 ROUNDING = rule("jax32:reference32", Kind.GRADIENT).absolute
 DOC = ROOT / "docs" / "formats.md"
@@ -113,7 +112,8 @@ def test_the_operands_of_a_step_are_those_its_gradients_are_made_of(monkeypatch)
     gradients = named_leaves(gradients_of(model, jnp.asarray(ids)))
     for name, products in held.items():
         left, right = products.operands("weight_grad")
-        assert relative_l2(left @ right.T, gradients[f"{name}.weight"]) <= ROUNDING, name
+        expected = np.asarray(gradients[f"{name}.weight"])
+        assert relative_l2(left @ right.T, expected) <= ROUNDING, name
     monkeypatch.setattr(what_if, "TOKENS", 5)
     fewer = captured(model, ids)["model.layers.0.attn.wz"]
     assert fewer.x.shape == (5, BYTES.model_dim)
@@ -121,8 +121,8 @@ def test_the_operands_of_a_step_are_those_its_gradients_are_made_of(monkeypatch)
 
 
 def test_the_document_of_a_drill_is_rewritten_between_its_markers(tmp_path) -> None:
-    outcomes: Any = [
-        SimpleNamespace(variant=variant, held_out=held_out, loss=[(1, 2 * held_out), (2, held_out)])
+    outcomes = [
+        double(Outcome, variant=variant, held_out=held_out, loss=[(1, 2 * held_out), (2, held_out)])
         for variant, held_out in zip(gemm_drill.VARIANTS, (1.0, 1.5, 2.0), strict=False)
     ]
     doc = tmp_path / "doc.md"

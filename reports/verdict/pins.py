@@ -1,8 +1,8 @@
-"""Blessed runs, pinned: what a night may have drifted from since somebody last looked.
+"""Pinned baselines: what a night may have drifted from since somebody last looked.
 
-Comparing with yesterday never sees one percent a night. A golden is a small text file in the
-repository, one line per group of gates, so that blessing is a reviewed diff. There is one for each
-machine and kind of reference somebody blessed a run of (`reports.provenance.host`). See
+Comparing with yesterday never sees one percent a night. A pinned baseline is a small text file in
+the repository, one line per group of gates, so that pinning is a reviewed diff. There is one for
+each machine and kind of reference somebody pinned a run of (`reports.provenance.host`). See
 docs/verdicts.md.
 """
 
@@ -20,20 +20,20 @@ from reports.store.runs import Run
 from reports.verdict.history import Past
 from reports.verdict.levels import Group, Level, levels, name_of
 
-FOLDER = Path(__file__).parents[1] / "goldens"
-"""Where goldens lie, unless another folder is named."""
-SCHEMA = 3
+FOLDER = Path(__file__).parents[1] / "pinned"
+"""Where pinned baselines lie, unless another folder is named."""
+SCHEMA = 4
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True)
-class Golden:
+class Pin:
     """One run that later ones are held against: who it is, why, and its levels."""
 
     run: str
     commit: str | None
-    blessed: str
-    """Date, UTC; empty for a run that nobody blessed, the oldest healthy one of its machine."""
+    pinned: str
+    """Date, UTC; empty for a run that nobody pinned, the oldest healthy one of its machine."""
     reason: str
     environment: Environment = field(default_factory=Environment)
     groups: Mapping[Group, Level] = field(default_factory=dict)
@@ -45,96 +45,100 @@ class Golden:
 
 
 @dataclass(frozen=True)
-class Pinned:
-    """The goldens of one class of device, newest first, and files that are none."""
+class Pins:
+    """The pinned baselines of one class of device, newest first, and files that are none."""
 
-    goldens: tuple[Golden, ...] = ()
+    pins: tuple[Pin, ...] = ()
     unusable: tuple[str, ...] = ()
     """One sentence for each file that was not used, such as one of another schema."""
 
 
-def golden_of(run: Run, past: Mapping[Key, Past], reason: str = "", blessed: str = "") -> Golden:
-    """Return the golden that pins `run`.
+def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "") -> Pin:
+    """Return the pinned baseline that pins `run`.
 
-    Of a gate that does not repeat it pins the largest recent value: whoever blesses accepts what
+    Of a gate that does not repeat it pins the largest recent value: whoever pins accepts what
     was seen, and an error that jumps between two modes has no median to hold it to.
     """
     manifest = run.manifest
     reference = replace(manifest.environment.reference, detail="")
-    return Golden(
+    return Pin(
         run=run.id,
         commit=manifest.commit,
-        blessed=blessed,
+        pinned=pinned,
         reason=reason,
         environment=replace(manifest.environment, reference=reference),
         groups=levels(run.measurements, past, manifest.spreads, max),
     )
 
 
-def file_of(golden: Golden, folder: Path | None = None) -> Path:
-    """Return where the golden of a machine and kind of reference lies."""
-    environment = golden.environment
+def file_of(pin: Pin, folder: Path | None = None) -> Path:
+    """Return where the pinned baseline of a machine and kind of reference lies."""
+    environment = pin.environment
     kind = environment.reference.kind or "absent"
     machine = fingerprint(environment, versions=False) or "unknown"
     name = f"{environment.device.kind or 'unknown'}-{machine}-{kind}.json"
     return (folder or FOLDER) / name
 
 
-def read(path: Path) -> Golden | None:
-    """Return the golden in a file, None where there is none that can be used."""
+def read(path: Path) -> Pin | None:
+    """Return the pinned baseline in a file, None where there is none that can be used."""
     try:
         return _read(path)
     except _UNUSABLE:
         return None
 
 
-def blessed(folder: Path | None = None) -> set[str]:
-    """Return the ids of all blessed runs."""
+def pinned_ids(folder: Path | None = None) -> set[str]:
+    """Return the ids of all pinned runs."""
     known = {path.name.partition("-")[0] for path in (folder or FOLDER).glob("*-*.json")}
-    return {g.run for device in known for g in load(device, folder).goldens}
+    return {pin.run for device in known for pin in load(device, folder).pins}
 
 
-def load(device: str | None, folder: Path | None = None) -> Pinned:
-    """Return the goldens of a class of device.
+def load(device: str | None, folder: Path | None = None) -> Pins:
+    """Return the pinned baselines of a class of device.
 
     A file that cannot be read, or has another schema, is named and not used: the night goes on.
     """
-    found: list[Golden] = []
+    pins: list[Pin] = []
     unusable: list[str] = []
     root = folder or FOLDER
     for path in sorted({*root.glob(f"{device}.json"), *root.glob(f"{device}-*.json")}):
         try:
-            found.append(_read(path))
+            pins.append(_read(path))
         except _UNUSABLE as error:
             unusable.append(
-                f"{path.name} is not used: expected a golden of schema {SCHEMA} as `bless` writes "
-                f"it, but reading it gave {error!r}; restore it with git, or bless a run again"
+                f"{path.name} is not used: expected a pinned baseline of schema {SCHEMA} as `pin` "
+                f"writes it, but reading it gave {error!r}; restore it with git, or pin a run again"
             )
-    newest = sorted(found, key=lambda g: (g.blessed, g.run), reverse=True)
-    return Pinned(tuple(newest), tuple(unusable))
+    newest = sorted(pins, key=lambda pin: (pin.pinned, pin.run), reverse=True)
+    return Pins(tuple(newest), tuple(unusable))
 
 
-def _read(path: Path) -> Golden:
+def _read(path: Path) -> Pin:
     document = json.loads(path.read_text(encoding="utf-8"))
-    if (schema := document.pop("schema")) != SCHEMA:
+    schema = document.pop("schema")
+    if schema == 3:
+        # It had another word for the date.
+        document["pinned"], schema = document.pop("blessed"), SCHEMA
+    if schema != SCHEMA:
         raise ValueError(f"schema {schema}")
     environment = Environment.from_json(document.pop("environment"))
     groups = {}
     for name, level in document.pop("groups").items():
         typical, worst = level.pop("spread")
         groups[tuple(name.split(" | "))] = Level(**level, spread=(typical, worst))
-    return Golden(**document, environment=environment, groups=groups)
+    return Pin(**document, environment=environment, groups=groups)
 
 
-def write(golden: Golden, path: Path) -> None:
-    """Write a golden aside and rename it: one line per group, in order. Raises OSError."""
-    head = {"schema": SCHEMA} | {k: v for k, v in vars(golden).items() if k != "groups"}
-    head["environment"] = environment = asdict(golden.environment)
+def write(pin: Pin, path: Path) -> None:
+    """Write a pinned baseline aside and rename it: one line per group, in order. Raises OSError."""
+    head = {"schema": SCHEMA} | {k: v for k, v in vars(pin).items() if k != "groups"}
+    head["environment"] = environment = asdict(pin.environment)
     # The sentence for readers of the page is no part of what a reference is.
     del environment["reference"]["detail"], environment["reference"]["threads"]
     lines = [
         f"  {json.dumps(name_of(group))}: {json.dumps(asdict(level))}"
-        for group, level in sorted(golden.groups.items())
+        for group, level in sorted(pin.groups.items())
     ]
     text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
     body = ",\n".join(lines)

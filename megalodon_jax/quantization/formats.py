@@ -1,0 +1,304 @@
+"""Block-scaled quantisation in JAX, exact to the bit wherever it runs.
+
+The last axis is the contraction and is cut into blocks that share a scale, zeros filling up the
+last one. Exponents come from the bits, never from a float logarithm; values meet the grid of their
+format by arithmetic in float32 and never by a narrow cast, which a compiler may elide or take in
+two steps; scaling by a power of two goes through the bits, because a CPU flushes the subnormals of
+float32 to zero. `stability.products.block_formats` is the independent truth this is equal to, bit
+for bit.
+
+Sources: OCP Microscaling Formats (MX) v1.0, section 6.3; "Pretraining Large Language Models with
+NVFP4" (NVIDIA 2025), appendix C; DeepSeek-V3, section 3.3; docs/formats.md "The formats".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+MODES = ("ceil", "floor", "even")
+"""How the scale of an MX block is rounded."""
+E4M3, E2M1 = jnp.float8_e4m3fn, jnp.float4_e2m1fn
+MX_BLOCK, NV_BLOCK, TILE = 32, 16, 128
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST_AMAX = 1e-4
+"""What DeepSeek's scales take a smaller largest magnitude for, so that none is 0."""
+_BIAS, _FRACTION, _INFINITY, _NAN_BYTE = 127, 23, 0x7F800000, 255
+
+
+class MX(NamedTuple):
+    """Blocks with a power of two each (E8M0)."""
+
+    values: Float[Array, "... n block"]
+    """Numbers of the element format, in float32."""
+    scale: UInt8[Array, "... n"]
+    """Biased exponent of the block's scale, 2^(byte - 127); 255 is NaN."""
+
+    def dequantised(self) -> Float[Array, "... n block"]:
+        """Return float32 values; beyond its range infinite, below 2^-126 flushed on a CPU."""
+        exponent = self.scale.astype(jnp.int32)[..., None] - _BIAS
+        half = exponent >> 1
+        wide = self.values * _power(half) * _power(exponent - half)
+        return jnp.where(self.scale[..., None] == _NAN_BYTE, jnp.nan, wide)
+
+
+class Scaled(NamedTuple):
+    """Blocks with a floating-point scale each, and one more for the whole tensor."""
+
+    values: Float[Array, "... n block"]
+    """Numbers of the element format, in float32."""
+    scale: Float[Array, "... n"]
+    """Of each block; NaN where the block held something that is not finite."""
+    outer: Float[Array, ""]
+    """Of the tensor."""
+
+    def inner(self) -> Float[Array, "... n block"]:
+        """Return values times block scale; for NVFP4 at most 6 significant bits, so exact."""
+        return self.values * self.scale[..., None]
+
+    def dequantised(self) -> Float[Array, "... n block"]:
+        """Return float32 values; below 2^-126 flushed on a CPU."""
+        return self.inner() * self.outer
+
+
+def blocks(x: Float[Array, "... k"], size: int) -> Float[Array, "... n size"]:
+    """Cut the last axis into blocks, zeros after its end: a product does not see them."""
+    short = -x.shape[-1] % size
+    x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
+def mx(x: Float[Array, "... k"], mode: str = "ceil", dtype: Any = E4M3, size: int = MX_BLOCK) -> MX:
+    """Quantise float32 to an MX format: MXFP8 by default, MXFP4 with `E2M1`.
+
+    The scale is 2^(E - e) for the format's largest exponent e and the largest magnitude's E, as it
+    is (`floor`), after rounding that magnitude to the format's precision (`even`), or after
+    rounding amax / max up to a power of two (`ceil`), the one mode that never clips. A block of
+    zeros has scale byte 0, one with a NaN 255, one with an infinity 254.
+
+    Raises:
+        ValueError: the mode is unknown, or `x` is not float32.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mx: mode={mode!r} must be one of {MODES}.")
+    parts = blocks(_checked(x, "mx"), size)
+    amax = jnp.max(_magnitude(parts), axis=-1)
+    top = int(np.float32(_info(dtype).max).view(np.int32))
+    exponent, fraction = amax >> _FRACTION, amax & ((1 << _FRACTION) - 1)
+    half_step = 1 << (_FRACTION - 1 - _info(dtype).nmant)
+    carry = {
+        "floor": fraction < 0,
+        "ceil": fraction > top & ((1 << _FRACTION) - 1),
+        "even": fraction >= (1 << _FRACTION) - half_step,
+    }[mode]
+    exponent = exponent + carry.astype(jnp.int32) - ((top >> _FRACTION) - _BIAS)
+    byte = jnp.clip(exponent, 0, _NAN_BYTE - 1)
+    byte = jnp.where(amax >= _INFINITY, _NAN_BYTE - 1, byte)
+    byte = jnp.where(amax > _INFINITY, _NAN_BYTE, byte)
+    scaled = _saturated(_shifted(parts, _BIAS - byte[..., None]), dtype)
+    values = jnp.where((amax > _INFINITY)[..., None], 0.0, nearest(scaled, dtype))
+    return MX(values, byte.astype(jnp.uint8))
+
+
+def nvfp4(x: Float[Array, "... k"], key: jax.Array | None = None) -> Scaled:
+    """Quantise float32 to NVFP4: e2m1, an e4m3 scale per block of 16, a float32 one per tensor.
+
+    Encode scale g = min(448 * 6 / amax, FLT_MAX), block scale s = e4m3(amax_b * (g / 6)), values
+    x * min(1 / (s / g), FLT_MAX) clamped to 6; every operation is rounded to 24 bits, and keeps
+    them below 2^-126 too. amax is that of the finite values, and a block with others has scale NaN.
+
+    Args:
+        x: values of any shape; blocks run along the last axis.
+        key: rounds values stochastically; None rounds to nearest, ties to even.
+
+    Raises:
+        ValueError: `x` is not float32.
+    """
+    parts = blocks(_checked(x, "nvfp4"), NV_BLOCK)
+    bits = _magnitude(parts)
+    amax = jnp.max(jnp.where(bits < _INFINITY, bits, 0), initial=0)
+    encode = jnp.minimum(_info(E4M3).max * _info(E2M1).max / _float(amax), LARGEST)
+    g, g_exponent = _split(encode)
+    largest = jnp.max(bits, axis=-1)
+    finite = largest < _INFINITY
+    scale = _shifted(jnp.where(finite, _float(largest), 0.0), g_exponent)
+    scale = scale * _divided(g, int(_info(E2M1).max))
+    scale = nearest(_saturated(scale, E4M3), E4M3)
+    factor, exponent = _split(1.0 / (scale * (1.0 / g)))
+    exponent = exponent + g_exponent
+    beyond = (scale == 0) | (exponent > _BIAS)
+    factor = jnp.where(beyond, np.float32(LARGEST * 2.0**-_BIAS), factor)[..., None]
+    shifted = _shifted(parts, jnp.where(beyond, _BIAS, exponent)[..., None])
+    scaled = jnp.where(finite[..., None], _saturated(shifted * factor, E2M1), 0.0)
+    values = nearest(scaled, E2M1) if key is None else stochastic(scaled, E2M1, key)
+    return Scaled(values, jnp.where(finite, scale, jnp.nan), 1.0 / encode)
+
+
+def deepseek(
+    x: Float[Array, "... k"], *, rows: int = 1, power_of_two: bool = False, dtype: Any = E4M3
+) -> Scaled:
+    """Quantise float32 to e4m3 with a float32 scale per `rows` x 128 block, max(amax, 1e-4) / 448.
+
+    Args:
+        x: at least two axes if `rows` is above 1; blocks run along the last ones.
+        rows: 1 for activations, 128 for weights.
+        power_of_two: round scales up to powers of two, as for hardware with E8M0 scales.
+        dtype: the element format.
+
+    Returns:
+        The blocks, the scale repeated for each row. A block with a value that is not finite is NaN.
+
+    Raises:
+        ValueError: `x` is not float32.
+    """
+    parts = blocks(_checked(x, "deepseek"), TILE)
+    amax = jnp.max(_magnitude(parts), axis=-1)
+    if rows > 1:
+        count = x.shape[-2]
+        padded = jnp.pad(amax, (*((0, 0),) * (x.ndim - 2), (0, -count % rows), (0, 0)))
+        grouped = padded.reshape(*x.shape[:-2], -1, rows, amax.shape[-1]).max(-2)
+        amax = jnp.repeat(grouped, rows, axis=-2)[..., :count, :]
+    largest = jnp.maximum(_float(jnp.minimum(amax, _INFINITY - 1)), SMALLEST_AMAX)
+    scale = _divided(largest, int(_info(dtype).max))
+    if power_of_two:
+        factor, exponent = _split(scale)
+        scale = _power(exponent + (factor > 1).astype(jnp.int32))
+    scale = jnp.where(amax < _INFINITY, scale, jnp.nan)
+    scaled = jnp.where((amax < _INFINITY)[..., None], parts / scale[..., None], 0.0)
+    return Scaled(nearest(_saturated(scaled, dtype), dtype), scale, jnp.float32(1.0))
+
+
+def nearest(x: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
+    """Round float32 values to the nearest number of `dtype`, ties to even, saturating; float32 out.
+
+    NaN and infinity stay. Subnormals of bfloat16 are subnormals of float32, which the CPU flushes
+    to zero.
+    """
+    info = _info(dtype)
+    x = _clamped(x, dtype)
+    # The exponent keeps float32's width: reduce_precision would flush the format's subnormals.
+    rounded = jax.lax.reduce_precision(x, 8, info.nmant)
+    if info.minexp > 1 - _BIAS:
+        smallest = 2.0 ** (info.minexp - info.nmant)
+        subnormal = jnp.round(x / smallest) * smallest
+        rounded = jnp.where(jnp.abs(x) < 2.0**info.minexp, subnormal, rounded)
+    return rounded
+
+
+def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Array, "..."]:
+    """Round float32 values to one of their two neighbours in `dtype`, so that the mean is x.
+
+    The probability of each neighbour is exact wherever float32 has at most 23 more bits than the
+    format at x. In bfloat16 the grid below 2^-119 is 2^-126, and values below it flush to zero.
+
+    Args:
+        x: float32 values of any shape; saturating, NaN and infinity stay.
+        dtype: the format to round to.
+        key: the randomness; the same key rounds the same way.
+    """
+    info = _info(dtype)
+    x = _clamped(x, dtype)
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    exponent = ((bits >> _FRACTION) & 0xFF) - _BIAS
+    # Both the unit and its inverse must be normal numbers of float32.
+    lowest = max(info.minexp, 1 - _BIAS + info.nmant)
+    unit = _power(jnp.maximum(exponent, lowest) - info.nmant)
+    below = jnp.floor(x / unit)
+    share = x / unit - below
+    # The dtype is said: with 64-bit types on the default is float64, and other numbers.
+    up = jax.random.uniform(key, x.shape, jnp.float32) < share
+    rounded = _clamped((below + up.astype(jnp.float32)) * unit, dtype)
+    return jnp.where(jnp.isfinite(x), rounded, x)
+
+
+def key_from(x: Float[Array, "..."]) -> jax.Array:
+    """Return a PRNG key that depends on nothing but the bits of float32 values.
+
+    Their sum as integers, which has no order: on any device and in any sharding the same tensor
+    gives the same key. One that was computed in floating point is the same only up to rounding, and
+    then its key is another one: give it what is stored, such as a weight.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return jax.random.key(jnp.sum(bits, dtype=jnp.uint32))
+
+
+def _info(dtype: Any) -> Any:
+    found = jnp.finfo(dtype)
+    return _Grid(int(found.nmant), int(found.minexp), float(found.max))
+
+
+class _Grid(NamedTuple):
+    nmant: int
+    minexp: int
+    max: float
+
+
+def _checked(x: jax.Array, name: str) -> jax.Array:
+    if x.dtype != jnp.float32:
+        raise ValueError(f"{name}: x is {x.dtype}, expected float32; write x.astype(jnp.float32).")
+    return x
+
+
+def _magnitude(x: jax.Array) -> jax.Array:
+    """Return |x| as int32 bits: ordered like the values, infinity above all, NaN above it."""
+    return jax.lax.bitcast_convert_type(x, jnp.int32) & np.int32(0x7FFFFFFF)
+
+
+def _divided(x: jax.Array, divisor: int) -> jax.Array:
+    """Return x / divisor in float32, rounded once, for positive normal x and results.
+
+    XLA turns division by what it knows to be constant into multiplication by the reciprocal, which
+    rounds differently in a third of all cases; so integers are divided.
+    """
+    twos = (divisor & -divisor).bit_length() - 1
+    odd = divisor >> twos
+    bits, low = _magnitude(x), odd.bit_length() - 1
+    significand = bits & ((1 << _FRACTION) - 1) | (1 << _FRACTION)
+    place = jnp.where(significand >= (odd << _FRACTION) >> low, low, low + 1)
+    # An odd divisor leaves no ties.
+    quotient = jax.lax.div((significand << place) + odd // 2, np.int32(odd))
+    return quotient.astype(jnp.float32) * _power((bits >> _FRACTION) - 150 - place - twos)
+
+
+def _float(bits: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _power(exponent: jax.Array) -> jax.Array:
+    """Return 2^exponent in float32, for exponents of normal numbers."""
+    return _float((exponent + _BIAS) << _FRACTION)
+
+
+def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return significand in [1, 2) and exponent of positive normal numbers."""
+    bits = _magnitude(x)
+    return _float(bits & ((1 << _FRACTION) - 1) | (_BIAS << _FRACTION)), (bits >> _FRACTION) - _BIAS
+
+
+def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Return x * 2^exponent for subnormal x too; what is then below 2^-102 is too small to matter.
+
+    Results beyond 2^126 are too large to be exact, and saturate whatever they are rounded to.
+    """
+    bits, magnitude = jax.lax.bitcast_convert_type(x, jnp.int32), _magnitude(x)
+    biased = magnitude >> _FRACTION
+    implicit = jnp.where(biased > 0, 1 << _FRACTION, 0)
+    significand = magnitude & ((1 << _FRACTION) - 1) | implicit
+    place = jnp.maximum(biased, 1) - (_BIAS + _FRACTION) + exponent
+    shifted = significand.astype(jnp.float32) * _power(jnp.clip(place, 1 - _BIAS, 103))
+    shifted = jnp.where(magnitude >= _INFINITY, jnp.abs(x), shifted)
+    return jnp.where(bits < 0, -shifted, shifted)
+
+
+def _saturated(x: jax.Array, dtype: Any) -> jax.Array:
+    """Clamp infinity as well: a cast of it would be NaN."""
+    top = _info(dtype).max
+    return jnp.clip(x, -top, top)
+
+
+def _clamped(x: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), _saturated(x, dtype), x)

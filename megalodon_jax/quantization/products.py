@@ -1,0 +1,266 @@
+"""Low-precision matrix products: both operands quantised along the contraction, summed in float32.
+
+A linear map is three products, forward, gradient of the input and gradient of the weight, each
+over another axis; so each quantises its own two operands, from what the default backend would have
+multiplied. Master weights, activations between products and everything a backend is not named for
+stay as they are, and a checkpoint knows nothing of backends.
+
+    mxfp8                     MXFP8 in all three (e4m3, blocks of 32, scales rounded up)
+    nvfp4                     NVFP4 in all three; output gradients are rounded stochastically, and
+                              both operands of the weight gradient are rotated by a random Hadamard
+                              transform of 16 tokens before
+    mxfp8-nvfp4               MXFP8 forward, the gradients as in nvfp4
+    nvfp4-nearest             ... without the stochastic rounding
+    nvfp4-unrotated           ... without the rotation
+    nvfp4-nearest-unrotated   ... without either
+
+Stochastic rounding needs no key from outside. It is made from the bits of the weight
+(`formats.key_from`), and each element's share of it from its place in the whole array: from the
+same weights the noise is the same on every machine, with 64-bit types on or off, in every sharding
+of arrays under `jax.jit` and when a block is recomputed; after an update, and in another matrix, it
+is another one. Gradients would not do: their last bits depend on the order of sums, and so on the
+machine and the sharding. Microbatches of one step share the noise, as they share the weights: it
+meets other values in each, and so their sum is still right on average. Within `jax.shard_map` an
+array is a shard, and every shard of as many tokens draws the same.
+
+Gradients go backwards only: they are products of their own, quantised anew, and no transposes of
+one that could run forward. `jax.jvp` through a low-precision backend raises a TypeError.
+
+Sources: OCP Microscaling Formats (MX) v1.0; "Pretraining Large Language Models with NVFP4" (NVIDIA
+2025), section 4; docs/formats.md "Use".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from megalodon_jax.quantization.formats import E2M1, E4M3, MX, NV_BLOCK, Scaled, key_from, mx, nvfp4
+
+Format = Literal["mxfp8", "nvfp4"]
+Direction = Literal["forward", "input_grad", "weight_grad"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+Path = Literal["scaled matmul", "fp8 dot", "emulated"]
+Operands = tuple[MX, MX] | tuple[Scaled, Scaled]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How the three products of a linear map are taken."""
+
+    forward: Format
+    gradients: Format
+    stochastic: bool = False
+    """Whether output gradients are rounded stochastically."""
+    rotated: bool = False
+    """Whether a Hadamard transform spreads outliers over tokens before the weight gradient."""
+
+
+BACKENDS = {
+    "mxfp8": Backend("mxfp8", "mxfp8"),
+    "mxfp8-nvfp4": Backend("mxfp8", "nvfp4", stochastic=True, rotated=True),
+    "nvfp4": Backend("nvfp4", "nvfp4", stochastic=True, rotated=True),
+    "nvfp4-nearest": Backend("nvfp4", "nvfp4", rotated=True),
+    "nvfp4-unrotated": Backend("nvfp4", "nvfp4", stochastic=True),
+    "nvfp4-nearest-unrotated": Backend("nvfp4", "nvfp4"),
+}
+"""By the names `MegalodonConfig.gemm_backend` takes, "default" apart."""
+
+
+def gemm(
+    x: Float[Array, "... in"], weight: Float[Array, "out in"], backend: str
+) -> Float[Array, "... out"]:
+    """Return `x @ weight.T` on a low-precision backend, float32, with gradients on the same one.
+
+    A contraction that is no multiple of the block is filled up with zeros, which change nothing.
+
+    Args:
+        x: activations, rounded to float32 if they are wider.
+        weight: (out, in), as in torch.
+        backend: a key of `BACKENDS`.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"gemm: backend={backend!r} must be one of {tuple(BACKENDS)}.")
+    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    y: Any = _gemm(rows, weight.astype(jnp.float32), BACKENDS[backend])
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def operands(
+    direction: Direction,
+    backend: Backend,
+    x: Float[Array, "tokens in"],
+    weight: Float[Array, "out in"],
+    dy: Float[Array, "tokens out"] | None = None,
+) -> Operands:
+    """Return what one of the three products multiplies, both quantised along its contraction.
+
+    Args:
+        direction: "forward", x (tokens, in) by weight (out, in); "input_grad", dy (tokens, out) by
+            weight^T (in, out); "weight_grad", dy^T (out, tokens) by x^T (in, tokens).
+        backend: the recipe.
+        x, weight: float32.
+        dy: gradient of the output, float32; not read going forward.
+    """
+    if dy is None:
+        return _quantised(backend.forward, x), _quantised(backend.forward, weight)
+    # One key for each product: the errors of the two gradients must not go together.
+    key = jax.random.fold_in(key_from(weight), DIRECTIONS.index(direction))
+    key, fmt = key if backend.stochastic else None, backend.gradients
+    if direction == "input_grad":
+        return _quantised(fmt, dy, key), _quantised(fmt, weight.T)
+    left, right = (rotated(a.T) if backend.rotated else a.T for a in (dy, x))
+    return _quantised(fmt, left, key), _quantised(fmt, right)
+
+
+def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
+    """Return the product of two quantised operands, (rows, k) by (columns, k), in float32."""
+    a, b = pair
+    if isinstance(a, MX) and isinstance(b, MX):
+        if path == "scaled matmul":
+            scales = [jax.lax.bitcast_convert_type(q.scale, jnp.float8_e8m0fnu) for q in pair]
+            return _scaled_matmul([_codes(q.values, E4M3) for q in pair], scales)
+        if path == "fp8 dot":
+            return _fp8_dot(a, b)
+        return _emulated(a.dequantised(), b.dequantised())
+    assert isinstance(a, Scaled) and isinstance(b, Scaled)
+    if path == "scaled matmul":
+        scales = [q.scale.astype(E4M3) for q in (a, b)]
+        y = _scaled_matmul([_codes(q.values, E2M1) for q in (a, b)], scales)
+    else:
+        y = _emulated(a.inner(), b.inner())
+    return y * a.outer * b.outer
+
+
+def path_of(format: Format) -> Path:
+    """Return how products of a format are taken on the default device.
+
+    "scaled matmul" is `jax.nn.scaled_matmul`, one instruction on Blackwell; "fp8 dot" multiplies
+    block by block on Hopper and Ada, and has no 4 bits; "emulated" multiplies the dequantised
+    values, exactly, and adds in float32. None of them has run on such a GPU yet.
+    """
+    device = jax.devices()[0]
+    major, _, minor = str(getattr(device, "compute_capability", "0")).partition(".")
+    if device.platform != "gpu" or not (major + minor).isdecimal():
+        return "emulated"
+    if int(major) == 10:
+        return "scaled matmul"
+    fp8 = format == "mxfp8" and (8, 9) <= (int(major), int(minor or 0)) < (10, 0)
+    return "fp8 dot" if fp8 else "emulated"
+
+
+def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
+    """Apply the random 16-point Hadamard transform along the last axis, filled up with zeros.
+
+    It is orthogonal, so the product of two operands that are both rotated is what it was.
+    """
+    short = -x.shape[-1] % NV_BLOCK
+    x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))
+    parts = x.reshape(*x.shape[:-1], -1, NV_BLOCK)
+    return jnp.matmul(parts, jnp.asarray(ROTATION), precision="highest").reshape(x.shape)
+
+
+def check_widths(*operands: jax.Array) -> None:
+    """Insist that nothing is quantised twice, nor in float16.
+
+    Raises:
+        ValueError: an operand is in 8 bits or fewer, or in float16.
+    """
+    for operand in operands:
+        if operand.dtype.itemsize < 2 or operand.dtype == jnp.float16:
+            raise ValueError(
+                f"matmul: an operand is {operand.dtype.name}, expected float32 or bfloat16. A "
+                "backend quantises for itself: write x.astype(jnp.float32), and set gemm_backend."
+            )
+
+
+def _rotation() -> np.ndarray:
+    hadamard = np.ones((1, 1), np.float32)
+    while len(hadamard) < NV_BLOCK:
+        hadamard = np.kron(np.array([[1, 1], [1, -1]], np.float32), hadamard)
+    # Signs are drawn once for all layers and steps: what matters is that no token is special.
+    signs = np.random.default_rng(NV_BLOCK).choice(np.array([-1, 1], np.float32), NV_BLOCK)
+    return signs[:, None] * hadamard / np.sqrt(np.float32(NV_BLOCK))
+
+
+ROTATION = _rotation()
+"""(16, 16) float32: random signs, then a Hadamard matrix, over 4; its entries are exact."""
+
+
+def _quantised(format: Format, x: jax.Array, key: jax.Array | None = None) -> Any:
+    return mx(x) if format == "mxfp8" else nvfp4(x, key)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _gemm(x: jax.Array, weight: jax.Array, backend: Backend) -> jax.Array:
+    return product(operands("forward", backend, x, weight), path_of(backend.forward))
+
+
+def _forward(x: jax.Array, weight: jax.Array, backend: Backend) -> tuple[jax.Array, Any]:
+    return _gemm(x, weight, backend), (x, weight)
+
+
+def _backward(backend: Backend, kept: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
+    (x, weight), path = kept, path_of(backend.gradients)
+    return tuple(product(operands(d, backend, x, weight, dy), path) for d in DIRECTIONS[1:])
+
+
+_gemm.defvjp(_forward, _backward)
+
+
+def _codes(values: jax.Array, dtype: Any) -> jax.Array:
+    """Return blocks (rows, n, block) as (1, rows, k) in a narrow dtype they are numbers of."""
+    return values.astype(dtype).reshape(1, values.shape[0], -1)
+
+
+def _scaled_matmul(codes: list[jax.Array], scales: list[jax.Array]) -> jax.Array:
+    (a, b), (a_scale, b_scale) = codes, scales
+    return jax.nn.scaled_matmul(a, b, a_scale[None], b_scale[None], jnp.float32)[0]
+
+
+def _fp8_dot(a: MX, b: MX) -> jax.Array:
+    """Multiply block by block, since scales change along the contraction; add in float32.
+
+    That also keeps the tensor cores' short accumulator to 32 terms.
+    """
+
+    def add(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
+        left, right, exponent, other = block
+        part = jax.lax.dot_general(
+            left.astype(E4M3),
+            right.astype(E4M3),
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        return total + jnp.ldexp(part, exponent[:, None] + other[None]), None
+
+    def first(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, 1, 0)
+
+    exponents = (q.scale.astype(jnp.int32) - 127 for q in (a, b))
+    blocks = (first(a.values), first(b.values), *(first(e) for e in exponents))
+    zeros = jnp.zeros((a.values.shape[0], b.values.shape[0]), jnp.float32)
+    total = jax.lax.scan(add, zeros, blocks)[0]
+    bad = jnp.any(a.scale == 255, axis=1)[:, None] | jnp.any(b.scale == 255, axis=1)[None]
+    return jnp.where(bad, jnp.nan, total)
+
+
+def _emulated(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Multiply blocks of values with at most 6 significant bits: exact in bfloat16 too.
+
+    So a GPU may use its tensor cores; a CPU is slow in bfloat16.
+    """
+    dtype = jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16
+    left, right = (q.reshape(q.shape[0], -1).astype(dtype) for q in (a, b))
+    return jax.lax.dot_general(
+        left, right, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )

@@ -1,0 +1,166 @@
+"""Tensors in files, known by name, shape and dtype before one of them is read.
+
+A safetensors file, or an index with the shards it names, is walked through one tensor at a time, so
+that a checkpoint larger than memory can be compared and audited. Source: docs/parity.md "Big
+checkpoints".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+T = TypeVar("T")
+
+_DTYPES = {
+    f"{letter}{bits}": f"{kind}{bits}"
+    for letter, kind in (("F", "float"), ("I", "int"), ("U", "uint"))
+    for bits in (8, 16, 32, 64)
+}
+_DTYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_DTYPES |= {"BOOL": "bool", "C64": "complex64"}
+"""NumPy's and ml_dtypes' names of what safetensors names in capitals."""
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """A tensor that need not be in memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype it is stored in."""
+        ...
+
+    def read(self, rows: slice | None = None) -> np.ndarray:
+        """Return it, or rows of its first axis, in the dtype it is stored in."""
+        ...
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows of its first axis by index."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A tensor in a safetensors file; the file is open only while it is read."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, rows: slice | None = None) -> np.ndarray:
+        """Return the tensor or some of its rows.
+
+        Raises:
+            ValueError: the file can no longer be read.
+        """
+        # A file that stays open keeps every page that was ever read resident.
+        with open_safetensors(self.file) as file:
+            return file.get_tensor(self.name) if rows is None else file.get_slice(self.name)[rows]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows by index, reading no others."""
+        with open_safetensors(self.file) as file:
+            part = file.get_slice(self.name)
+            return np.concatenate([part[int(row) : int(row) + 1] for row in rows])
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTensor:
+    """A tensor in memory."""
+
+    array: np.ndarray
+    stored_as: str = ""
+    """Name of the dtype it had on disk, where that was another one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype it is stored in."""
+        return self.stored_as or self.array.dtype.name
+
+    def read(self, rows: slice | None = None) -> np.ndarray:
+        """Return the tensor or some of its rows, not a copy."""
+        return self.array if rows is None else self.array[rows]
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows by index."""
+        return self.array[rows]
+
+
+@contextlib.contextmanager
+def open_safetensors(file: Path) -> Iterator[Any]:
+    """Context with a safetensors file, opened for NumPy (bfloat16 through ml_dtypes).
+
+    Raises:
+        ValueError: the file is no safetensors file, or not a whole one.
+    """
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is not a readable safetensors file ({error}); it may be truncated: "
+            "copy or export it again."
+        ) from error
+
+
+def file_tensors(file: Path) -> dict[str, FileTensor]:
+    """Return the tensors of a safetensors file by name, reading its header alone.
+
+    Raises:
+        ValueError: see `open_safetensors`.
+    """
+    tensors = {}
+    with open_safetensors(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            dtype = str(part.get_dtype())
+            shape = tuple(part.get_shape())
+            tensors[name] = FileTensor(file, name, shape, _DTYPES.get(dtype, dtype))
+    return tensors
+
+
+def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) -> dict[str, T]:
+    """Return the tensors of all shards that an index names, as `tensors_in` returns those of one.
+
+    Raises:
+        ValueError: it is no index, a shard is not there, or a shard holds other tensors than the
+            index places in it: what is elsewhere, or nowhere, is left over from another save.
+    """
+    try:
+        places = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        shards = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
+    tensors: dict[str, T] = {}
+    for shard in shards:
+        if not (index.parent / shard).is_file():
+            raise ValueError(f"{index} names shard {shard}, which is not beside it.")
+        here = tensors_in(index.parent / shard)
+        named = {name for name, place in places.items() if place == shard}
+        if named != set(here):
+            raise ValueError(
+                f"{index} and shard {shard} are of different saves: the index alone names "
+                f"{sorted(named - set(here))} in it, the shard alone holds "
+                f"{sorted(set(here) - named)}. Export the checkpoint again into an empty folder."
+            )
+        tensors |= here
+    return tensors

@@ -1,0 +1,37 @@
+"""Documents on the page: what a command measured once, beside what the run measured.
+
+Source: docs/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reports.store.runs import Run
+from stability.core import documents
+
+
+def drill(run: Run) -> dict[str, Any]:
+    """Return the training drill; empty for a run that probed nothing."""
+    return _of(run, "drill") or _read(run, documents.DRILL)
+
+
+def second_architecture(run: Run) -> dict[str, Any]:
+    """Return what is known of the second architecture: `defects` and `training`."""
+    names = {"defects": documents.DEFECTS, "training": documents.TRAINING}
+    known = _of(run, "mla_moe") or {key: _read(run, name) for key, name in names.items()}
+    return known if all(known.values()) else {}
+
+
+def _of(run: Run, name: str) -> dict[str, Any]:
+    """Return the copy that runs held until documents were shown as they are."""
+    return run.manifest.stability.get(name) or {}
+
+
+def _read(run: Run, name: str) -> dict[str, Any]:
+    if not run.manifest.stability:
+        return {}
+    try:
+        return documents.read(name)
+    except ValueError:
+        return {}  # the page says which command writes it

@@ -1,0 +1,87 @@
+"""Documents: what a command measured once and the repository stores; no run counts it as its own.
+
+They lie in `stability/data/` as JSON. Pages and documentation show them with the versions that
+they were made with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from megalodon_jax.files import written_aside
+
+FOLDER = Path(__file__).parents[1] / "data"
+SCHEMA = 1
+DRILL, DEFECTS, TRAINING = "drill", "mla_moe/defects", "mla_moe/training"
+COMMANDS = {
+    DRILL: "megalodon-numerics drill",
+    DEFECTS: "megalodon-numerics subject defects",
+    TRAINING: "megalodon-numerics subject train",
+}
+"""By document, the command that measures it again."""
+
+
+def path_of(name: str, folder: Path = FOLDER) -> Path:
+    """Return the file of a document."""
+    return folder / f"{name}.json"
+
+
+def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """Return a document by its name, a key of `COMMANDS`.
+
+    Raises:
+        ValueError: it is not there, not readable, empty, or of another schema; the message names
+            the command that writes it.
+    """
+    path = path_of(name, folder)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        schema = content.get("schema", SCHEMA)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{path.name} cannot be read ({error!r}); run `{COMMANDS[name]}`."
+        ) from error
+    if schema != SCHEMA or not content:
+        raise ValueError(
+            f"{path.name} has schema {schema!r} and {len(content)} entries, expected schema "
+            f"{SCHEMA} and at least one entry; run `{COMMANDS[name]}`."
+        )
+    return content
+
+
+def check_writable(path: Path) -> None:
+    """Insist that a document can be put there, before minutes of training rather than after.
+
+    Raises:
+        FileNotFoundError: the folder is not there.
+        PermissionError: nothing can be written into it.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}; create it first.")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{path}: nothing can be written into {path.parent}; pass --out.")
+
+
+def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a document aside, then put it in place; an interruption leaves the old one standing.
+
+    Raises:
+        FileNotFoundError: the folder is not there.
+        PermissionError: nothing can be written into it.
+    """
+    check_writable(path)
+    text = json.dumps(content, allow_nan=False, indent=indent)
+    with written_aside(path) as aside:
+        aside.write_text(f"{text}\n", encoding="utf-8")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide the numbers."""
+    packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
+    return {"python": platform.python_version()} | {n: metadata.version(n) for n in packages}

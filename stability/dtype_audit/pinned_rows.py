@@ -1,0 +1,145 @@
+"""Pinned rows: committed tables, and what changed since.
+
+One file per table in `stability/data/audits/`. `megalodon-numerics dtypes renew` writes them,
+`check` prints what differs, `show` lays them side by side. A table is compared without line
+numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from megalodon_jax.config import MegalodonConfig
+from stability.core.findings import Finding, Severity
+from stability.dtype_audit.programs import audit_config
+from stability.dtype_audit.rows import Change, Row, diff, from_json, to_json
+
+FOLDER = Path(__file__).parents[1] / "data" / "audits"
+SCHEMA = 1
+PLAIN = MegalodonConfig(swiglu=True)
+NARROW = MegalodonConfig(swiglu=True, compute_dtype="bfloat16")
+RENEW = "megalodon-numerics dtypes renew"
+
+
+def _torch(config: MegalodonConfig, mode: Any) -> tuple[Row, ...]:
+    from stability.dtype_audit.torch_side import audit_torch
+
+    return audit_torch(config, mode)
+
+
+PROGRAMS: Mapping[str, Callable[[], tuple[Row, ...]]] = {
+    "float32": partial(audit_config, PLAIN),
+    "bfloat16_compute": partial(audit_config, NARROW),
+    "torch_autocast": partial(_torch, PLAIN, "autocast"),
+    "torch_bfloat16": partial(_torch, PLAIN, "bfloat16"),
+}
+"""What is committed: two tables of the model, two of the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRows:
+    """A committed table and what it was made with."""
+
+    name: str
+    versions: Mapping[str, str]
+    """Versions of jax or torch, and the platform."""
+    rows: tuple[Row, ...]
+
+
+def versions_now(name: str) -> dict[str, str]:
+    """Return the versions a table made now would record."""
+    if name.startswith("torch"):
+        return {package: _version(package) for package in ("torch", "megalodon-hf")}
+    return {"jax": jax.__version__, "platform": jax.default_backend()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
+    """Return a committed table.
+
+    Raises:
+        ValueError: there is none of this name, or its file is none of this schema.
+    """
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        raise ValueError(f"pinned rows {name!r}: {path.name} is not there; run `{RENEW}`.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        schema = content["schema"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"pinned rows {name!r} is not readable ({error}); run `{RENEW}`."
+        ) from None
+    if schema != SCHEMA:
+        raise ValueError(
+            f"pinned rows {name!r} has schema {schema!r}, expected {SCHEMA}; run `{RENEW}`."
+        )
+    return PinnedRows(name, content["versions"], from_json(content["rows"]))
+
+
+def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
+    """Write a table, one row a line, so that a change reads as a diff."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join("  " + json.dumps(entry) for entry in to_json(rows))
+    head = f' "schema": {SCHEMA},\n "versions": {json.dumps(versions_now(name))},\n'
+    (folder / f"{name}.json").write_text(
+        f'{{\n{head} "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8"
+    )
+
+
+def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[Change, ...]:
+    """Return what differs between a committed table and `rows`."""
+    return diff(read_pinned(name, folder).rows, rows)
+
+
+def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
+    """Return one finding per difference from a committed table, or one `ok` without any.
+
+    With the same version of jax a difference of a jaxpr is an error: the model computes in other
+    dtypes than was committed. With another jax it is a warning, and so is one of torch with the
+    same versions. Of a compiled program it is a note: XLA chooses by version and processor.
+    """
+    pinned = read_pinned(name, folder)
+    now = versions_now(name)
+    source = f"stability/data/audits/{name}.json"
+    changes = diff(pinned.rows, rows)
+    if not changes:
+        message = f"{len(pinned.rows)} rows, none changed"
+        return [Finding("dtype_golden", Severity.OK, name, "changes", 0.0, 0.0, source, message)]
+    same = dict(pinned.versions) == now
+    made = ", ".join(f"{k} {v}" for k, v in pinned.versions.items())
+    return [
+        Finding(
+            "dtype_golden",
+            _severity(change.row, same),
+            f"{change.row.module or '(no module)'} {change.row.op}",
+            change.kind,
+            float(change.after),
+            float(change.before),
+            source,
+            f"{change.kind} in {change.row.view}: {change.row.describe()}, {change.before} -> "
+            f"{change.after} (pinned with {made})",
+            f"if it is meant, run `{RENEW}` and commit",
+        )
+        for change in changes
+    ]
+
+
+def _severity(row: Row, same_versions: bool) -> Severity:
+    if row.view == "jaxpr":
+        return Severity.ERROR if same_versions else Severity.WARNING
+    return Severity.WARNING if row.view == "torch" and same_versions else Severity.NOTE
