@@ -222,7 +222,8 @@ class Side:
         """Return marks and output; with `rng`, everything moved by what rounding does to it."""
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))
-            offsets = self._still(dtype)
+            # Offsets of 0: a run that moves nothing is the same program as one that does.
+            offsets = {name: jnp.zeros(shape, dtype) for name, shape in self.shapes.items()}
             if rng is not None and exact is not None:
                 offsets = {n: jnp.asarray(moved(a, rng) - a) for n, a in exact.items()}
             held = {n: jnp.asarray(a, dtype) for n, a in (forced or {}).items() if n != OUTPUT}
@@ -233,10 +234,6 @@ class Side:
     def order(self) -> tuple[str, ...]:
         """Names of the marks as they are computed; a compiled function returns them by alphabet."""
         return tuple(self.shapes)
-
-    def _still(self, dtype: str) -> dict[str, jax.Array]:
-        """Return offsets of 0: a run that moves nothing is the same program as one that does."""
-        return {name: jnp.zeros(shape, dtype) for name, shape in self.shapes.items()}
 
 
 def _cast(tree: Any, dtype: str, rng: np.random.Generator | None) -> Any:

@@ -7,9 +7,9 @@ the work it answers for. Source: docs/parity.md "Fail closed".
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -18,6 +18,7 @@ from megalodon_jax.files import written_aside
 from megalodon_jax.tensor_files import file_tensors, open_safetensors
 
 SCHEMA = 1
+T = TypeVar("T")
 
 
 class RecordingError(ValueError):
@@ -26,6 +27,25 @@ class RecordingError(ValueError):
 
 class ReferenceUnavailableError(RuntimeError):
     """A live reference cannot run here; the message says why and how to install it."""
+
+
+def choose(
+    prefer: str,
+    live: Callable[[], T],
+    recorded: Callable[[], T],
+    why_unavailable: Callable[[], str | None],
+) -> T:
+    """Return what a live reference gives, or a recorded one where it cannot run.
+
+    Args:
+        prefer: "live", "recorded", or "auto", live where it can run.
+        live: raises ReferenceUnavailableError where it cannot.
+        recorded: raises RecordingError where there is none.
+        why_unavailable: of the live one, None where it can run.
+    """
+    if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
+        return live()
+    return recorded()
 
 
 def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:

@@ -4,8 +4,9 @@
 `stability.moe`.
 """
 
+from parity.deepseek_v3.cases import CASES, Case, by_name
 from parity.deepseek_v3.checkpoint import load
-from parity.deepseek_v3.comparison import CASES, Case, by_name, compare
+from parity.deepseek_v3.comparison import compare
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 

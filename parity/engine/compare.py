@@ -157,7 +157,8 @@ class Comparison:
             return [self.judged(name, "disagreement", disagreement(a, e) if a.size else 0.0)]
         rows = [self.gate(name, "rel_l2", error, bound)]
         if self.on_failure is not None and rows[0].verdict is Verdict.FAIL:
-            self.on_failure(rows[0], a, e, self._positions(name))
+            valid = self._valid(name)
+            self.on_failure(rows[0], a, e, None if valid is None else np.argwhere(valid))
         if math.isnan(error):
             return rows
         facts = tensor_metrics(a, e, self.dtype)
@@ -190,10 +191,6 @@ class Comparison:
     def _select(self, name: str, array: np.ndarray) -> np.ndarray:
         valid = self._valid(name)
         return np.asarray(array) if valid is None else np.asarray(array)[valid]
-
-    def _positions(self, name: str) -> np.ndarray | None:
-        valid = self._valid(name)
-        return None if valid is None else np.argwhere(valid)
 
     def _valid(self, name: str) -> np.ndarray | None:
         return self.work.valid if self.only_valid and Quantity(name).is_activation else None

@@ -58,21 +58,9 @@ def _ema_mask(theirs: np.ndarray) -> float:
     return relative_l2(ours[case.valid], theirs[case.valid])
 
 
-def _loss_mask(theirs: np.ndarray) -> float:
-    return relative_l2(JaxSubject().run(by_name("labels_at_padding"))["loss"], theirs)
-
-
 def _empty_loss(theirs: np.ndarray) -> float:
     ours = JaxSubject().loss_without_targets(by_name("plain"))
     return ours if np.isnan(theirs) else math.nan
-
-
-def _itself(theirs: np.ndarray) -> float:
-    return float(theirs)
-
-
-def _initial_spread(theirs: np.ndarray) -> float:
-    return abs(float(theirs) / INITIAL_SPREAD - 1)
 
 
 KNOWN_DIFFERENCES = (
@@ -88,7 +76,7 @@ KNOWN_DIFFERENCES = (
         "the reference ignores the attention mask in the loss; here masked targets do not count",
         "none when labels at padding are -100",
         "relative difference of the loss with labels at padding",
-        _loss_mask,
+        lambda theirs: relative_l2(JaxSubject().run(by_name("labels_at_padding"))["loss"], theirs),
     ),
     KnownDifference(
         "empty-loss",
@@ -103,7 +91,7 @@ KNOWN_DIFFERENCES = (
         "tie_word_embeddings=False",
         "none once it is set",
         "largest difference of head and embedding in a reference that was not told",
-        _itself,
+        float,
     ),
     KnownDifference(
         "initialisation",
@@ -112,7 +100,7 @@ KNOWN_DIFFERENCES = (
         "draws tokens so that logits start with a deviation of 1/2",
         "initial weights only; a loaded checkpoint is not affected",
         f"relative distance of the reference's spread from {INITIAL_SPREAD} under init_mode=he",
-        _initial_spread,
+        lambda theirs: abs(float(theirs) / INITIAL_SPREAD - 1),
     ),
 )
 

@@ -5,6 +5,7 @@ The search is greedy, as in property-based testing. Source: docs/parity.md "Firs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,7 +66,10 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
         for change, candidate in _candidates(case):
             if change in held:
                 continue
-            again = _try(candidate, forward_only)
+            again = None
+            # A width that another one must divide gives no configuration at all.
+            with contextlib.suppress(ValueError):
+                again = failure(candidate, forward_only=forward_only)
             if again is not None and Quantity(again.quantity).stage == wanted:
                 report(f"  {change}: still fails at {again.quantity}")
                 case, found = candidate, again
@@ -73,14 +77,6 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
             held.add(change)
         else:
             return case, found
-
-
-def _try(case: Case, forward_only: bool) -> Measurement | None:
-    try:
-        return failure(case, forward_only=forward_only)
-    except ValueError:
-        # A width another one must divide: not a configuration at all.
-        return None
 
 
 def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
@@ -94,7 +90,8 @@ def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
         yield "1 row", dataclasses.replace(case, batch_size=1)
     if case.cuts:
         if len(case.cuts) > 1:
-            yield f"{len(case.cuts) - 1} calls", _cut(case, case.cuts[:-1])
+            fewer = case.cuts[:-1]
+            yield f"{len(fewer)} calls", dataclasses.replace(case, cuts=fewer, length=sum(fewer))
     else:
         for length in _below(case.length, 1):
             yield f"{length} tokens", dataclasses.replace(case, length=length)
@@ -110,10 +107,6 @@ def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
 def _below(value: int, least: int) -> Iterator[int]:
     tried = {least, value // 2, value - 1}
     yield from sorted(size for size in tried if least <= size < value)
-
-
-def _cut(case: Case, cuts: tuple[int, ...]) -> Case:
-    return dataclasses.replace(case, cuts=cuts, length=sum(cuts))
 
 
 def _override(case: Case, field: str, size: Any) -> Case:

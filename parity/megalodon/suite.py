@@ -24,7 +24,7 @@ from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.reference import LiveReference, why_unavailable
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
-from parity.recordings import RecordingError
+from parity.recordings import RecordingError, choose
 
 Arrays = dict[str, np.ndarray]
 ALL = "all gates"
@@ -86,9 +86,7 @@ def choose_reference(prefer: str = "auto") -> Reference:
     Raises:
         ReferenceUnavailableError: "live" was asked for and cannot run.
     """
-    if prefer == "live" or (prefer == "auto" and why_unavailable() is None):
-        return LiveReference()
-    return RecordedReference()
+    return choose(prefer, LiveReference, RecordedReference, why_unavailable)
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,8 @@ class Suite:
         wide = edge(MegalodonEdge.JAX64_ORACLE)
         rows = wide.run(self.wide.run(case), exact)
         yield from rows
-        yield wide.judged(ALL, "exact_share", _exact_share(rows))
+        errors = [row.value for row in rows if row.metric == "rel_l2"]
+        yield wide.judged(ALL, "exact_share", errors.count(0.0) / len(errors))
         ours = self.subject.run(case)
         yield from edge(MegalodonEdge.JAX32_ORACLE).run(ours, exact)
         yield edge(MegalodonEdge.JAX32_ORACLE).judged(*_converted(round_trip(case), case))
@@ -130,7 +129,11 @@ class Suite:
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
         differs = case.batch.padded and case.config.mask_ema
         as_reference = truth(case, mask_ema=False) if differs else exact
-        exact, as_reference, ours = map(self._answered, (exact, as_reference, ours))
+        # What the reference has no answer for is asked of the other two alone, above.
+        exact, as_reference, ours = (
+            {name: array for name, array in arrays.items() if self.reference.gives(name)}
+            for arrays in (exact, as_reference, ours)
+        )
         yield from edge(MegalodonEdge.REFERENCE32_ORACLE).run(theirs, as_reference)
         valid = edge(MegalodonEdge.JAX32_ORACLE, only_valid=differs)
         yield from valid.accuracy(ours, theirs, exact)
@@ -140,14 +143,6 @@ class Suite:
         if case.name in lowprecision.CASES:
             narrow = self.reference.low_precision(case)
             yield from lowprecision.measure(case, narrow, exact, floors, self.device)
-
-    def _answered(self, arrays: Arrays) -> Arrays:
-        return {name: array for name, array in arrays.items() if self.reference.gives(name)}
-
-
-def _exact_share(rows: Sequence[Measurement]) -> float:
-    errors = [row.value for row in rows if row.metric == "rel_l2"]
-    return errors.count(0.0) / len(errors)
 
 
 def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:

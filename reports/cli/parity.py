@@ -202,7 +202,7 @@ def record(cases: tuple[str, ...], subject: str, quiet: bool) -> None:
     if subject == "megalodon":
         from parity.megalodon import recordings as module
     else:
-        from parity.deepseek_v3 import comparison as module
+        from parity.deepseek_v3 import recordings as module
 
     report = progress(quiet)
     for path in module.record_all(cases):

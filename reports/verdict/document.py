@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from parity.deepseek_v3.comparison import SUBJECT
+from parity.deepseek_v3.cases import SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from parity.deepseek_v3.attention import Attention
-from parity.deepseek_v3.comparison import by_name
+from parity.deepseek_v3.cases import by_name
 from parity.deepseek_v3.model import Block, Experts, MLAMoEForCausalLM, MoE
 from parity.deepseek_v3.router import Router, Routing, counts
 from stability.core.findings import Finding, Severity

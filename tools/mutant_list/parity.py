@@ -366,8 +366,8 @@ SUITE = of(
     (
         "exact_share_of_many",
         "the share of gates that are exactly 0 is of a thousand",
-        "return errors.count(0.0) / len(errors)",
-        "return errors.count(0.0) / max(len(errors), 1000)",
+        "errors.count(0.0) / len(errors)",
+        "errors.count(0.0) / max(len(errors), 1000)",
         "test_controls.py",
     ),
     (

@@ -40,7 +40,9 @@ def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
     """Return the largest difference of head and embedding in a model built without being told."""
     model = _built(config)
     head, embedding = model.lm_head.weight, model.model.embed.weight
-    return _array((head - embedding).abs().max()) if head.shape == embedding.shape else _nan()
+    if head.shape != embedding.shape:
+        return np.asarray(np.nan, np.float32)
+    return _array((head - embedding).abs().max())
 
 
 def _initial_spread(config: MegalodonConfig) -> np.ndarray:
@@ -59,10 +61,6 @@ def _built(config: MegalodonConfig) -> Any:
     fields = config.to_hf()
     del fields["tie_word_embeddings"]
     return theirs.MegalodonForCausalLM(theirs.MegalodonConfig(**fields))
-
-
-def _nan() -> np.ndarray:
-    return np.asarray(np.nan, np.float32)
 
 
 def _array(tensor: Any) -> np.ndarray:

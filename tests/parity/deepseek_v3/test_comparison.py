@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from parity import recordings
-from parity.deepseek_v3 import comparison, reference
+from parity.deepseek_v3 import cases, comparison, reference
+from parity.deepseek_v3.recordings import FOLDER
 from parity.engine.compare import Work
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
@@ -139,12 +140,12 @@ def test_another_transformers_cannot_answer_live(monkeypatch):
 
 
 def test_recordings_stay_small():
-    assert sum(p.stat().st_size for p in comparison.FOLDER.glob("*")) < 400 * 1024
+    assert sum(p.stat().st_size for p in FOLDER.glob("*")) < 400 * 1024
 
 
 def test_the_one_meant_difference_is_there_and_only_where_a_score_and_its_bias_are_negative():
     """A closed group's experts count as 0 in Transformers, which is above a negative score."""
-    bias, name = f"model.layers.1.mlp.gate.{comparison.BUFFER}", "layers.1.router_logits"
+    bias, name = f"model.layers.1.mlp.gate.{cases.BUFFER}", "layers.1.router_logits"
     for lowered, differs in ((0.0, False), (-3.0, True)):
         weights = {n: w + np.float32(lowered * (n == bias)) for n, w in FULL.weights.items()}
         said = reference.run(FULL.config.to_hf(), weights, FULL.ids, gradients=False)

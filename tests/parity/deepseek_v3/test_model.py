@@ -14,8 +14,8 @@ import pytest
 
 from megalodon_jax.weights import named_leaves
 from parity.deepseek_v3.attention import LayerCache
+from parity.deepseek_v3.cases import TINY, Case, by_name
 from parity.deepseek_v3.checkpoint import load, save, stacked, unstacked
-from parity.deepseek_v3.comparison import TINY, Case, by_name
 from parity.deepseek_v3.config import SIZES, MLAMoEConfig, Yarn, by_size
 from parity.deepseek_v3.model import empty_cache, generate
 from parity.deepseek_v3.router import Router, balanced, counts

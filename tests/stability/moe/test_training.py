@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from parity.deepseek_v3.cases import TINY, by_name
 from parity.deepseek_v3.checkpoint import build
-from parity.deepseek_v3.comparison import TINY, by_name
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core import documents
 from stability.core.recommendation import NEVER, recommend
