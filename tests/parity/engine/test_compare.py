@@ -252,6 +252,9 @@ def test_a_quantity_is_what_its_text_says():
     step = Quantity.after_step(50, "mu", "norm.weight")
     assert (step, step.moment, step.name) == ("step50/mu/norm.weight", ("50", "mu"), "norm.weight")
     assert Quantity("losses").moment is None
+    # An intermediate of somebody's port, and no step of training.
+    own = Quantity("step_size.norm")
+    assert (own.role, own.kind, own.moment) == (Role.VALUE, Kind.BLOCK, None)
     assert not Quantity("loss").is_activation and not Quantity.gradient("w").is_activation
     assert Quantity("bar/logits").is_activation
 
