@@ -59,7 +59,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
     unchecked()
     from stability.moe import results
 
-    found = results.compared(reference, progress(quiet))
+    found = results.compare_all(reference, progress(quiet))
     click.echo(results.parity_markdown(found))
     ctx.exit(REGRESSED if any(f.broken for f in found) else OK)
 

@@ -1,4 +1,4 @@
-"""Attention under scrutiny: how large the logits get, and how much they still distribute.
+"""Attention logits and entropy: how large logits get, and over how many keys heads attend.
 
 Logits that grow until a softmax sees one key alone end a training run. In bfloat16 a logit of
 magnitude x is off by up to x * 2^-9, and a softmax weight by the exponential of that. Source:

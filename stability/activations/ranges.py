@@ -50,7 +50,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What one step computes: ranges by name, all in order of computation."""
+    """Ranges of what one step computes, by name, in order of computation."""
 
     intermediates: Mapping[str, Range]
     cotangents: Mapping[str, Range]

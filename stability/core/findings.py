@@ -1,4 +1,4 @@
-"""What a probe says: one `Finding` per parameter or op.
+"""Findings, the answers of probes: one per parameter or op, with its number and its remedy.
 
 Source: docs/stability.md "Findings".
 """

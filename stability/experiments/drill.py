@@ -106,7 +106,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one variant."""
+    """Results of one variant."""
 
     variant: Variant
     loss: list[tuple[int, float]]

@@ -1,4 +1,4 @@
-"""What a training drill says: plain data that is stored as JSON, and a conclusion in words.
+"""The report of a training drill: plain data that is stored as JSON, a conclusion in words.
 
 `stability/data/drill.json` is the committed drill of the byte-level model, a document that pages
 show (`stability.core.documents`).

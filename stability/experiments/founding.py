@@ -88,7 +88,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one variant."""
+    """Results of one variant."""
 
     variant: Variant
     norms: Survival

@@ -38,7 +38,7 @@ def excess(outcome: Outcome, control: Outcome) -> float:
     return outcome.held_out / control.held_out - 1.0
 
 
-def taken_over(variants: Sequence[Variant] = VARIANTS) -> list[float]:
+def losses_without_training(variants: Sequence[Variant] = VARIANTS) -> list[float]:
     """Return the loss of the committed model, trained in float32, with each variant's products."""
     config, (_, text) = read_config(BYTE_LM / "config.json"), read_text()
     ids = spread_windows(text, Plan.held_out, Plan.length)
@@ -55,7 +55,7 @@ def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
 
     Args:
         outcomes: of the drill.
-        others: what `taken_over` returns for the same variants.
+        others: what `losses_without_training` returns for the same variants.
     """
     control = outcomes[0]
     rows = []

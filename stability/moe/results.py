@@ -26,7 +26,7 @@ EDGES = {
 Document = dict[str, Any]
 
 
-def compared(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
+def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
     """Compare the five configurations with the reference.
 
     Args:

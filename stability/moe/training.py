@@ -89,7 +89,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What became of one run."""
+    """Results of one training run."""
 
     name: str
     what: str

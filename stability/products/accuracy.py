@@ -75,11 +75,11 @@ def _truth(
     forward, gradients = FORMATS[backend.forward], FORMATS[backend.gradients]
     tokens = [dy.T, x.T]
     if rotation is not None:
-        tokens = [turned_right(a, np.asarray(b)) for a, b in zip(tokens, rotation, strict=True)]
+        tokens = [rotation_or_nan(a, np.asarray(b)) for a, b in zip(tokens, rotation, strict=True)]
     lefts = [gradients(dy), gradients(tokens[0])]
     if draws is not None:
         lefts = [
-            drawn_right(left, a, np.asarray(ours.values))
+            draw_or_nan(left, a, np.asarray(ours.values))
             for left, a, ours in zip(lefts, (dy, tokens[0]), draws, strict=True)
         ]
     pairs = (
@@ -90,7 +90,7 @@ def _truth(
     return [(_flat(a), _flat(b)) for a, b in pairs]
 
 
-def turned_right(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
+def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
     """Return `ours` where it is a signed Hadamard transform of `x` up to float32, else NaN.
 
     The rounding is the backend's too: in which order it adds, no format says.
@@ -106,7 +106,7 @@ def turned_right(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return ours if equal else np.full_like(exact, np.nan)
 
 
-def drawn_right(
+def draw_or_nan(
     nearest: block_formats.Blocks, x: np.ndarray, ours: np.ndarray
 ) -> block_formats.Blocks:
     """Return `nearest` with the values that were drawn, NaN where no draw of `x` gives them.

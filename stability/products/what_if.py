@@ -40,7 +40,7 @@ TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What the three products of a linear map read, float32."""
+    """Operands of the three products of a linear map, float32."""
 
     x: np.ndarray
     """Activations (tokens, in)."""

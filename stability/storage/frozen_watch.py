@@ -25,7 +25,7 @@ PATIENCE = 100
 
 
 class Watch(NamedTuple):
-    """What is remembered between steps, by parameter name: a pytree of small arrays."""
+    """State of the watch between steps, by parameter name: a pytree of small arrays."""
 
     last: dict[str, Any]
     """The followed elements after the last step, float32 (k,)."""

@@ -1,4 +1,4 @@
-"""What would thaw a leaf: each remedy tried on the user's own values by a real optimiser run.
+"""Remedies for a frozen leaf, each tried on the user's own values by a real optimiser run.
 
 Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
 within `ENOUGH` come first, cheapest first; the others follow, best first. Source:
@@ -89,7 +89,7 @@ REMEDIES = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a remedy did to one leaf."""
+    """The measured effect of a remedy on one leaf."""
 
     remedy: Remedy
     survival: Survival
