@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, Integer
+from jaxtyping import Array, Bool, Float, Int32, Integer
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
@@ -81,7 +81,13 @@ def sample_token(
     return _draw(jnp.asarray(logits), key, *rates)
 
 
-def _draw(logits, key, temperature, top_k, top_p) -> Int32[Array, " B"]:
+def _draw(
+    logits: Float[Array, "B V"],
+    key: jax.Array | None,
+    temperature: Float[Array, ""] | None,
+    top_k: int | None,
+    top_p: Float[Array, ""] | None,
+) -> Int32[Array, " B"]:
     """Draw with what `_rates` returned."""
     if temperature is None:
         return greedy_token(logits)
@@ -101,12 +107,13 @@ def _draw(logits, key, temperature, top_k, top_p) -> Int32[Array, " B"]:
         kept = jnp.cumsum(p, axis=-1) - p < top_p
         least = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
+    assert key is not None, "where there is a temperature, callers insist on a key"
     drawn = jax.random.categorical(key, logits, axis=-1)
     token = jnp.where(temperature < GREEDY_BELOW, likeliest, drawn)
     return _finite(token.astype(jnp.int32), peak[:, 0])
 
 
-def _finite(token: Array, peak: Array) -> Array:
+def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array, " B"]:
     """Return `token`, or raise where the largest logit, `peak`, is not finite."""
     message = (
         "logits hold NaN or +inf, or exclude every token: no token can be chosen. -inf excludes a "
@@ -127,10 +134,12 @@ def decode_step(
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _decode(kept, cache: ModelCache):
+def _decode(
+    kept: tuple[MegalodonForCausalLM, Int32[Array, " B"]], cache: ModelCache
+) -> tuple[Float[Array, "B V"], Any]:
     model, token = kept
-    logits, cache = model(token[:, None], cache=cache, return_cache=True)
-    return logits[:, 0], cache
+    logits, after = model(token[:, None], cache=cache, return_cache=True)
+    return logits[:, 0], after
 
 
 def generate(
@@ -273,12 +282,14 @@ def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, 
     return jnp.concatenate([prompt_ids, new], axis=1), cache, key
 
 
-def _is_any(token: Array, ends: tuple[int, ...]) -> Array:
+def _is_any(token: Int32[Array, " B"], ends: tuple[int, ...]) -> Bool[Array, " B"]:
     """Say which tokens end a row."""
     return jnp.any(token[:, None] == jnp.array(ends, jnp.int32), axis=1)
 
 
-def _rates(caller: str, temperature, top_k, top_p) -> tuple[Array | None, int | None, Array | None]:
+def _rates(
+    caller: str, temperature: Any, top_k: SupportsIndex | None, top_p: Any
+) -> tuple[Float[Array, ""] | None, int | None, Float[Array, ""] | None]:
     """Return the rates, checked: arrays, so that their values do not compile; None: not used."""
     rule = "{}: temperature={} must be 0 (greedy) or positive, and finite."
     if traced(temperature):
@@ -307,8 +318,8 @@ def _rates(caller: str, temperature, top_k, top_p) -> tuple[Array | None, int | 
 
 
 def _last_valid(
-    config: MegalodonConfig, ids: Array, mask: Any, streams: bool
-) -> tuple[Array, Array | None]:
+    config: MegalodonConfig, ids: Int32[Array, "B L"], mask: Any, streams: bool
+) -> tuple[Int32[Array, "B L"], Int32[Array, " B"] | None]:
     """Return the prompts, checked, and the index (B,) of their last valid tokens.
 
     The index is None where nothing is padded.
@@ -343,7 +354,12 @@ def _last_valid(
     return ids, None if streams or slides else jnp.sum(mask, axis=1, dtype=jnp.int32) - 1
 
 
-def _roomy(model, cache: ModelCache | None, shape, max_new_tokens: int) -> ModelCache:
+def _roomy(
+    model: MegalodonForCausalLM,
+    cache: ModelCache | None,
+    shape: tuple[int, ...],
+    max_new_tokens: int,
+) -> ModelCache:
     """A cache that an unbounded stream will not outgrow: it cannot grow inside the loop."""
     B, L = shape
     cache = filled_cache(model.config, cache, B)

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
@@ -147,7 +147,7 @@ class MegalodonModel(eqx.Module):
         x = checkpoint_name(x, "norm")
         return x, ModelCache(layers, norm) if return_cache else None
 
-    def _embedded(self, ids):
+    def _embedded(self, ids: Int32[Array, "B L"]) -> Float[Array, "B L D"]:
         config = self.config
         ids = checked(
             ids,
@@ -282,7 +282,9 @@ def _routed(
     return parts["model"], parts["lm_head"], backends["lm_head"]
 
 
-def _dropout_key(config: MegalodonConfig, deterministic: bool, key) -> jax.Array | None:
+def _dropout_key(
+    config: MegalodonConfig, deterministic: bool, key: jax.Array | None
+) -> jax.Array | None:
     rates = (config.dropout, config.attention_dropout, config.hidden_dropout)
     if deterministic or not any(rates):
         return None

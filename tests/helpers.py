@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -104,8 +105,14 @@ def arrays(config: MegalodonConfig, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
+def wide_arrays(config: MegalodonConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    """`arrays` in float64, as the oracle takes them."""
+    return {name: array.astype(np.float64) for name, array in arrays(config, seed).items()}
+
+
+@cache
 def model_of(config: MegalodonConfig, seed: int = 0) -> MegalodonForCausalLM:
-    """A model holding `arrays(config, seed)`."""
+    """A model holding `arrays(config, seed)`; made once, as nothing can change it."""
     return build_model(config, arrays(config, seed))
 
 

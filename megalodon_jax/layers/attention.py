@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
@@ -136,7 +136,7 @@ class ChunkedAttention(eqx.Module):
         out, ring = self._stream(q, k, v, ring, key)
         return out, ring if return_cache else None
 
-    def _check(self, q, k, v, cache: AttentionCache | None) -> None:
+    def _check(self, q: Array, k: Array, v: Array, cache: AttentionCache | None) -> None:
         config, owner = self.config, "ChunkedAttention"
         keys, values = ((config.num_heads, d) for d in (config.head_dim, config.value_head_dim))
         rows = ("B", "L")
@@ -150,7 +150,15 @@ class ChunkedAttention(eqx.Module):
     def _chunk_local(self) -> bool:
         return self.config.effective_max_cache_len == self.config.chunk_size
 
-    def _block_diagonal(self, q, k, v, mask, key):
+    def _block_diagonal(
+        self,
+        q: Float[Array, "B L H d"],
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        mask: Bool[Array, "B L"] | None,
+        key: jax.Array | None,
+    ) -> Float[Array, "B L H e"]:
+        """Attend within chunks from position 0; a short tail is its own chunk."""
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:
@@ -167,7 +175,16 @@ class ChunkedAttention(eqx.Module):
             )
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
-    def _chunks(self, q, k, v, mask, size: int, key):
+    def _chunks(
+        self,
+        q: Float[Array, "B L H d"],
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        mask: Bool[Array, "B longer"] | None,
+        size: int,
+        key: jax.Array | None,
+    ) -> Float[Array, "B L H e"]:
+        """Attend within whole chunks of `size` tokens; of `mask` the first L columns count."""
         B, L, H, _ = q.shape
         chunks = L // size
         causal = jnp.tril(jnp.ones((size, size), bool))[None, None]
@@ -185,7 +202,14 @@ class ChunkedAttention(eqx.Module):
         out = outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=2)
         return out.reshape(B, L, H, v.shape[-1])
 
-    def _stream(self, q, k, v, ring: AttentionCache, key):
+    def _stream(
+        self,
+        q: Float[Array, "B L H d"],
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        ring: AttentionCache,
+        key: jax.Array | None,
+    ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
         """Attend block by block: a loop, so that a long piece compiles like a short one."""
         L, C = q.shape[1], self.config.chunk_size
         k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
@@ -209,7 +233,15 @@ class ChunkedAttention(eqx.Module):
             outs.append(out)
         return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=1), ring
 
-    def _attend_block(self, q, k, v, ring: AttentionCache, key):
+    def _attend_block(
+        self,
+        q: Float[Array, "B L H d"],
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        ring: AttentionCache,
+        key: jax.Array | None,
+    ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
+        """Attend from at most C tokens to the ring and themselves."""
         n = q.shape[1]
         queries = ring.count + jnp.arange(n, dtype=jnp.int32)
         after = ring.append(k, v)
@@ -222,7 +254,13 @@ class ChunkedAttention(eqx.Module):
         visible = self._visible(queries[:, None], positions[None, :])
         return attend(q, keys, values, visible[None], self.config, key=key), after
 
-    def _attend_ring(self, q, queries, ring: AttentionCache, key):
+    def _attend_ring(
+        self,
+        q: Float[Array, "B 1 H d"],
+        queries: Int32[Array, "1"],
+        ring: AttentionCache,
+        key: jax.Array | None,
+    ) -> Float[Array, "B 1 H e"]:
         """Attend from one token to the ring; early in a chunk only its filled front is read."""
         visible = self._visible(queries[:, None], ring.positions()[None, :])[None]
 
@@ -240,7 +278,10 @@ class ChunkedAttention(eqx.Module):
         index = sum((filled > size).astype(jnp.int32) for size in sizes[:-1])
         return jax.lax.switch(index, [front(size) for size in sizes])
 
-    def _visible(self, queries, keys):
+    def _visible(
+        self, queries: Int32[Array, "Q 1"], keys: Int32[Array, "1 K"]
+    ) -> Bool[Array, "Q K"]:
+        """Return which keys each query may see, both by position; a negative key is none."""
         visible = (keys >= 0) & (keys <= queries)
         if self._chunk_local:
             C = self.config.chunk_size

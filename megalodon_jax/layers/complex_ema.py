@@ -168,7 +168,9 @@ class ComplexEMA(eqx.Module):
             fine=jnp.concatenate(fine, axis=1),
         )
 
-    def _powers(self, exponents: range, dtype: DTypeLike) -> tuple[Array, Array]:
+    def _powers(
+        self, exponents: range, dtype: DTypeLike
+    ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
         logits = (self.alpha[..., 0], self.delta[..., 0], self.theta[..., 0])
         powers: Any = pole_powers(*logits, exponents, jnp.dtype(dtype))
         return powers
@@ -183,7 +185,13 @@ class ComplexEMA(eqx.Module):
         rows = jnp.swapaxes(u, 1, 2).reshape(B * L, D) * self.omega.astype(u.dtype)
         return jnp.swapaxes(rows.reshape(B, L, D), 1, 2)
 
-    def _final_state(self, u, h_init, p, tables: PowerTables):
+    def _final_state(
+        self,
+        u: Float[Array, "B D L"],
+        h_init: Complex[Array, "B D N"] | None,
+        p: Float[Array, "D N"],
+        tables: PowerTables,
+    ) -> Complex[Array, "B D N"]:
         """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time."""
         B, D, L = u.shape
         N, A, S = self.ndim, tables.coarse.shape[1], tables.fine.shape[-1]
@@ -196,14 +204,16 @@ class ComplexEMA(eqx.Module):
             state = state + self._power(L, u.dtype) * h_init
         return state
 
-    def _empty_state(self, batch_size: int, h_init, dtype):
+    def _empty_state(
+        self, batch_size: int, h_init: Complex[Array, "B D N"] | None, dtype: DTypeLike
+    ) -> Complex[Array, "B D N"]:
         if h_init is not None:
             return h_init
         shape = (batch_size, self.embed_dim, self.ndim)
         return jax.lax.complex(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
-def _scaled(factor: Array, z: Array) -> Array:
+def _scaled(factor: Float[Array, "D N"], z: Complex[Array, "*B D N"]) -> Complex[Array, "*B D N"]:
     """A real factor times a complex number, without an implicit promotion."""
     return jax.lax.complex(factor * jnp.real(z), factor * jnp.imag(z))
 
@@ -255,7 +265,14 @@ def _pole_powers_jvp(exponents, dtype, logits, dots):
     return (real, imag), powers_dot
 
 
-def _log_pole_dots(alpha, delta, theta, alpha_dot, delta_dot, theta_dot):
+def _log_pole_dots(
+    alpha: Float[Array, "D N"],
+    delta: Float[Array, "D N"],
+    theta: Float[Array, "D 1"],
+    alpha_dot: Float[Array, "D N"],
+    delta_dot: Float[Array, "D N"],
+    theta_dot: Float[Array, "D 1"],
+) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
     """Derivatives of log|q| and of the phase in radians, (D, N); sums of one sign only."""
     N = alpha.shape[-1]
     (a, b), (d, e), (t, u) = (
@@ -268,7 +285,12 @@ def _log_pole_dots(alpha, delta, theta, alpha_dot, delta_dot, theta_dot):
     return log_radius, orders * (t * u * theta_dot)
 
 
-def _powers64(alpha, delta, theta, exponents: list[int]) -> tuple[Array, Array]:
+def _powers64(
+    alpha: Float[Array, "D N"],
+    delta: Float[Array, "D N"],
+    theta: Float[Array, "D 1"],
+    exponents: list[int],
+) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
     """Real and imaginary part of q^j (D, N, S), float64; call with 64-bit types enabled."""
     log_radius, turns = _log_poles(alpha, delta, theta)
     j = jnp.asarray(np.array(exponents, np.float64))
@@ -279,7 +301,9 @@ def _powers64(alpha, delta, theta, exponents: list[int]) -> tuple[Array, Array]:
     return radius * jnp.cos(angle), radius * jnp.sin(angle)
 
 
-def _log_poles(alpha, delta, theta):
+def _log_poles(
+    alpha: Float[Array, "D N"], delta: Float[Array, "D N"], theta: Float[Array, "D 1"]
+) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
     """log|q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
     N = alpha.shape[-1]
     product = jax.nn.sigmoid(alpha.astype(jnp.float64)) * jax.nn.sigmoid(delta.astype(jnp.float64))
@@ -318,6 +342,6 @@ def causal_convolution(
     return jnp.fft.irfft(spectrum, n=n)[..., :L]
 
 
-def _einsum(spec: str, *operands: Array) -> Array:
+def _einsum(spec: str, *operands: Float[Array, "..."]) -> Float[Array, "..."]:
     # Powers of q carry the whole memory of the model: never let a GPU round them to TF32.
     return jnp.einsum(spec, *operands, precision=jax.lax.Precision.HIGHEST)

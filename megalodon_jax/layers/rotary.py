@@ -74,6 +74,8 @@ class RotaryEmbedding(eqx.Module):
             return cos_sin[0, :length].astype(dtype), cos_sin[1, :length].astype(dtype)
 
 
-def _rotate(x: Array, cos: Array, sin: Array) -> Array:
+def _rotate(
+    x: Float[Array, "B L H d"], cos: Float[Array, "L 1 half"], sin: Float[Array, "L 1 half"]
+) -> Float[Array, "B L H d"]:
     real, imag = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     return jnp.concatenate([real * cos - imag * sin, imag * cos + real * sin], -1).astype(x.dtype)

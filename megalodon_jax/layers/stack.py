@@ -60,17 +60,40 @@ def run_blocks(
 
 
 @eqx.filter_jit
-def _compiled(block: Any, x, mask, cache, return_cache: bool, key, scale=None):
+def _compiled(
+    block: Any,
+    x: Float[Array, "B L D"],
+    mask: Bool[Array, "B L"] | None,
+    cache: LayerCache | None,
+    return_cache: bool,
+    key: jax.Array | None,
+    scale: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, "B L D"], LayerCache | None]:
     """One block: equal layers share one trace, and a call outside of jit compiles one program."""
     return block(x, mask, cache, return_cache, key=key, scale=scale)
 
 
-def _rematerialised(block: Any, x, mask, cache, return_cache: bool, key, scale=None):
+def _rematerialised(
+    block: Any,
+    x: Float[Array, "B L D"],
+    mask: Bool[Array, "B L"] | None,
+    cache: LayerCache | None,
+    return_cache: bool,
+    key: jax.Array | None,
+    scale: Float[Array, ""] | None = None,
+) -> tuple[Float[Array, "B L D"], LayerCache | None]:
     return eqx.filter_checkpoint(block)(x, mask, cache, return_cache, key=key, scale=scale)
 
 
 @eqx.filter_jit
-def _looped(run: Callable, loop: tuple[tuple, tuple, tuple], x, mask, return_cache: bool):
+def _looped(
+    run: Callable[..., tuple[Array, LayerCache | None]],
+    loop: tuple[tuple[Any, ...], tuple[LayerCache | None, ...], tuple[jax.Array | None, ...]],
+    x: Float[Array, "B L D"],
+    mask: Bool[Array, "B L"] | None,
+    return_cache: bool,
+) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
+    """Run blocks of one kind in a loop: they, their caches and their keys in `loop`."""
     blocks, caches, keys = loop
     arrays, static = eqx.partition([_unscaled(block) for block in blocks], eqx.is_array)
     scales = jnp.asarray(np.array([block.ffn.scale for block in blocks]), x.dtype)

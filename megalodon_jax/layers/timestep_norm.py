@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int, Int32
 
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
@@ -108,11 +108,17 @@ def _origin(
     return jnp.where(state.count[:, None] > 0, state.mean.astype(groups.dtype), first.mean(-1))
 
 
-def _take(groups: Float[Array, "B L G g"], index: Array) -> Float[Array, "B G g"]:
+def _take(groups: Float[Array, "B L G g"], index: Int[Array, " B"]) -> Float[Array, "B G g"]:
     return jnp.take_along_axis(groups, index[:, None, None, None], axis=1)[:, 0]
 
 
-def _running(mu, mean0, var0, count0, mask):
+def _running(
+    mu: Float[Array, "B L G"],
+    mean0: Float[Array, "B G"],
+    var0: Float[Array, "B G"],
+    count0: Int32[Array, " B"],
+    mask: Bool[Array, "B L"] | None,
+) -> tuple[Float[Array, "B L G"], Float[Array, "B L G"], Int32[Array, " B"]]:
     """Running mean (B,L,G), floored variance (B,L,G) and final count (B,) of the sequence `mu`."""
     B, L, _ = mu.shape
     valid = jnp.ones((B, L), bool) if mask is None else mask

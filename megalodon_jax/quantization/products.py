@@ -201,7 +201,9 @@ def _quantised(format: Format, x: jax.Array, key: jax.Array | None = None) -> An
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _gemm(x: jax.Array, weight: jax.Array, backend: Backend) -> jax.Array:
+def _gemm(
+    x: Float[Array, "tokens in"], weight: Float[Array, "out in"], backend: Backend
+) -> Float[Array, "tokens out"]:
     return product(operands("forward", backend, x, weight), path_of(backend.forward))
 
 
@@ -227,7 +229,7 @@ def _scaled_matmul(codes: list[jax.Array], scales: list[jax.Array]) -> jax.Array
     return jax.nn.scaled_matmul(a, b, a_scale[None], b_scale[None], jnp.float32)[0]
 
 
-def _fp8_dot(a: MX, b: MX) -> jax.Array:
+def _fp8_dot(a: MX, b: MX) -> Float[Array, "rows columns"]:
     """Multiply block by block, since scales change along the contraction; add in float32.
 
     That also keeps the tensor cores' short accumulator to 32 terms.
@@ -254,7 +256,9 @@ def _fp8_dot(a: MX, b: MX) -> jax.Array:
     return jnp.where(bad, jnp.nan, total)
 
 
-def _emulated(a: jax.Array, b: jax.Array) -> jax.Array:
+def _emulated(
+    a: Float[Array, "rows n block"], b: Float[Array, "columns n block"]
+) -> Float[Array, "rows columns"]:
     """Multiply blocks of values with at most 6 significant bits: exact in bfloat16 too.
 
     So a GPU may use its tensor cores; a CPU is slow in bfloat16.

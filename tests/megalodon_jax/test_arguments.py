@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from megalodon_jax import MegalodonForCausalLM, generate
 from megalodon_jax.loss import accumulate_gradients
 from parity.megalodon import oracle
-from tests.helpers import EXACT, arrays, model_of, rel_l2, tiny
+from tests.helpers import EXACT, model_of, rel_l2, tiny, wide_arrays
 
 V, B = 17, 2
 RATES = {"dropout": 0.5, "hidden_dropout": 0.5, "attention_dropout": 0.5}
@@ -33,13 +33,8 @@ def model(**rates: float) -> MegalodonForCausalLM:
     return model_of(config.with_dtype("float64"), SEED)
 
 
-@cache
-def weights() -> dict[str, np.ndarray]:
-    return {name: w.astype(np.float64) for name, w in arrays(model().config, SEED).items()}
-
-
 def plain_logits(ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    return oracle.forward(model().config, weights(), ids, mask)
+    return oracle.forward(model().config, wide_arrays(model().config, SEED), ids, mask)
 
 
 # The loss.

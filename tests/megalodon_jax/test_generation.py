@@ -41,7 +41,6 @@ MODES = {
 STANDARD_DEVIATIONS = 5.0
 
 
-@cache
 def model(mode: str = "local") -> MegalodonForCausalLM:
     return model_of(tiny(num_layers=1, output_size=16, **MODES[mode]), SEED)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -38,7 +36,6 @@ LOGITS = jnp.asarray(np.random.default_rng(1).standard_normal((B, L, V)), jnp.fl
 HEAD = jnp.asarray(np.random.default_rng(2).standard_normal((V, V)) / V, jnp.float32)
 
 
-@cache
 def model() -> MegalodonForCausalLM:
     return model_of(CONFIG, 1)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -39,7 +37,6 @@ def x64():
         yield
 
 
-@cache
 def wide_model() -> MegalodonForCausalLM:
     return model_of(TINY.with_dtype("float64"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -40,7 +39,6 @@ def unchecked_annotations(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
-@cache
 def parts() -> tuple[Any, Any]:
     return eqx.partition(model_of(CONFIG), eqx.is_array)
 

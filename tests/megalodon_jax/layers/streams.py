@@ -20,7 +20,7 @@ from megalodon_jax import (
     init_cache,
 )
 from parity.megalodon import oracle
-from tests.helpers import TINY, arrays, model_of, rel_l2, tiny, tokens
+from tests.helpers import TINY, model_of, rel_l2, tiny, tokens, wide_arrays
 
 B, L, C = 2, 14, TINY.chunk_size
 IDS = tokens(TINY, (B, L))
@@ -101,18 +101,7 @@ def dense(config: MegalodonConfig, visible: np.ndarray, ids: np.ndarray) -> np.n
     """Logits of the oracle with one visibility matrix (L, L) in the place of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(oracle, "visibility", lambda *_: visible)
-        return oracle.forward(config, weights(config), ids)
-
-
-@cache
-def weights(config: MegalodonConfig) -> dict[str, np.ndarray]:
-    return {name: w.astype(np.float64) for name, w in arrays(config).items()}
-
-
-@cache
-def whole_call() -> tuple[np.ndarray, ModelCache]:
-    logits, cache = step(wide(LOCAL), jnp.asarray(IDS))
-    return np.asarray(logits), cache
+        return oracle.forward(config, wide_arrays(config), ids)
 
 
 def resized(held: ModelCache, capacity: int) -> ModelCache:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 
 import equinox as eqx
 import jax
@@ -28,7 +27,6 @@ def x64():
         yield
 
 
-@cache
 def both() -> tuple[MegalodonForCausalLM, MegalodonForCausalLM]:
     """The same weights unrolled and in a loop."""
     config = CONFIG.with_dtype("float64")

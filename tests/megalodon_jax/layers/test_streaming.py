@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from megalodon_jax import ModelCache
 from parity.megalodon import oracle
-from tests.helpers import EXACT, logits_of, model_of, rel_l2, tiny
+from tests.helpers import EXACT, logits_of, model_of, rel_l2, tiny, wide_arrays
 from tests.megalodon_jax.layers.streams import (
     IDS,
     LOCAL,
@@ -26,8 +27,6 @@ from tests.megalodon_jax.layers.streams import (
     splits,
     step,
     streamed,
-    weights,
-    whole_call,
     wide,
 )
 
@@ -38,8 +37,16 @@ def x64():
         yield
 
 
+@pytest.fixture(scope="module")
+def whole() -> tuple[np.ndarray, ModelCache]:
+    """Logits and cache of the text read at once."""
+    with jax.enable_x64(True):
+        logits, cache = step(wide(LOCAL), jnp.asarray(IDS))
+        return np.asarray(logits), cache
+
+
 def test_the_dense_evaluation_is_the_oracle_where_the_oracle_goes() -> None:
-    expected = oracle.forward(LOCAL, weights(LOCAL), IDS)
+    expected = oracle.forward(LOCAL, wide_arrays(LOCAL), IDS)
     assert rel_l2(dense(LOCAL, chunk_local(), IDS), expected) <= EXACT
     assert rel_l2(dense(LOCAL, np.tri(L, dtype=bool), IDS), expected) > EXACT
 
@@ -49,18 +56,18 @@ def test_the_dense_evaluation_is_the_oracle_where_the_oracle_goes() -> None:
 
 @given(splits)
 @few
-def test_any_split_of_a_chunk_local_stream_is_the_full_forward(split: list[int]) -> None:
+def test_any_split_of_a_chunk_local_stream_is_the_full_forward(whole, split: list[int]) -> None:
     with jax.enable_x64(True):
         full = logits_of(wide(LOCAL), jnp.asarray(IDS), None)
         logits, held = streamed(wide(LOCAL), completed(split))
         assert rel_l2(logits, full) <= EXACT
-        assert distance(held, whole_call()[1]) <= EXACT
+        assert distance(held, whole[1]) <= EXACT
 
 
 @pytest.mark.usefixtures("x64")
-def test_the_stream_is_the_oracle_and_needs_its_cache() -> None:
-    expected = oracle.forward(LOCAL, weights(LOCAL), IDS)
-    assert rel_l2(whole_call()[0], expected) <= EXACT
+def test_the_stream_is_the_oracle_and_needs_its_cache(whole) -> None:
+    expected = oracle.forward(LOCAL, wide_arrays(LOCAL), IDS)
+    assert rel_l2(whole[0], expected) <= EXACT
     _, held = streamed(wide(LOCAL), [6])
     continued, _ = step(wide(LOCAL), jnp.asarray(IDS[:, 6:9]), held)
     restarted, _ = step(wide(LOCAL), jnp.asarray(IDS[:, 6:9]), fresh(wide(LOCAL)))
@@ -91,13 +98,13 @@ def test_every_part_of_the_cache_matters_to_what_follows() -> None:
 
 
 @pytest.mark.usefixtures("x64")
-def test_the_states_after_prefill_are_those_of_the_recurrences() -> None:
+def test_the_states_after_prefill_are_those_of_the_recurrences(whole) -> None:
     seen: dict[str, np.ndarray] = {}
-    oracle.forward(LOCAL, weights(LOCAL), IDS, hook=lambda n, v: seen.setdefault(n, v))
-    held = whole_call()[1]
+    oracle.forward(LOCAL, wide_arrays(LOCAL), IDS, hook=lambda n, v: seen.setdefault(n, v))
+    held = whole[1]
     for i, layer in enumerate(held.layer_caches):
         name = f"model.layers.{i}.attn.cema."
-        w = {n.removeprefix(name): a for n, a in weights(LOCAL).items() if n.startswith(name)}
+        w = {n.removeprefix(name): a for n, a in wide_arrays(LOCAL).items() if n.startswith(name)}
         alpha, delta, theta = (oracle.sigmoid(w[n][..., 0]) for n in ("alpha", "delta", "theta"))
         N = LOCAL.cema_ndim
         q = (1 - alpha * delta) * np.exp(2j * np.pi / N * np.arange(1, N + 1) * theta)
