@@ -11,9 +11,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from parity.engine.measurement import Key
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import differences, fingerprint
 from reports.store.runs import Run
+from reports.verdict.history import Past
 from reports.verdict.levels import Group, Level, Spread, levels
 from reports.verdict.pins import Pin
 
@@ -179,6 +181,6 @@ def hold(
     return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
 
 
-def levels_of(run: Run, past: Mapping) -> dict[Group, Level]:
+def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:
     """Return the levels of a run with their spreads."""
     return levels(run.measurements, past, run.manifest.spreads)

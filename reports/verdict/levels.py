@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parity.engine.measurement import Kind, Measurement
+from parity.engine.measurement import Key, Kind, Measurement
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from megalodon_jax.files import written_aside
+from parity.engine.measurement import Key
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Environment
 from reports.store.runs import Run
