@@ -211,7 +211,7 @@ class Row:
 
 def row_of(out: Path, host: Host) -> Row | None:
     """Return the row of a host, None where it was not measured."""
-    from reports.registry.lookup import judged
+    from reports.registry.lookup import judge_stored
 
     runs: dict[str, Path] = {}
     for what in ("live", "recorded", "control"):
@@ -219,8 +219,8 @@ def row_of(out: Path, host: Host) -> Row | None:
         if not stored:
             return None
         runs[what] = stored[0].parent
-    found = {what: judged(folder) for what, folder in runs.items()}
-    held = {what: found[what].decision.held[0] for what in found}
+    found = {what: judge_stored(folder) for what, folder in runs.items()}
+    held = {what: found[what].decision.comparisons[0] for what in found}
     typical = [d for d in held["live"].compared if d.what == "typical"]
     second = [d.ratio for d in typical if d.group[0].startswith("mla-moe")]
     first = [d.ratio for d in typical if not d.group[0].startswith("mla-moe")]

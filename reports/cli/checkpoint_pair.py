@@ -96,12 +96,12 @@ def compare(options: Options, report: Report) -> Result:
     missing = None if options.oracle_only else why_unavailable()
     live = not options.oracle_only and missing is None
     by_layer, why = _mode(options, theirs, ids)
-    said = "not asked for" if options.oracle_only else missing and f"did not run: {missing}"
+    reason = "not asked for" if options.oracle_only else missing and f"did not run: {missing}"
     result.how = {
         "torch side": f"{options.torch}, {count(theirs.nbytes // 4, 'parameter')}",
         "JAX side": str(options.jax) if options.jax else "converted from the torch side",
         "text": source,
-        "megalodon-hf": said or "live, float32",
+        "megalodon-hf": reason or "live, float32",
         "mode": why,
     }
     for subject, words in result.how.items():
@@ -116,8 +116,9 @@ def compare(options: Options, report: Report) -> Result:
         result.measurements = triangle(theirs, ours, ids, live=live)
     if not live:
         # That the reference did not run is said once, by the verdict.
-        kept = (m for m in result.measurements if m.verdict is not Verdict.NOT_COMPARABLE)
-        result.measurements = list(kept)
+        result.measurements = [
+            m for m in result.measurements if m.verdict is not Verdict.NOT_COMPARABLE
+        ]
     _decide(result, missing)
     return result
 
@@ -211,15 +212,15 @@ def _decide(result: Result, missing: str | None) -> None:
     elif missing:
         result.verdict = INCOMPLETE
         result.sentence = (
-            f"The torch side did not run: {missing}. What ran holds: {_held(result)} "
+            f"The torch side did not run: {missing}. What ran holds: {_holds(result)} "
             "To ask for no more than that, pass --oracle-only."
         )
     else:
         result.verdict = PASS
-        result.sentence = _held(result)
+        result.sentence = _holds(result)
 
 
-def _held(result: Result) -> str:
+def _holds(result: Result) -> str:
     closest = max(result.gates, key=lambda m: m.fraction)
     return (
         f"{count(len(result.weights), 'weight')} equal by name and value, "
@@ -246,8 +247,8 @@ def _failed(unequal: Sequence[WeightRow], broken: Sequence[Measurement], ran: bo
 
 
 def _listed(rows: Sequence[WeightRow], shown: int = 4) -> str:
-    said = [f"{row.name} ({row.note})" for row in rows[:shown]]
-    return "; ".join([*said, f"and {len(rows) - shown:,} more"] if len(rows) > shown else said)
+    items = [f"{row.name} ({row.note})" for row in rows[:shown]]
+    return "; ".join([*items, f"and {len(rows) - shown:,} more"] if len(rows) > shown else items)
 
 
 def _gib(size: float) -> str:

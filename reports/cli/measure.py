@@ -84,7 +84,7 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_
 
         append(summary_md, markdown(outcome.run, outcome.decision))
     page = str(outcome.page.resolve())
-    say(ctx, outcome.decision, as_json, [*outcome.held, page], page=page)
+    say(ctx, outcome.decision, as_json, [*outcome.against, page], page=page)
 
 
 @click.command(
@@ -123,11 +123,11 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
     """
     report = progress(quiet)
     from reports.nightly.run import store
-    from reports.nightly.shards import find_shards, merged
+    from reports.nightly.shards import find_shards, merge_shards
 
-    found = find_shards(folders)
-    report(f"merging {len(found)} shards")
-    outcome = store(out, merged(found, partial, mixed), report)
+    parts = find_shards(folders)
+    report(f"merging {len(parts)} shards")
+    outcome = store(out, merge_shards(parts, partial, mixed), report)
     click.echo(outcome.folder.resolve())
 
 

@@ -49,7 +49,7 @@ from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option,
 @click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
 @quiet_option
 @click.pass_context
-def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
+def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
     """Compare your own checkpoint in torch and in JAX, on your own text.
 
     The commands below ask about the harness and its cases instead.
@@ -64,7 +64,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
     from reports.cli.checkpoint_pair import Options, compare
     from reports.cli.views.pair_tables import as_document, show
 
-    options = Options(torch_path, jax_path, **asked)
+    options = Options(torch_path, jax_path, **fields)
     result = compare(options, progress(quiet))
     if as_json:
         click.echo(json.dumps(as_document(result)))
@@ -104,7 +104,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     from reports.cli.views import explain as module
 
     with fault_by_name(fault).planted() if fault else nullcontext():
-        click.echo(module.shrunk(by_name(case), fault, progress(quiet)))
+        click.echo(module.shrink_case(by_name(case), fault, progress(quiet)))
 
 
 @parity.command(

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
-from reports.cli.subjects import SUBJECTS, examined
+from reports.cli.subjects import SUBJECTS, examine_subject
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -58,7 +58,7 @@ from reports.cli.subjects import SUBJECTS, examined
 @quiet_option
 @click.pass_context
 def stability(
-    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **asked
+    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **subject_options
 ) -> None:
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
@@ -70,7 +70,7 @@ def stability(
     """
     _check_together(ctx, subject)
     if subject is not None:
-        ctx.exit(examined(path, as_json, quiet, **asked))
+        ctx.exit(examine_subject(path, as_json, quiet, **subject_options))
     if path is None:
         raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
     unchecked()
@@ -83,9 +83,9 @@ def stability(
         return
     from reports.cli.views import diagnosis as module
 
-    found = module.diagnose(path, optimiser, lr, storage, text, report)
-    click.echo(json.dumps(module.as_document(found)) if as_json else found.text())
-    ctx.exit(REGRESSED if module.broken(found) else OK)
+    diagnosis = module.diagnose(path, optimiser, lr, storage, text, report)
+    click.echo(json.dumps(module.as_document(diagnosis)) if as_json else diagnosis.text())
+    ctx.exit(REGRESSED if module.broken(diagnosis) else OK)
 
 
 _OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
@@ -95,8 +95,10 @@ _OF_CHECKPOINT = ("optimiser", "lr", "storage", "text", "what_if")
 def _check_together(ctx: click.Context, subject: str | None) -> None:
     """Refuse what would be ignored: options of a subject without one, and the other way round."""
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
-    given = {p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE}
-    names = [p.opts[0] for p in ctx.command.params if p.name in given]
+    on_command_line = {
+        p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE
+    }
+    names = [p.opts[0] for p in ctx.command.params if p.name in on_command_line]
     if names:
         wants = "goes with --subject only" if subject is None else "does not go with --subject"
         raise click.UsageError(f"{', '.join(names)} {wants}; leave it out.", ctx)
@@ -126,8 +128,8 @@ def drill(steps, seed, out, as_json, quiet) -> None:
     report(f"training {len(module.VARIANTS)} variants for {plan.steps} steps")
     content = drill_report.document(plan, module.run(plan, report=report))
     documents.write(out, content, indent=1)
-    said = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
-    click.echo(said)
+    text = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
+    click.echo(text)
 
 
 COMMANDS = (stability, drill)

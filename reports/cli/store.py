@@ -57,16 +57,16 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
     from reports.store.schema import RunKind
 
     most = EVERYTHING if as_json else limit
-    found = look_back(place, case, quantity, most, RunKind(kind))
+    answer = look_back(place, case, quantity, most, RunKind(kind))
     if as_json:
         from reports.text import for_json
 
-        rows = [for_json(row) for row in found.rows]
-        lost = [{"folder": folder, "why": why} for folder, why in found.unreadable]
-        click.echo(json.dumps({"runs": found.runs, "rows": rows, "unreadable": lost}))
+        rows = [for_json(row) for row in answer.rows]
+        failures = [{"folder": folder, "why": why} for folder, why in answer.unreadable]
+        click.echo(json.dumps({"runs": answer.runs, "rows": rows, "unreadable": failures}))
         return
-    _print_history(found.rows, found.runs, place)
-    for folder, why in found.unreadable:
+    _print_history(answer.rows, answer.runs, place)
+    for folder, why in answer.unreadable:
         click.echo(f"unreadable: {folder}: {why}", err=True)
 
 
@@ -148,21 +148,21 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     """
     from reports.registry import retention
 
-    found = retention.plan(out, keep)
-    for folder in found.goes if really else ():
+    plan = retention.plan(out, keep)
+    for folder in plan.goes if really else ():
         retention.delete(folder)
     if as_json:
-        named = {name: [str(folder) for folder in getattr(found, name)] for name in ("goes",)}
-        kept = {str(folder): why for folder, why in (*found.spared, *found.unreadable)}
-        click.echo(json.dumps({"deleted": really, "kept": found.kept, **named, "spared": kept}))
+        named = {name: [str(folder) for folder in getattr(plan, name)] for name in ("goes",)}
+        spared = {str(folder): why for folder, why in (*plan.spared, *plan.unreadable)}
+        click.echo(json.dumps({"deleted": really, "kept": plan.newest, **named, "spared": spared}))
         return
     verb = "deleted" if really else "would delete"
-    click.echo("\n".join(f"{verb} {folder.name}" for folder in found.goes) or "nothing to delete")
-    for folder, why in found.spared:
+    click.echo("\n".join(f"{verb} {folder.name}" for folder in plan.goes) or "nothing to delete")
+    for folder, why in plan.spared:
         click.echo(f"keeping {folder.name}: {why}")
-    for folder, why in found.unreadable:
+    for folder, why in plan.unreadable:
         click.echo(f"unreadable, left alone: {folder.name}: {why}", err=True)
-    if found.goes and not really:
+    if plan.goes and not really:
         click.echo("nothing was deleted yet: say --delete", err=True)
 
 

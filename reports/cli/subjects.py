@@ -15,7 +15,7 @@ from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option,
 SUBJECTS = ("mla-moe",)
 
 
-def examined(
+def examine_subject(
     path: Path | None,
     as_json: bool,
     quiet: bool,
@@ -30,13 +30,13 @@ def examined(
     from reports.text import for_json
     from stability.moe.examine import examine
 
-    found = examine(size, batch_size, block_size, fp8_params, path, progress(quiet))
+    result = examine(size, batch_size, block_size, fp8_params, path, progress(quiet))
     if as_json:
-        rows = [for_json(asdict(f)) for f in found.findings]
-        click.echo(json.dumps({"what": found.what, "findings": rows, "seconds": found.seconds}))
+        rows = [for_json(asdict(f)) for f in result.findings]
+        click.echo(json.dumps({"what": result.what, "findings": rows, "seconds": result.seconds}))
     else:
-        click.echo(found.text())
-    return REGRESSED if found.broken else OK
+        click.echo(result.text())
+    return REGRESSED if result.broken else OK
 
 
 @click.group(epilog=examples("subject parity", "subject train"))
@@ -59,9 +59,9 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
     unchecked()
     from stability.moe import results
 
-    found = results.compared(reference, progress(quiet))
-    click.echo(results.parity_markdown(found))
-    ctx.exit(REGRESSED if any(f.broken for f in found) else OK)
+    comparisons = results.compared(reference, progress(quiet))
+    click.echo(results.parity_markdown(comparisons))
+    ctx.exit(REGRESSED if any(f.broken for f in comparisons) else OK)
 
 
 @subject.command(epilog=examples("subject defects"))

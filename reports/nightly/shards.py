@@ -69,24 +69,24 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
     Raises:
         StoreError: there is none in one of them.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for place in places:
         here = sorted(path.parent for path in place.rglob(MANIFEST))
         here = [folder for folder in here if not folder.name.startswith(".")]
         if not here:
             raise StoreError(f"expected runs of `nightly --shard` in {place}, and there are none.")
-        found += here
-    return list(dict.fromkeys(found))
+        folders += here
+    return list(dict.fromkeys(folders))
 
 
-def merged(folders: Sequence[Path], partial: bool = False, mixed: bool = False) -> Run:
+def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = False) -> Run:
     """Return the nightly that shards are the parts of.
 
     Args:
         folders: One folder per shard, in any order.
         partial: Accept that shards are missing: what they planned counts as not run.
         mixed: Accept several machines of one class of device: the run names all of them, so that no
-            value of it is ever held to repeat elsewhere.
+            value of it is expected to repeat elsewhere.
 
     Raises:
         StoreError: a folder holds no shard; two hold the same one or the same measurement; one is
@@ -205,14 +205,14 @@ def _suites(
     for text in missing:
         for part in Shard.parse(text).part_of(plan):
             name = SUITE_OF.get(part, "parity")
-            lost = SuiteResult(name, planned=1, reason=f"shard {text} is missing")
-            parts.setdefault(name, []).append(lost)
+            absent = SuiteResult(name, planned=1, reason=f"shard {text} is missing")
+            parts.setdefault(name, []).append(absent)
     return tuple(_sum(name, parts[name]) for name in sorted(parts, key=_order))
 
 
 def _order(name: str) -> int:
-    known = ("parity", *SUITE_OF.values())
-    return known.index(name) if name in known else len(known)
+    order = ("parity", *SUITE_OF.values())
+    return order.index(name) if name in order else len(order)
 
 
 def _sum(name: str, parts: Sequence[SuiteResult]) -> SuiteResult:

@@ -98,11 +98,11 @@ def _drilled(
     """Return what the page says of the tensors to look at first, and the markup of `DRILLED`."""
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}
-    found = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
-    told = {tensor.key: drilldown(tensor) for tensor in found}
+    tensors = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
+    views = {tensor.key: drilldown(tensor) for tensor in tensors}
     macro: Any = environment.get_template("drilldown.html.j2").module
-    shown = [told[key] for key in starts if key in told][:SHOWN]
-    return shown, {key: str(macro.tensor(tensor)) for key, tensor in told.items()}
+    shown = [views[key] for key in starts if key in views][:SHOWN]
+    return shown, {key: str(macro.tensor(tensor)) for key, tensor in views.items()}
 
 
 def render(run: Run, decision: Decision, history: History) -> str:
@@ -138,7 +138,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "tensors_more": len(drilldowns) - len(shown),
         "tensors_omitted": len(run.tensors) - len(drilldowns),
         "record_suites": records.suites(run),
-        "records": Markup(records.embedded(rows, run, history, drilldowns)),
+        "records": Markup(records.embed(rows, run, history, drilldowns)),
         "logits": tables.matrix(network, Kind.LOGITS),
         "logit_metrics": tables.metric_tables(network, Kind.LOGITS, history),
         "losses": tables.matrix(network, Kind.LOSS),

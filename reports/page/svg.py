@@ -31,12 +31,12 @@ def sparkline(series: Sequence[float | None]) -> Markup:
     None is a run without the measurement (a gap); a share above 1 or not finite is marked by a
     cross, and the tolerance itself by a dashed line where it is within the scale.
     """
-    seen = [v for v in series if v is not None]
-    finite = [v for v in seen if math.isfinite(v)]
+    present = [v for v in series if v is not None]
+    finite = [v for v in present if math.isfinite(v)]
     if len(series) < 2 or not finite:
         return _NO_HISTORY
-    worst = max(seen, key=lambda v: (v != v, v))
-    runs = count(len(seen), "run")
+    worst = max(present, key=lambda v: (v != v, v))
+    runs = count(len(present), "run")
     text = f"{runs}: {share(min(finite))} to {share(worst)}, now {share(series[-1])}"
     return _spark(series, text, crossed=lambda v: not v <= 1, decades=1.0)
 
@@ -47,11 +47,11 @@ def trend(series: Sequence[float | None], goal: float) -> Markup:
     None is a bench without the ratio (a gap); one below the goal is marked by a cross, and the goal
     by a dashed line where it is within the scale. Without a goal (NaN) that line is at 1.
     """
-    seen = [v for v in series if v is not None]
-    if len(seen) < 2:
+    present = [v for v in series if v is not None]
+    if len(present) < 2:
         return _NO_HISTORY
     now = "not run" if series[-1] is None else f"{series[-1]:.2f}"
-    text = f"{count(len(seen), 'run')}: {min(seen):.2f} to {max(seen):.2f}, now {now}"
+    text = f"{count(len(present), 'run')}: {min(present):.2f} to {max(present):.2f}, now {now}"
     if not goal > 0:
         return _spark(series, text, crossed=lambda v: False, decades=0.3)
     shares = [None if v is None else v / goal for v in series]

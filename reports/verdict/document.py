@@ -61,11 +61,11 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
     values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
     for difference in KNOWN_DIFFERENCES:
-        found = values.get(difference.id)
+        m = values.get(difference.id)
         entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
-        if found is not None and math.isfinite(found.value):
-            entry["value"] = found.value
-        entry["holds"] = found is None or found.verdict is Verdict.PASS
+        if m is not None and math.isfinite(m.value):
+            entry["value"] = m.value
+        entry["holds"] = m is None or m.verdict is Verdict.PASS
         entries.append(entry)
     return tuple(entries)
 

@@ -58,7 +58,7 @@ class Rescaled:
 
 
 @dataclass(frozen=True)
-class Held:
+class PinComparison:
     """A run held against one pinned baseline."""
 
     pin: Pin
@@ -108,29 +108,29 @@ def limit(base: float, deviation: float, same: bool) -> float:
     return max(base, math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * deviation))
 
 
-def rescaled(
+def rescaled_levels(
     now: Mapping[Group, Level], pin: Pin, before: Mapping[Group, Level]
 ) -> tuple[Rescaled, ...]:
     """Return the levels of the same work that rest on tolerances which changed.
 
     A pinned baseline that does not hold its tolerances is taken to have had those of `before`.
     """
-    found = []
+    rows = []
     for group, level in now.items():
         pinned = pin.groups.get(group)
         if pinned is None or pinned.work != level.work:
             continue
         then = pinned if pinned.tolerance else before.get(group, level)
         if then.tolerance != level.tolerance and then.floored + level.floored:
-            found.append(Rescaled(group, then.tolerance, level.tolerance))
-    return tuple(found)
+            rows.append(Rescaled(group, then.tolerance, level.tolerance))
+    return tuple(rows)
 
 
 def compare(
     now: Mapping[Group, Level], pin: Pin, same: bool, without: Collection[Group] = ()
 ) -> tuple[Drift, ...]:
     """Return how far each level of the same work is from the pinned one, the furthest first."""
-    found: list[Drift] = []
+    drifts: list[Drift] = []
     for group, level in now.items():
         pinned = pin.groups.get(group)
         if pinned is None or pinned.work != level.work or group in without:
@@ -141,8 +141,8 @@ def compare(
             ("worst", DRIFT_WORST, spread[1]),
         ):
             before, after = getattr(pinned, what), getattr(level, what)
-            found.append(Drift(group, what, before, after, limit(base, deviation, same)))
-    return tuple(sorted(found, key=lambda d: (-d.excess, d.group, d.what)))
+            drifts.append(Drift(group, what, before, after, limit(base, deviation, same)))
+    return tuple(sorted(drifts, key=lambda d: (-d.excess, d.group, d.what)))
 
 
 def _wider(a: Spread, b: Spread) -> Spread:
@@ -150,12 +150,12 @@ def _wider(a: Spread, b: Spread) -> Spread:
     return max(a[0], b[0]), max(a[1], b[1])
 
 
-def hold(
+def compare_with_pins(
     run: Run,
     now: Mapping[Group, Level],
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
-) -> tuple[Held, ...]:
+) -> tuple[PinComparison, ...]:
     """Hold a run against the pin of its own machine and the newest of another, where there are.
 
     Args:
@@ -164,21 +164,21 @@ def hold(
         pins: Candidates, the ones to be preferred first.
         before: Levels of the run's baseline, for the tolerances that a pin does not hold.
     """
-    mine = fingerprint(run.manifest.environment)
+    machine = fingerprint(run.manifest.environment)
     kind = run.manifest.environment.reference.kind
     candidates = list(pins)
-    own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]
+    own = [g for g in candidates if machine is not None and g.fingerprint == machine][:1]
     # What was compared with the same kind of reference says more; sorting keeps the order else.
-    others = [g for g in candidates if mine is None or g.fingerprint != mine]
+    others = [g for g in candidates if machine is None or g.fingerprint != machine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
-    def held(pin: Pin, same: bool) -> Held:
-        lost = rescaled(now, pin, before or {})
-        compared = compare(now, pin, same, {it.group for it in lost})
+    def comparison(pin: Pin, same: bool) -> PinComparison:
+        incomparable = rescaled_levels(now, pin, before or {})
+        compared = compare(now, pin, same, {it.group for it in incomparable})
         differs = differences(run.manifest.environment, pin.environment)
-        return Held(pin, same, differs, len(now), compared, lost)
+        return PinComparison(pin, same, differs, len(now), compared, incomparable)
 
-    return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
+    return (*(comparison(g, True) for g in own), *(comparison(g, False) for g in others[:1]))
 
 
 def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:

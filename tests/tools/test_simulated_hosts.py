@@ -40,7 +40,7 @@ def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> 
         decision = nightly(options, lambda line: None).decision
     assert decision is not None
     assert (decision.word, decision.counts.passed) == (Word.REGRESSED, decision.counts.gates)
-    held = decision.held[0]
+    held = decision.comparisons[0]
     assert not held.same
     # A true loss of about half: not a bug that any tolerance would have found.
     assert held.drifts and all(1.2 < drift.ratio < 2.5 for drift in held.drifts)

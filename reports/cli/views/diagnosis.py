@@ -53,28 +53,28 @@ def diagnose(
     return report(model, rule, fmt=fmt, batches=batches)
 
 
-def broken(found: Diagnosis) -> bool:
+def broken(diagnosis: Diagnosis) -> bool:
     """Whether something is wrong already, rather than what storage would do."""
-    return found.worst() is Severity.ERROR
+    return diagnosis.worst() is Severity.ERROR
 
 
-def as_document(found: Diagnosis) -> dict[str, Any]:
+def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as JSON has it: numbers that are not finite are None."""
     return {
-        "worst": found.worst().value,
-        "findings": [for_json(asdict(f)) for f in found.findings],
+        "worst": diagnosis.worst().value,
+        "findings": [for_json(asdict(f)) for f in diagnosis.findings],
         "remedies": [
             for_json(
-                {"kind": kind, "leaf": found.representatives[kind], "remedy": trial.remedy.name}
+                {"kind": kind, "leaf": diagnosis.representatives[kind], "remedy": trial.remedy.name}
                 | asdict(trial.survival)
                 | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
                 | {"works": trial.works}
             )
-            for kind, trials in found.trials.items()
+            for kind, trials in diagnosis.trials.items()
             for trial in trials
         ],
-        "basis": found.basis,
-        "seconds": found.seconds,
+        "basis": diagnosis.basis,
+        "seconds": diagnosis.seconds,
     }
 
 
@@ -86,6 +86,6 @@ def _batches(text: Path, vocab_size: int) -> np.ndarray:
             f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; leave --text "
             "out to measure on drawn gradients."
         )
-    if (held := text.stat().st_size) < LENGTH:
-        raise ValueError(f"{text} has {held} bytes, at least {LENGTH} are needed.")
+    if (size := text.stat().st_size) < LENGTH:
+        raise ValueError(f"{text} has {size} bytes, at least {LENGTH} are needed.")
     return Checkpoint(text.parent, text).batches()

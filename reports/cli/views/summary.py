@@ -39,10 +39,10 @@ def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
         return f"{head}\n"
     # The last line says how many more there are; its own length is bounded.
     room = limit - len(f"{head}\n{_HEAD}\n".encode()) - 64
-    kept = _fitting(lines, room)
-    more = len(lines) - kept
+    shown = _fitting(lines, room)
+    more = len(lines) - shown
     end = [f"\nand {count(more, 'more change')}"] if more else []
-    return "\n".join([head, _HEAD, *lines[:kept], *end, ""])
+    return "\n".join([head, _HEAD, *lines[:shown], *end, ""])
 
 
 def _fitting(lines: Sequence[str], room: int) -> int:

@@ -49,7 +49,7 @@ def id_of_finding(f: Finding) -> str:
     return record_id(f.probe, "", f.subject, f.metric)
 
 
-def embedded(
+def embed(
     rows: Sequence[Measurement],
     run: Run,
     history: History,
@@ -69,7 +69,7 @@ def embedded(
     ranked.sort(key=lambda item: -item[0])
     table = [row for _, row in ranked]
     series = ((i, history.series.get(row[2:6])) for i, row in enumerate(table) if row[0])
-    trends = [(i, found) for i, found in series if found][:TRENDS]
+    trends = [(i, shares) for i, shares in series if shares][:TRENDS]
     document = {
         "columns": {name: _column(name, [r[i] for r in table]) for i, name in enumerate(COLUMNS)},
         "edges": {edge: edge_name(edge) for edge in dict.fromkeys(r[3] for r in table) if edge},
@@ -90,8 +90,8 @@ def embedded(
 
 def suites(run: Run) -> list[str]:
     """Return the suites a reader can choose among."""
-    found = dict.fromkeys(suite_of(m) for m in run.measurements)
-    return [*found, *(["stability"] if run.findings else [])]
+    names = dict.fromkeys(suite_of(m) for m in run.measurements)
+    return [*names, *(["stability"] if run.findings else [])]
 
 
 def _measurement(m: Measurement) -> tuple[Any, ...]:
@@ -133,5 +133,5 @@ def _level(share: float | None) -> int | str | None:
 
 def _replays(manifest: Manifest, cases: Iterable[str]) -> dict[str, str]:
     """Return by case the command that measures it again."""
-    known = {case.name for case in manifest.cases}
-    return {label(case, 400): command(case, manifest.fault) for case in sorted(known & {*cases})}
+    names = {case.name for case in manifest.cases}
+    return {label(case, 400): command(case, manifest.fault) for case in sorted(names & {*cases})}

@@ -92,8 +92,8 @@ def _line(
 
 def _ratio_in(run: Run, like: Timing) -> float | None:
     key = (like.work, like.metric, like.identity)
-    found = (t.value for t in run.timings if (t.work, t.metric, t.identity) == key)
-    value = next(found, math.nan)
+    values = (t.value for t in run.timings if (t.work, t.metric, t.identity) == key)
+    value = next(values, math.nan)
     return value if math.isfinite(value) else None
 
 

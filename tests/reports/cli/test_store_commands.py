@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from parity.engine.measurement import Kind, Verdict
 from reports.cli import main
 from reports.registry.lookback import look_back, sparkline
-from reports.registry.lookup import held_against, judged
+from reports.registry.lookup import comparison_lines, judge_stored
 from reports.registry.pin import pin_run
 from reports.store.runs import write_run
 from reports.store.schema import StoreError
@@ -87,7 +87,7 @@ def test_list_and_gate_survive_the_same_damage(damaged: Path) -> None:
     # The newest run is a bench, which has no verdict.
     told = call("gate", "latest", "--out", damaged)
     assert (told.exit_code, "7.00 times that of run 2026-11-01" in told.output) == (1, True)
-    found = judged(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
+    found = judge_stored(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
     assert found.decision.baseline_id is not None
     assert found.decision.baseline_id.startswith("2026-11-04")
     assert len(found.history.unreadable) == 4
@@ -208,7 +208,7 @@ def test_a_slow_drift_is_found_against_the_pinned_run(
     monkeypatch.setattr(pins, "FOLDER", folder)
     drifting = nights(tmp_path / "runs", *(1e-6 * 1.01**n for n in range(29)))
     pin = pin_run(drifting[0], "the first night", folder).pin
-    words = [judged(night).decision.word for night in drifting]
+    words = [judge_stored(night).decision.word for night in drifting]
     # Each night differs from the one before; the 28th is 1.3 times the pinned one.
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
     told = call("gate", "latest", "--out", tmp_path / "runs")
@@ -235,7 +235,7 @@ def test_a_damaged_pin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pins, "FOLDER", tmp_path)
     (tmp_path / "cpu-1-live.json").write_text("{", encoding="utf-8")
     [night] = nights(tmp_path / "runs", 1e-6)
-    [said] = held_against(judged(night))
+    [said] = comparison_lines(judge_stored(night))
     assert said.startswith("cpu-1-live.json is not used") and "restore it with git" in said
 
 

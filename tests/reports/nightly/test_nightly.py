@@ -24,7 +24,7 @@ from reports.nightly import suites as suites_module
 from reports.nightly.run import Options, nightly
 from reports.nightly.shards import Shard
 from reports.nightly.suites import SuiteRun
-from reports.registry.lookup import judged
+from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word
@@ -66,7 +66,7 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert "PASS" in page
     assert "recorded" in page
     stored = read_run(folder)
-    assert judged(folder).decision.word is Word.PASS
+    assert judge_stored(folder).decision.word is Word.PASS
     assert stored.manifest.environment.reference.kind == "recorded"
     assert {m.case for m in stored.measurements} == {"length_c"}
     probes = {f.probe for f in stored.findings}
@@ -295,7 +295,7 @@ def test_a_replay_repeats_where_it_gives_the_same_bits():
     rows = [measurement(quantity=name) for name in ("same", "moved", "lost", "nan")]
     rows[3] = replace(rows[3], value=float("nan"))
     again = [rows[0], replace(rows[1], value=rows[1].value * (1 + 1e-15)), rows[3]]
-    told = {m.quantity: m.deterministic for m in suites_module.replayed(rows, again)}
+    told = {m.quantity: m.deterministic for m in suites_module.mark_repeats(rows, again)}
     assert told == {"same": True, "moved": False, "lost": False, "nan": True}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.engine.measurement import Verdict
-from reports.registry.lookup import judged
+from reports.registry.lookup import judge_stored
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import Word
 from tests.helpers import ROOT
@@ -87,13 +87,13 @@ def test_the_same_records_come_out_with_and_without_workers(sessions) -> None:
 
 def test_a_session_without_failures_passes_and_can_be_judged_again(sessions) -> None:
     folder = next((sessions["alone"][0] / "runs").iterdir())
-    found = judged(folder)
+    found = judge_stored(folder)
     assert found.decision.word is Word.PASS
     assert found.run.manifest.suites[0].executed == 4
 
 
 def test_a_failed_test_and_a_value_that_is_none_are_failures(sessions) -> None:
-    found = judged(next((sessions["workers"][0] / "runs").iterdir()))
+    found = judge_stored(next((sessions["workers"][0] / "runs").iterdir()))
     assert found.decision.word is Word.REGRESSED
     assert [m.case for m in found.run.measurements if m.verdict is not Verdict.PASS] == ["bad"]
     assert [f.subject.partition("::")[2] for f in found.run.findings] == ["test_bad"]

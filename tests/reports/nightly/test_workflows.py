@@ -17,7 +17,7 @@ from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
 from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
-from reports.nightly.shards import Shard, find_shards, merged
+from reports.nightly.shards import Shard, find_shards, merge_shards
 from reports.nightly.suites import SuiteRun
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
@@ -125,7 +125,7 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
     def refusal(*runs: Any, **options: bool) -> str:
         root = tmp_path / f"try{len(list(tmp_path.iterdir()))}"
         with pytest.raises(StoreError) as caught:
-            merged([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
+            merge_shards([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
         return str(caught.value)
 
     assert "commit" in refusal(first, altered(second, commit="0" * 40), third)
@@ -141,7 +141,7 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
     folders = [
         write_run(tmp_path / "mixed", r) for r in (first, altered(second, id="b", **other), third)
     ]
-    assert "another" in merged(folders, mixed=True).manifest.environment.device.name
+    assert "another" in merge_shards(folders, mixed=True).manifest.environment.device.name
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])

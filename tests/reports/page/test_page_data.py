@@ -16,7 +16,7 @@ from reports.page.render import DRILLED, render
 from reports.page.sections import facts
 from reports.page.sections.drilldown import BARS, drilldown
 from reports.page.sections.heat import heat_maps
-from reports.page.sections.records import COLUMNS, embedded, id_of
+from reports.page.sections.records import COLUMNS, embed, id_of
 from reports.page.sections.tables import frame
 from reports.page.sections.trends import trends
 from reports.store.runs import StoreError, read_run, write_run
@@ -29,7 +29,7 @@ from tests.reports.nights import described, earlier, failing, finding, manifest,
 
 def unpacked(night, history=None, drilldowns=None):
     rows = night.measurements
-    text = embedded(rows, night, history or History(), drilldowns or {})
+    text = embed(rows, night, history or History(), drilldowns or {})
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
