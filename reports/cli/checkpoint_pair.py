@@ -107,7 +107,9 @@ def compare(options: Options, report: Report) -> Result:
     for subject, words in result.how.items():
         report(f"{subject}: {words}")
     ours = _other_side(options, theirs, by_layer)
-    result.weights = [*theirs.untied(), *_pair_problems(theirs, ours)]
+    different = config_differences(theirs.config, ours.config)
+    different = different or [*ours.problems(theirs.config), *ours.untied()]
+    result.weights = [*theirs.untied(), *different]
     if not result.weights and by_layer:
         result.layers = Walk(theirs, ours, ids, live=live, report=report).run()
         result.weights, result.measurements = result.layers.weights, result.layers.measurements
@@ -173,11 +175,9 @@ def _other_side(options: Options, theirs: Stored, by_layer: bool) -> Stored:
         config = theirs.config if file is None or not file.is_file() else None
         return open_checkpoint("jax", options.jax, config)
     # Layer by layer, conversion is what `parity.checkpoint_pair.one_layer` does to each layer.
-    return Stored("jax", *_parts(theirs)) if by_layer else converted(theirs)
-
-
-def _parts(stored: Stored):
-    return stored.path, stored.config, stored.tensors, stored.lazy
+    if by_layer:
+        return Stored("jax", theirs.path, theirs.config, theirs.tensors, theirs.lazy)
+    return converted(theirs)
 
 
 def _refuse_misfit(theirs: Stored) -> None:
@@ -189,11 +189,6 @@ def _refuse_misfit(theirs: Stored) -> None:
             f"  {listing}\nCheck that config and checkpoint belong together (layers, widths, "
             "swiglu, norm_affine, output_size)."
         )
-
-
-def _pair_problems(theirs: Stored, ours: Stored) -> list[WeightRow]:
-    different = config_differences(theirs.config, ours.config)
-    return different or [*ours.problems(theirs.config), *ours.untied()]
 
 
 def _decide(result: Result, missing: str | None) -> None:

@@ -150,15 +150,12 @@ def _pinned() -> list[Line]:
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:
-        differs = "; ".join(_machine(here, pin)) or "nothing: it is this machine"
+        # Which reference a night compares with is decided when it runs.
+        there = replace(pin.environment, reference=here.reference)
+        differs = "; ".join(hosts.differences(here, there)) or "nothing: it is this machine"
         lines.append(Line("pinned run", f"{pin.run}: {pin.reason} What differs here: {differs}"))
     lines += [Line("pinned run", "not used", why) for why in pinned.unusable]
     return lines or [Line("pinned run", "none: `pin` pins one")]
-
-
-def _machine(here: Environment, pin: pins.Pin) -> tuple[str, ...]:
-    # Which reference a night compares with is decided when it runs.
-    return hosts.differences(here, replace(pin.environment, reference=here.reference))
 
 
 @cache

@@ -9,10 +9,12 @@ import click
 
 from reports.cli.console import (
     append,
+    count_option,
     examples,
     json_option,
     progress,
     quiet_option,
+    reference_option,
     runs_option,
     say,
     summary_option,
@@ -39,13 +41,7 @@ from reports.cli.console import (
     multiple=True,
     help="Run only this case (repeatable), and probe only a --checkpoint.",
 )
-@click.option(
-    "--reference",
-    type=click.Choice(["auto", "live", "recorded"]),
-    default="auto",
-    show_default=True,
-    help="Compare with megalodon-hf itself or with its recordings.",
-)
+@reference_option("Compare with megalodon-hf itself or with its recordings.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -133,13 +129,7 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
 
 @click.command(epilog=examples("bench", "bench --repeats 9 --no-memory"))
 @runs_option
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Timed rounds; medians are reported.",
-)
+@count_option("--repeats", 3, "Timed rounds; medians are reported.")
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
 @quiet_option
 def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:

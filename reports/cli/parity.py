@@ -9,7 +9,16 @@ from pathlib import Path
 
 import click
 
-from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+from reports.cli.console import (
+    OK,
+    REGRESSED,
+    choice_option,
+    count_option,
+    examples,
+    progress,
+    quiet_option,
+    unchecked,
+)
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -124,20 +133,12 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     type=click.IntRange(min=1),
     help="Instead, run this many random cases without a fault: nothing may be reported.",
 )
-@click.option(
+@choice_option(
     "--dtype",
-    type=click.Choice(["float64", "float32"]),
-    default="float64",
-    show_default=True,
-    help="What healthy cases run in; float32 also measures their noise floors.",
+    ("float64", "float32"),
+    "What healthy cases run in; float32 also measures their noise floors.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Processes that share the faults.",
-)
+@count_option("--workers", 2, "Processes that share the faults.")
 @quiet_option
 @click.pass_context
 def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, quiet) -> None:

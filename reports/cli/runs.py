@@ -10,6 +10,7 @@ import click
 
 from megalodon_jax.files import written_aside
 from reports.cli.console import (
+    FILE,
     RUN,
     append,
     examples,
@@ -106,7 +107,7 @@ def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: boo
 @click.argument("run", shell_complete=known_runs)
 @click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=Path("report.html"),
     show_default=True,
     help="Where to write it; the stored run stays as it is.",

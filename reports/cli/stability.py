@@ -8,7 +8,16 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+from reports.cli.console import (
+    FILE,
+    OK,
+    REGRESSED,
+    choice_option,
+    examples,
+    progress,
+    quiet_option,
+    unchecked,
+)
 from reports.cli.subjects import SUBJECTS, examine_subject
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
@@ -29,13 +38,7 @@ from reports.cli.subjects import SUBJECTS, examine_subject
     "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
 )
 @click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
-@click.option(
-    "--optimiser",
-    type=click.Choice(["adamw", "sgd", "lion", "muon"]),
-    default="adamw",
-    show_default=True,
-    help="What trains it.",
-)
+@choice_option("--optimiser", ("adamw", "sgd", "lion", "muon"), "What trains it.")
 @click.option("--lr", type=float, help="Its learning rate.  [default: the optimiser's own]")
 @click.option(
     "--format",
@@ -46,7 +49,7 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 )
 @click.option(
     "--text",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
 )
 @click.option(
@@ -109,7 +112,7 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and batches.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Where the result goes.  [default: the committed one that pages show]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from reports.cli.console import RUN, examples, json_option, known_runs, runs_option, show
+from reports.cli.console import (
+    RUN,
+    choice_option,
+    count_option,
+    examples,
+    json_option,
+    known_runs,
+    runs_option,
+    show,
+)
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -31,20 +40,8 @@ from reports.cli.console import RUN, examples, json_option, known_runs, runs_opt
     show_default=True,
     help="Folder that holds the runs, or a pattern of run folders that DuckDB can read.",
 )
-@click.option(
-    "--kind",
-    type=click.Choice(["nightly", "pytest"]),
-    default="nightly",
-    show_default=True,
-    help="Which runs.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=40,
-    show_default=True,
-    help="Rows at most; --json prints all.",
-)
+@choice_option("--kind", ("nightly", "pytest"), "Which runs.")
+@count_option("--limit", 40, "Rows at most; --json prints all.")
 @json_option
 def history(case, quantity, place, kind, limit, as_json) -> None:
     """Say what became of gates over all stored runs.
@@ -128,13 +125,7 @@ def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
 
 
 @click.command(epilog=examples("prune", "prune --keep 365", "prune --keep 90 --delete"))
-@click.option(
-    "--keep",
-    type=click.IntRange(min=1),
-    default=90,
-    show_default=True,
-    help="Newest runs to keep of each kind on each class of device.",
-)
+@count_option("--keep", 90, "Newest runs to keep of each kind on each class of device.")
 @click.option(
     "--delete", "really", is_flag=True, help="Delete; without it, only say what would go."
 )
@@ -152,9 +143,11 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     for folder in plan.goes if really else ():
         retention.delete(folder)
     if as_json:
-        named = {name: [str(folder) for folder in getattr(plan, name)] for name in ("goes",)}
+        goes = [str(folder) for folder in plan.goes]
         spared = {str(folder): why for folder, why in (*plan.spared, *plan.unreadable)}
-        click.echo(json.dumps({"deleted": really, "kept": plan.newest, **named, "spared": spared}))
+        click.echo(
+            json.dumps({"deleted": really, "kept": plan.newest, "goes": goes, "spared": spared})
+        )
         return
     verb = "deleted" if really else "would delete"
     click.echo("\n".join(f"{verb} {folder.name}" for folder in plan.goes) or "nothing to delete")

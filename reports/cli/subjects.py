@@ -8,7 +8,15 @@ from pathlib import Path
 
 import click
 
-from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+from reports.cli.console import (
+    OK,
+    REGRESSED,
+    examples,
+    progress,
+    quiet_option,
+    reference_option,
+    unchecked,
+)
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -45,13 +53,7 @@ def subject() -> None:
 
 
 @subject.command(epilog=examples("subject parity", "subject parity --reference live"))
-@click.option(
-    "--reference",
-    type=click.Choice(["auto", "live", "recorded"]),
-    default="auto",
-    show_default=True,
-    help="Compare with Transformers' DeepSeek-V3 itself or with its recordings.",
-)
+@reference_option("Compare with Transformers' DeepSeek-V3 itself or with its recordings.")
 @quiet_option
 @click.pass_context
 def parity(ctx: click.Context, reference: str, quiet: bool) -> None:

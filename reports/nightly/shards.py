@@ -5,7 +5,7 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,7 +176,10 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
         kind=RunKind.NIGHTLY,
         id=oldest.id.partition("-shard-")[0],
         environment=_environment(runs),
-        durations=_summed(manifest.durations for manifest in manifests),
+        durations={
+            name: round(sum(m.durations.get(name, 0.0) for m in manifests), 3)
+            for name in dict.fromkeys(name for m in manifests for name in m.durations)
+        },
         suites=_suites(manifests, oldest.plan, missing),
         cases=tuple(cases[name] for name in oldest.plan if name in cases),
         stability=next((m.stability for m in manifests if m.stability), {}),
@@ -185,14 +188,6 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
         shard=None,
         plan=(),
     )
-
-
-def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.items():
-            total[name] = round(total.get(name, 0.0) + seconds, 3)
-    return total
 
 
 def _suites(

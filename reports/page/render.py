@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +63,13 @@ def _environment() -> Environment:
         heat_map=svg.heat_map,
         histogram=svg.histogram,
         loss_curve=svg.loss_curve,
-        drill_chart=lambda lines, text: svg.chart(lines, "optimiser step", text),
-        batch_chart=lambda lines, text: svg.chart(lines, "batch", text),
-        memory_chart=_memory_chart,
-        change_chart=lambda lines, text: svg.chart(lines, _BY_SHARE, text),
-        night_chart=_night_chart,
+        drill_chart=partial(svg.chart, x_label="optimiser step"),
+        batch_chart=partial(svg.chart, x_label="batch"),
+        memory_chart=partial(svg.chart, x_label=_BY_SHARE, tick_label=lambda y: f"{2.0**y:,.3g}"),
+        change_chart=partial(svg.chart, x_label=_BY_SHARE),
+        night_chart=partial(svg.chart, x_label="nights before this one", tick_label=_share_tick),
     )
     return environment
-
-
-def _memory_chart(lines: Sequence[svg.Line], text: str) -> Markup:
-    return svg.chart(lines, _BY_SHARE, text, lambda y: f"{2.0**y:,.3g}")
-
-
-def _night_chart(lines: Sequence[svg.Line], text: str) -> Markup:
-    return svg.chart(lines, "nights before this one", text, _share_tick)
 
 
 def _share_tick(level: float) -> str:

@@ -98,13 +98,6 @@ def _spark(
     )
 
 
-def _bin(cell: HeatCell) -> str:
-    if cell.state != "pass" or cell.log10 is None:
-        return cell.state
-    edges = (-4, -3, -2, -1, -0.3)
-    return f"h{sum(cell.log10 > e for e in edges)}"
-
-
 def _cell_text(cell: HeatCell) -> str:
     if cell.state == "blocked":
         return "n/c"
@@ -118,8 +111,9 @@ def _cell_text(cell: HeatCell) -> str:
 
 
 def _draw_cell(cell: HeatCell, x: float, y: float, width: float, height: float) -> str:
-    kind = _bin(cell)
-    first = ""
+    kind, first = cell.state, ""
+    if cell.state == "pass" and cell.log10 is not None:
+        kind = f"h{sum(cell.log10 > edge for edge in (-4, -3, -2, -1, -0.3))}"
     if cell.first:
         first = (
             f'<rect class="first" x="{x + 1:.0f}" y="{y + 1:.0f}" '
@@ -233,16 +227,16 @@ def _apart(ends: Sequence[tuple[float, Line]]) -> list[tuple[float, Line]]:
 
 def chart(
     lines: Sequence[Line],
-    x_label: str,
     text: str,
+    x_label: str,
     tick_label: Callable[[float], str] = "{:g}".format,
 ) -> Markup:
     """Draw curves with their names at their ends; points that are not finite leave gaps.
 
     Args:
         lines: at most 15, which is how many names find room.
-        x_label: what the horizontal axis shows.
         text: the drawing in words.
+        x_label: what the horizontal axis shows.
         tick_label: how a height is written, for heights that are logarithms.
     """
     good = [
@@ -284,10 +278,11 @@ def histogram(bins: Sequence[Bin], name: str) -> Markup:
         height = max(height, 1.5) if b.count else 0.0
         middle, top = f"{x + (wide - 6) / 2:.0f}", base - height
         kind = "bin odd" if b.odd else "bin"
+        short = str(b.count or "") if b.count < 10_000 else f"{b.count / 1000:,.0f}k"
         parts.append(
             f'<rect class="{kind}" x="{x}" y="{top:.1f}" width="{wide - 6}" '
             f'height="{height:.1f}"/>'
-            f'<text x="{middle}" y="{top - 5:.1f}">{_short(b.count)}</text>'
+            f'<text x="{middle}" y="{top - 5:.1f}">{short}</text>'
             f'<text class="axis" x="{middle}" y="{base + 15:.0f}">{escape(b.name)}</text>'
         )
     filled = "; ".join(f"{b.name}: {b.count:,}" for b in bins if b.count)
@@ -299,16 +294,10 @@ def histogram(bins: Sequence[Bin], name: str) -> Markup:
     )
 
 
-def _short(number_of: int) -> str:
-    if not number_of:
-        return ""
-    return str(number_of) if number_of < 10_000 else f"{number_of / 1000:,.0f}k"
-
-
 def loss_curve(train: Points, validation: Points) -> Markup:
     """Draw loss in nats per token over optimiser steps."""
     steps = [x for x, y in (*train, *validation) if math.isfinite(x) and math.isfinite(y)] or [0.0]
     last = f"{train[-1][1]:.3f} at the end" if train else "not recorded"
     text = f"Training loss in nats per token over steps {min(steps):g} to {max(steps):g}: {last}"
     lines = Line("train", "train", train), Line("validation", "validation", validation)
-    return chart(lines, "optimiser step", text)
+    return chart(lines, text, "optimiser step")

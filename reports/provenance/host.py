@@ -22,18 +22,18 @@ UNKNOWN = "unknown"
 FIELDS = ("vendor", "family", "model", "stepping", "instructions")
 """What tells processors apart."""
 FLAGS = (
-    *("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
-    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE"),
-    *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEFAULT_MATMUL_PRECISION"),
-)
+    "XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEFAULT_MATMUL_PRECISION",
+)  # fmt: skip
 """Environment variables that choose kernels, and so the order in which sums are taken."""
 _CPUINFO = Path("/proc/cpuinfo")
 # Arithmetic and vector instructions only: kernels add and drop flags about mitigations.
 _ARITHMETIC = (
-    *("sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni"),
-    *("fp", "asimd", "neon", "sve", "sme", "bf16", "i8mm"),
-)
+    "sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni", "fp",
+    "asimd", "neon", "sve", "sme", "bf16", "i8mm",
+)  # fmt: skip
 _X86 = {"vendor": "vendor_id", "family": "cpu family", "model": "model", "stepping": "stepping"}
 _ARM = {
     "vendor": "CPU implementer",

@@ -27,6 +27,7 @@ _NO_VERDICT = {
     RunKind.BENCH: "its numbers are on the next nightly's page",
     RunKind.SHARD: "`merge` it with the others first",
 }
+_CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes that are listed in the terminal."""
 
@@ -214,17 +215,7 @@ def as_document(decision: Decision) -> dict[str, Any]:
         "against": list(decision.against),
         "environment": list(decision.environment),
         "changes": [
-            {
-                "what": change.what.value,
-                "case": change.case,
-                "edge": change.edge,
-                "quantity": change.quantity,
-                "metric": change.metric,
-                "before": for_json(change.before),
-                "now": for_json(change.now),
-                "tolerance": for_json(change.tolerance),
-                "note": change.note,
-            }
+            {name: for_json(getattr(change, name)) for name in _CHANGE}
             for change in decision.changes
         ],
     }

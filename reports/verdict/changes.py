@@ -17,6 +17,7 @@ from reports.store.runs import Run
 from reports.text import contrast, count, edge_rank, label
 from reports.verdict.drift import Drift, PinComparison, Rescaled
 from reports.verdict.history import Past
+from reports.verdict.levels import Group
 from reports.verdict.noise import step
 from stability.core.findings import Finding, Severity
 
@@ -134,42 +135,30 @@ def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
     """Return the change that the level of a group cannot be compared with a pinned
     one, because it rests on tolerances that are others now.
     """
-    case, edge, kind, metric = rescaled.group
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
-    return Change(
-        What.NOT_COMPARABLE,
-        case,
-        edge,
-        f"all {kind} gates",
-        metric,
-        None,
-        None,
-        math.nan,
-        note=note,
-        kind=kind,
-    )
+    return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
 
 
 def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
     """Return the change that a group of gates of `run` is which left its pinned level."""
-    case, edge, kind, metric = drift.group
     note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {pin_name(comparison)}"
     if not comparison.same:
         here = machine_name(run.manifest.environment)
         note += f"; here {here}; rounding between them explains {drift.limit:.2f}"
     grew = drift.ratio > 1
-    return Change(
-        What.DRIFTED if grew else What.BETTER,
-        case,
-        edge,
-        f"all {kind} gates",
-        metric,
-        drift.before,
-        drift.now,
-        drift.before * drift.limit if grew else math.nan,
-        note=note,
-        kind=kind,
+    return replace(
+        _group_change(What.DRIFTED if grew else What.BETTER, drift.group, note),
+        before=drift.before,
+        now=drift.now,
+        tolerance=drift.before * drift.limit if grew else math.nan,
         excess=drift.excess,
+    )
+
+
+def _group_change(what: What, group: Group, note: str) -> Change:
+    case, edge, kind, metric = group
+    return Change(
+        what, case, edge, f"all {kind} gates", metric, None, None, math.nan, note=note, kind=kind
     )
 
 

@@ -8,7 +8,7 @@ draws of rounding can be. See docs/verdicts.md "Another machine".
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from parity.engine.measurement import Key
@@ -16,7 +16,7 @@ from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import differences, fingerprint
 from reports.store.runs import Run
 from reports.verdict.history import Past
-from reports.verdict.levels import Group, Level, Spread, levels
+from reports.verdict.levels import Group, Level, levels
 from reports.verdict.pins import Pin
 
 
@@ -108,46 +108,33 @@ def limit(base: float, deviation: float, same: bool) -> float:
     return max(base, math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * deviation))
 
 
-def rescaled_levels(
-    now: Mapping[Group, Level], pin: Pin, before: Mapping[Group, Level]
-) -> tuple[Rescaled, ...]:
-    """Return the levels of the same work that rest on tolerances which changed.
+def compare(
+    now: Mapping[Group, Level], pin: Pin, same: bool, before: Mapping[Group, Level]
+) -> tuple[tuple[Drift, ...], tuple[Rescaled, ...]]:
+    """Return how far each level of the same work is from the pinned one, the furthest first, and
+    the levels that rest on tolerances which changed.
 
     A pinned baseline that does not hold its tolerances is taken to have had those of `before`.
     """
-    rows = []
+    drifts: list[Drift] = []
+    rescaled: list[Rescaled] = []
     for group, level in now.items():
         pinned = pin.groups.get(group)
         if pinned is None or pinned.work != level.work:
             continue
         then = pinned if pinned.tolerance else before.get(group, level)
         if then.tolerance != level.tolerance and then.floored + level.floored:
-            rows.append(Rescaled(group, then.tolerance, level.tolerance))
-    return tuple(rows)
-
-
-def compare(
-    now: Mapping[Group, Level], pin: Pin, same: bool, without: Collection[Group] = ()
-) -> tuple[Drift, ...]:
-    """Return how far each level of the same work is from the pinned one, the furthest first."""
-    drifts: list[Drift] = []
-    for group, level in now.items():
-        pinned = pin.groups.get(group)
-        if pinned is None or pinned.work != level.work or group in without:
+            rescaled.append(Rescaled(group, then.tolerance, level.tolerance))
             continue
-        spread = _wider(pinned.spread, level.spread)
+        # What was pinned before a case was calibrated holds no spread, and so may a run.
+        typical, worst = map(max, zip(pinned.spread, level.spread, strict=True))
         for what, base, deviation in (
-            ("typical", DRIFT_TYPICAL, spread[0]),
-            ("worst", DRIFT_WORST, spread[1]),
+            ("typical", DRIFT_TYPICAL, typical),
+            ("worst", DRIFT_WORST, worst),
         ):
-            before, after = getattr(pinned, what), getattr(level, what)
-            drifts.append(Drift(group, what, before, after, limit(base, deviation, same)))
-    return tuple(sorted(drifts, key=lambda d: (-d.excess, d.group, d.what)))
-
-
-def _wider(a: Spread, b: Spread) -> Spread:
-    # What was pinned before a case was calibrated holds no spread, and so may a run.
-    return max(a[0], b[0]), max(a[1], b[1])
+            ratio = limit(base, deviation, same)
+            drifts.append(Drift(group, what, getattr(pinned, what), getattr(level, what), ratio))
+    return tuple(sorted(drifts, key=lambda d: (-d.excess, d.group, d.what))), tuple(rescaled)
 
 
 def compare_with_pins(
@@ -173,10 +160,9 @@ def compare_with_pins(
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
     def comparison(pin: Pin, same: bool) -> PinComparison:
-        incomparable = rescaled_levels(now, pin, before or {})
-        compared = compare(now, pin, same, {it.group for it in incomparable})
+        compared, rescaled = compare(now, pin, same, before or {})
         differs = differences(run.manifest.environment, pin.environment)
-        return PinComparison(pin, same, differs, len(now), compared, incomparable)
+        return PinComparison(pin, same, differs, len(now), compared, rescaled)
 
     return (*(comparison(g, True) for g in own), *(comparison(g, False) for g in others[:1]))
 

@@ -85,22 +85,20 @@ def levels(
         spreads: By the group's `name_of`, as a run's manifest holds them.
         settle: How recent values become one.
     """
-    by_group = {}
-    for group, gates in group_gates(rows).items():
-        typical, worst = (spreads or {}).get(name_of(group), STILL)
-        by_group[group] = _level(gates, past, (typical, worst), settle)
-    return by_group
 
-
-def _level(
-    gates: list[Measurement], past: Mapping[Key, Past], spread: Spread, settle: Settle
-) -> Level:
     def recent(m: Measurement) -> float:
         earlier = past.get(m.key, Past()).values
         return settle((*earlier[1 - RECENT :], m.value))
 
+    by_group = {}
+    for group, gates in group_gates(rows).items():
+        typical, worst = (spreads or {}).get(name_of(group), STILL)
+        by_group[group] = _level(gates, [recent(m) for m in gates], (typical, worst))
+    return by_group
+
+
+def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -> Level:
     floors = [DRIFT_SHARE * m.tolerance for m in gates]
-    raw = [recent(m) for m in gates]
     values = [max(pair) for pair in zip(raw, floors, strict=True)]
     identities = repr(sorted(m.identity for m in gates)).encode()
     return Level(

@@ -53,7 +53,8 @@ def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
 
 def markdown(table: DetectionTable) -> str:
     """Return the document of a table in which each edge was asked about each fault."""
-    by_edge = {edge: _of(table, i) for i, edge in enumerate(EDGES)}
+    # `detection.run` gives each fault's rows in the order of `EDGES`.
+    by_edge = {edge: table.detections[i :: len(EDGES)] for i, edge in enumerate(EDGES)}
     parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]
     families: dict[str, list[tuple[Detection, ...]]] = {}
     for row in zip(*by_edge.values(), strict=True):
@@ -75,11 +76,6 @@ The first column is the largest share of a tolerance that the witnesses use with
 second the weakest fault found there, in tolerances. The room on both sides is the choice."""
 _SIGNAL = """The signal is error over tolerance where the fault was reported. ∞: the strict loader
 refuses the weights, a dtype differs, or there is no number. A dash: that edge does not see it."""
-
-
-def _of(table: DetectionTable, index: int) -> list[Detection]:
-    """Return the rows of one edge; `detection.run` gives each fault's in the order of `EDGES`."""
-    return table.detections[index :: len(EDGES)]
 
 
 def _counts(by_edge: dict[MegalodonEdge, list[Detection]]) -> str:
@@ -109,13 +105,11 @@ def _two_sided(table: DetectionTable, by_edge: dict[MegalodonEdge, list[Detectio
             if k.localised and kind_of(k.found) == kind and math.isfinite(k.signal)
         ]
         weakest = min(candidates, key=lambda k: k.signal, default=None)
-        cells = ("–", "none of the catalogue") if weakest is None else _weakest(weakest)
+        cells = "–", "none of the catalogue"
+        if weakest is not None:
+            cells = _signal(weakest), f"`{weakest.fault.name}`"
         rows.append(f"| {edge_name(edge)} | {kind} | {share:.1g} | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _weakest(row: Detection) -> tuple[str, str]:
-    return _signal(row), f"`{row.fault.name}`"
 
 
 def _faults(rows: Sequence[tuple[Detection, ...]]) -> str:

@@ -26,7 +26,8 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
     or a gradient wrong although every stage is right; is any stage less accurate in float32 than
     calibrated. The first yes is explained.
     """
-    replay = _replay("explain", case, fault)
+    planted = f" --fault {shlex.quote(fault)}" if fault else ""
+    replay = f"replay: megalodon-numerics parity explain {shlex.quote(case.name)}{planted}"
     if case.cuts or case.steps:
         what, hint = (
             ("trajectory", _optimiser) if case.steps else ("stream", _streams_have_no_intermediates)
@@ -130,11 +131,12 @@ def _backward(divergence: Measurement) -> str:
 
 def _forward(report: Account, culprit: Stage) -> str:
     name, where = report.case.name, f"jax{report.dtype.removeprefix('float')}:oracle"
+    at = report.stages.index(culprit)
     alone = "wrong on its own, fed the oracle's inputs"
     lines = [
         f"{name}: first divergence at {culprit.name}, {where}: {alone}: relative L2 "
         f"{number(culprit.forced)}, tolerance {number(culprit.tolerance)}",
-        _table(_nearby(report.stages, culprit)),
+        _table(report.stages[max(0, at - AROUND) : at + AROUND + 1]),
     ]
     if report.worst is not None:
         worst = report.worst
@@ -152,11 +154,6 @@ def _forward(report: Account, culprit: Stage) -> str:
     if acting := parameters_of(culprit.name):
         lines.append(f"parameters that act there: {', '.join(acting)}")
     return "\n".join(lines)
-
-
-def _nearby(stages: Sequence[Stage], culprit: Stage) -> Sequence[Stage]:
-    at = stages.index(culprit)
-    return stages[max(0, at - AROUND) : at + AROUND + 1]
 
 
 def _table(stages: Sequence[Stage]) -> str:
@@ -177,8 +174,3 @@ def _table(stages: Sequence[Stage]) -> str:
         ).rstrip()
         for row in (header, *rows)
     )
-
-
-def _replay(command: str, case: Case, fault: str | None) -> str:
-    planted = f" --fault {shlex.quote(fault)}" if fault else ""
-    return f"replay: megalodon-numerics parity {command} {shlex.quote(case.name)}{planted}"

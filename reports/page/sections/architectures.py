@@ -45,6 +45,9 @@ def architectures(run: Run) -> dict[str, Any] | None:
     second = [m for m in run.measurements if suite_of(m) == SUBJECT]
     if not content and not second:
         return None
+    groups: dict[str, list[Measurement]] = {}
+    for m in second:
+        groups.setdefault(m.case, []).append(m)
     first = [m for m in run.measurements if m.edge not in tuple(PortEdge)]
     flagged = sum(f.severity in (Severity.WARNING, Severity.ERROR) for f in run.findings)
     megalodon = f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors"
@@ -54,7 +57,7 @@ def architectures(run: Run) -> dict[str, Any] | None:
             for words, ours, port in _EDGES
         ],
         "gates": (_gates(first), _gates(second)),
-        "cases": _cases(second),
+        "cases": [_case(case, group) for case, group in groups.items()],
         "refusals": [label(f.message, 200) for f in run.findings if f.metric == LIVE_BUG],
         "probes": (megalodon, _findings(content["defects"]) if content else "not in this run"),
         **_documents(content),
@@ -100,15 +103,8 @@ def _gates(rows: Iterable[Measurement]) -> str:
     return f"{sum(m.verdict is Verdict.PASS for m in judged):,} of {len(judged):,}"
 
 
-def _cases(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
-    groups: dict[str, list[Measurement]] = {}
-    for m in rows:
-        groups.setdefault(m.case, []).append(m)
-    why = {case.title: case.why for case in CASES}
-    return [_case(name, why.get(name, ""), group) for name, group in groups.items()]
-
-
-def _case(name: str, why: str, rows: Sequence[Measurement]) -> dict[str, Any]:
+def _case(name: str, rows: Sequence[Measurement]) -> dict[str, Any]:
+    why = next((case.why for case in CASES if case.title == name), "")
     judged = [m for m in rows if m.verdict is not Verdict.INFO]
     passed = sum(m.verdict is Verdict.PASS for m in judged)
     between = [m for m in rows if (m.edge, m.metric) == (PortEdge.PORT32_ORIGINAL32, "rel_l2")]

@@ -113,7 +113,8 @@ def drill(run: Run) -> dict[str, Any] | None:
     if not content.get("variants"):
         return None
     variants = content["variants"][:STYLES]
-    plan, control = content.get("plan") or {}, _control(content)
+    plan = content.get("plan") or {}
+    control = next((v for v in content["variants"] if v["kind"] == "control"), None)
     return {
         "setting": f"{plan.get('steps', '–')} steps of AdamW at lr {plan.get('lr', '–')}",
         "conclusion": [label(str(line), 600) for line in content.get("conclusion") or ()],
@@ -145,10 +146,6 @@ def _variant_row(v: Mapping[str, Any], control: Mapping[str, Any] | None) -> dic
         "fidelity": _fixed(v["whole"]["fidelity"]),
         "bytes": f"{v['bytes']:.0f}",
     }
-
-
-def _control(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((v for v in content["variants"] if v["kind"] == "control"), None)
 
 
 def _lines(variants: Sequence[Mapping[str, Any]], key: str) -> list[Line]:

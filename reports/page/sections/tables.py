@@ -318,9 +318,8 @@ def _id(c: Change) -> str:
     """Return the id of the row a change is about; nothing for a row this run does not have."""
     if c.what is What.GONE or c.kind:
         return ""
-    return record_id(
-        c.case.removeprefix("probe ") if not c.edge else c.case, *(c.edge, c.quantity, c.metric)
-    )
+    case = c.case if c.edge else c.case.removeprefix("probe ")
+    return record_id(case, c.edge, c.quantity, c.metric)
 
 
 def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, object]]:
