@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from parity.engine.measurement import Kind
 from reports.page import svg
+from reports.page.glossary import Hover, explain, glossary
 from reports.page.sections import (
     architectures,
     documents,
@@ -46,6 +47,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
+        extensions=[Hover],
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -55,9 +57,11 @@ def _environment() -> Environment:
         edge=edge_name,
         metric=metric_name,
         breakable=_breakable,
+        explain=explain,
         record=records.id_of,
     )
     environment.globals.update(
+        glossary=glossary(),
         sparkline=svg.sparkline,
         trend=svg.trend,
         heat_map=svg.heat_map,
