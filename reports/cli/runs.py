@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from megalodon_jax.files import written_aside
 from reports.cli.console import (
     FILE,
     RUN,
@@ -115,6 +114,7 @@ def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: boo
 @runs_option
 def report(run: str, page: Path, out: Path) -> None:
     """Draw the page of a stored run again, by this version."""
+    from megalodon_jax.files import written_aside
     from reports.registry.lookup import find_run, page_of
 
     text = page_of(find_run(out, run))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,3 +141,11 @@ def test_a_summary_is_worst_first_and_short_enough() -> None:
     assert len(rows) - 1 + left == 2_001
     short = markdown(night, decide(night, None), limit=2000)
     assert len(short.encode()) <= 2000
+
+
+def test_help_is_instant_because_nothing_heavy_is_imported_for_it() -> None:
+    code = (
+        "import sys, reports.cli; print(*{'jax', 'numpy', 'pyarrow', 'rich'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
