@@ -80,8 +80,8 @@ def night(lost: str = "") -> dict[str, Any]:
 
 
 def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> None:
-    told = night()
-    assert {name: result.exit_code for name, result in told.items()} == dict.fromkeys(
+    words = night()
+    assert {name: result.exit_code for name, result in words.items()} == dict.fromkeys(
         ("merge", "gate", "report", "prune"), 0
     )
     [stored], unreadable = list_runs(tmp_path / "runs")
@@ -98,16 +98,16 @@ def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> N
 
 def test_a_broken_tolerance_is_the_exit_code_of_the_gate(tiny, tmp_path: Path) -> None:
     tiny["stream_tokens"] = failing(case="stream_tokens")
-    told = night()
-    assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 1)
-    assert told["report"].exit_code == 0
+    words = night()
+    assert (words["merge"].exit_code, words["gate"].exit_code) == (0, 1)
+    assert words["report"].exit_code == 0
     assert "logits" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
 def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
-    told = night(lost="3/3")
-    assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 3)
-    assert "shard 3/3 is missing" in told["gate"].output
+    words = night(lost="3/3")
+    assert (words["merge"].exit_code, words["gate"].exit_code) == (0, 3)
+    assert "shard 3/3 is missing" in words["gate"].output
     [merged_run] = (tmp_path / "runs").iterdir()
     suites = {s.name: s.status for s in read_run(merged_run).manifest.suites}
     assert "failed" in suites.values()
