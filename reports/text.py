@@ -157,8 +157,8 @@ def edge_question(edge: str) -> str:
 
 def edge_rank(edge: str) -> tuple[int, str]:
     """Order edges: mathematics first, then accuracy, then portability."""
-    known = list(_QUESTIONS)
-    return (known.index(edge) if edge in known else len(known), edge)
+    edges = list(_QUESTIONS)
+    return (edges.index(edge) if edge in edges else len(edges), edge)
 
 
 def metric_name(metric: str) -> str:

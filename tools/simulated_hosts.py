@@ -62,9 +62,9 @@ class Host:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process on it."""
-        kept = {n: v for n, v in os.environ.items() if n not in {*_LIMITS, *_TESTING}}
+        rest = {n: v for n, v in os.environ.items() if n not in {*_LIMITS, *_TESTING}}
         cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
-        return {**cache, **kept, **self.limits, "PYTHONPATH": str(ROOT)}
+        return {**cache, **rest, **self.limits, "PYTHONPATH": str(ROOT)}
 
 
 def _limits(xla: str, aten: str, onednn: str, mkl: str, openblas: str) -> dict[str, str]:
@@ -211,7 +211,7 @@ class Row:
 
 def row_of(out: Path, host: Host) -> Row | None:
     """Return the row of a host, None where it was not measured."""
-    from reports.registry.lookup import judged
+    from reports.registry.lookup import judge_stored
 
     runs: dict[str, Path] = {}
     for what in ("live", "recorded", "control"):
@@ -219,34 +219,34 @@ def row_of(out: Path, host: Host) -> Row | None:
         if not stored:
             return None
         runs[what] = stored[0].parent
-    found = {what: judged(folder) for what, folder in runs.items()}
-    held = {what: found[what].decision.held[0] for what in found}
-    typical = [d for d in held["live"].compared if d.what == "typical"]
+    result = {what: judge_stored(folder) for what, folder in runs.items()}
+    comparison = {what: result[what].decision.comparisons[0] for what in result}
+    typical = [d for d in comparison["live"].compared if d.what == "typical"]
     second = [d.ratio for d in typical if d.group[0].startswith("mla-moe")]
     first = [d.ratio for d in typical if not d.group[0].startswith("mla-moe")]
     shares = [
         m.fraction
         for what in ("live", "recorded")
-        for m in found[what].run.measurements
+        for m in result[what].run.measurements
         if math.isfinite(m.fraction)
     ]
     log = folder_of(out, host, "tests") / "log"
     tests = log.read_text(encoding="utf-8").strip().splitlines()[-1] if log.is_file() else "not run"
-    largest = held["control"].largest
+    largest = comparison["control"].largest
     # A program with a planted loss fails the audit of its dtypes too: levels alone must tell it.
-    found_out = "REGRESSED" if held["control"].drifts else "missed"
+    found_out = "REGRESSED" if comparison["control"].drifts else "missed"
 
     def word(what: str) -> str:
-        return found[what].decision.word.value
+        return result[what].decision.word.value
 
     return Row(
         host.name,
         (word("live"), word("recorded"), found_out),
         tests.strip("= ").partition(" in ")[0],
-        held["live"].comparable,
+        comparison["live"].comparable,
         (min(first), max(first)),
         (min(second), max(second)),
-        max(d.excess for what in ("live", "recorded") for d in held[what].compared),
+        max(d.excess for what in ("live", "recorded") for d in comparison[what].compared),
         max(shares),
         largest.ratio if largest else math.nan,
     )

@@ -1,1 +1,4 @@
-"""Speed side by side: the same work in JAX and in megalodon-hf, and the floors beneath it."""
+"""Speed and peak memory, side by side with megalodon-hf: what is timed, and how.
+
+Nothing is imported here: `workloads` runs as a process whose memory is measured.
+"""

@@ -92,7 +92,10 @@ def bench(repeats: int, memory: bool, report: Report) -> Run:
     }
     rows = [row for work, part in times.items() for row in timings(work, part, missing, shared)]
     rows += [row for name, pair in backends.items() for row in backend_timings(name, *pair, shared)]
-    reference = ReferenceInfo("absent", detail=missing) if missing else _reference()
+    reference = ReferenceInfo("absent", detail=missing)
+    if not missing:
+        live = LiveReference()
+        reference = replace(describe(live), threads=live.provenance["threads"])
     manifest = replace(
         manifest,
         environment=replace(environment, reference=reference),
@@ -134,10 +137,10 @@ def measure(
             (seconds(work, count), seconds(other, count) if other else math.nan)
             for _ in range(repeats)
         ]
-        mine, reference = zip(*rounds, strict=True)
-        times[name] = Times(first, mine, reference if other else (), floors[name])
-        said = f", {_median(reference) / _median(mine):.2f} x the reference's speed"
-        report(f"  {name}: {_median(mine):.3f} s{said if other else ''}")
+        ours, reference = zip(*rounds, strict=True)
+        times[name] = Times(first, ours, reference if other else (), floors[name])
+        speed = f", {_median(reference) / _median(ours):.2f} x the reference's speed"
+        report(f"  {name}: {_median(ours):.3f} s{speed if other else ''}")
     return times, missing
 
 
@@ -154,9 +157,9 @@ def measure_backends(
     times, default = {}, step("default")
     for name in FORMATS:
         work = step(name)
-        mine, other = zip(*((seconds(default), seconds(work)) for _ in range(repeats)), strict=True)
-        times[name] = mine, other
-        ratio = _median(other) / _median(mine)
+        ours, other = zip(*((seconds(default), seconds(work)) for _ in range(repeats)), strict=True)
+        times[name] = ours, other
+        ratio = _median(other) / _median(ours)
         report(f"  train_step on {name} ({path_of(name)}): {ratio:.2f} x the default's time")
     return times
 
@@ -190,15 +193,15 @@ def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) ->
         missing: why the reference was not run.
         shared: dtype, device and identity.
     """
-    mine, other, floor = map(_median, (times.jax, times.reference, times.floor))
+    ours, other, floor = map(_median, (times.jax, times.reference, times.floor))
     paired = tuple(r / j for j, r in zip(times.jax, times.reference, strict=False))
     return (
-        _row(work, "jax_seconds", mine, shared, times.jax),
+        _row(work, "jax_seconds", ours, shared, times.jax),
         _row(work, "reference_seconds", other, shared, times.reference, missing),
-        _row(work, "ratio", other / mine, shared, paired, missing),
+        _row(work, "ratio", other / ours, shared, paired, missing),
         _row(work, "floor_seconds", floor, shared, times.floor),
-        _row(work, "floor_ratio", mine / floor, shared),
-        _row(work, "compile_seconds", max(0.0, times.first - mine), shared),
+        _row(work, "floor_ratio", ours / floor, shared),
+        _row(work, "compile_seconds", max(0.0, times.first - ours), shared),
     )
 
 
@@ -207,14 +210,14 @@ def memory_timings(
 ) -> tuple[Timing, ...]:
     """Return the rows on peak memory, from bytes by side, or the reason why there are none."""
     why = next((peak for peak in peaks.values() if isinstance(peak, str)), "")
-    mine, other = (
+    ours, other = (
         math.nan if isinstance(peaks[side], str) else float(peaks[side])
         for side in ("jax", "reference")
     )
     return (
-        _row("train_step", "jax_peak_bytes", mine, shared, note=why),
+        _row("train_step", "jax_peak_bytes", ours, shared, note=why),
         _row("train_step", "reference_peak_bytes", other, shared, note=why),
-        _row("train_step", "peak_ratio", other / mine, shared, note=why),
+        _row("train_step", "peak_ratio", other / ours, shared, note=why),
     )
 
 
@@ -252,11 +255,6 @@ def _peak(side: str, memory: bool, report: Report) -> float | str:
         return str(error)
     report(f"  train_step peak memory, {side}: {peak / 2**30:.2f} GiB")
     return peak
-
-
-def _reference() -> ReferenceInfo:
-    reference = LiveReference()
-    return replace(describe(reference), threads=reference.provenance["threads"])
 
 
 def _floors(model: MegalodonForCausalLM, length: int, repeats: int) -> dict[str, tuple[float, ...]]:

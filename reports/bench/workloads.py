@@ -97,19 +97,17 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
     shapes.append((config.vocab_size, config.model_dim))
     size = min(config.chunk_size, length)
     chunks, H = length // size, config.num_heads
-    widths = (config.head_dim, config.value_head_dim)
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=shape).astype(np.float32))
 
     dense = [(random(length, shape[1]), random(*shape)) for shape in shapes]
-    scores = [
-        (random(chunks * H, size, d), random(chunks * H, d, size)) for d in (widths[0],)
-    ] * config.num_layers
-    mixes = [
-        (random(chunks * H, size, size), random(chunks * H, size, e)) for e in (widths[1],)
-    ] * config.num_layers
+    d, e = config.head_dim, config.value_head_dim
+    scores = random(chunks * H, size, d), random(chunks * H, d, size)
+    mixes = random(chunks * H, size, size), random(chunks * H, size, e)
+    # Every layer of the list multiplies, although all hold the same two pairs.
+    batched = [scores] * config.num_layers + [mixes] * config.num_layers
 
     @jax.jit
     def products(dense, batched):
@@ -117,7 +115,7 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
 
     def work(count: int) -> None:
         for _ in range(count):
-            jax.block_until_ready(products(dense, scores + mixes))
+            jax.block_until_ready(products(dense, batched))
 
     return work
 

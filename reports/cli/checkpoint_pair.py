@@ -42,7 +42,7 @@ TAPE_PER_STATE = 128
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for; see `megalodon-numerics parity --help`."""
+    """The options of `megalodon-numerics parity`, whose help explains them."""
 
     torch: Path
     jax: Path | None = None
@@ -57,7 +57,7 @@ class Options:
 
 @dataclass
 class Result:
-    """What was found."""
+    """A comparison of two checkpoints: weights, measurements, and the verdict on both."""
 
     how: dict[str, str] = field(default_factory=dict)
     """What was compared and how, in words, by subject."""
@@ -96,18 +96,20 @@ def compare(options: Options, report: Report) -> Result:
     missing = None if options.oracle_only else why_unavailable()
     live = not options.oracle_only and missing is None
     by_layer, why = _mode(options, theirs, ids)
-    said = "not asked for" if options.oracle_only else missing and f"did not run: {missing}"
+    reason = "not asked for" if options.oracle_only else missing and f"did not run: {missing}"
     result.how = {
         "torch side": f"{options.torch}, {count(theirs.nbytes // 4, 'parameter')}",
         "JAX side": str(options.jax) if options.jax else "converted from the torch side",
         "text": source,
-        "megalodon-hf": said or "live, float32",
+        "megalodon-hf": reason or "live, float32",
         "mode": why,
     }
     for subject, words in result.how.items():
         report(f"{subject}: {words}")
     ours = _other_side(options, theirs, by_layer)
-    result.weights = [*theirs.untied(), *_pair_problems(theirs, ours)]
+    different = config_differences(theirs.config, ours.config)
+    different = different or [*ours.problems(theirs.config), *ours.untied()]
+    result.weights = [*theirs.untied(), *different]
     if not result.weights and by_layer:
         result.layers = Walk(theirs, ours, ids, live=live, report=report).run()
         result.weights, result.measurements = result.layers.weights, result.layers.measurements
@@ -116,8 +118,9 @@ def compare(options: Options, report: Report) -> Result:
         result.measurements = triangle(theirs, ours, ids, live=live)
     if not live:
         # That the reference did not run is said once, by the verdict.
-        kept = (m for m in result.measurements if m.verdict is not Verdict.NOT_COMPARABLE)
-        result.measurements = list(kept)
+        result.measurements = [
+            m for m in result.measurements if m.verdict is not Verdict.NOT_COMPARABLE
+        ]
     _decide(result, missing)
     return result
 
@@ -172,11 +175,9 @@ def _other_side(options: Options, theirs: Stored, by_layer: bool) -> Stored:
         config = theirs.config if file is None or not file.is_file() else None
         return open_checkpoint("jax", options.jax, config)
     # Layer by layer, conversion is what `parity.checkpoint_pair.one_layer` does to each layer.
-    return Stored("jax", *_parts(theirs)) if by_layer else converted(theirs)
-
-
-def _parts(stored: Stored):
-    return stored.path, stored.config, stored.tensors, stored.lazy
+    if by_layer:
+        return Stored("jax", theirs.path, theirs.config, theirs.tensors, theirs.lazy)
+    return converted(theirs)
 
 
 def _refuse_misfit(theirs: Stored) -> None:
@@ -188,11 +189,6 @@ def _refuse_misfit(theirs: Stored) -> None:
             f"  {listing}\nCheck that config and checkpoint belong together (layers, widths, "
             "swiglu, norm_affine, output_size)."
         )
-
-
-def _pair_problems(theirs: Stored, ours: Stored) -> list[WeightRow]:
-    different = config_differences(theirs.config, ours.config)
-    return different or [*ours.problems(theirs.config), *ours.untied()]
 
 
 def _decide(result: Result, missing: str | None) -> None:
@@ -211,15 +207,15 @@ def _decide(result: Result, missing: str | None) -> None:
     elif missing:
         result.verdict = INCOMPLETE
         result.sentence = (
-            f"The torch side did not run: {missing}. What ran holds: {_held(result)} "
+            f"The torch side did not run: {missing}. What ran holds: {_holds(result)} "
             "To ask for no more than that, pass --oracle-only."
         )
     else:
         result.verdict = PASS
-        result.sentence = _held(result)
+        result.sentence = _holds(result)
 
 
-def _held(result: Result) -> str:
+def _holds(result: Result) -> str:
     closest = max(result.gates, key=lambda m: m.fraction)
     return (
         f"{count(len(result.weights), 'weight')} equal by name and value, "
@@ -246,8 +242,8 @@ def _failed(unequal: Sequence[WeightRow], broken: Sequence[Measurement], ran: bo
 
 
 def _listed(rows: Sequence[WeightRow], shown: int = 4) -> str:
-    said = [f"{row.name} ({row.note})" for row in rows[:shown]]
-    return "; ".join([*said, f"and {len(rows) - shown:,} more"] if len(rows) > shown else said)
+    items = [f"{row.name} ({row.note})" for row in rows[:shown]]
+    return "; ".join([*items, f"and {len(rows) - shown:,} more"] if len(rows) > shown else items)
 
 
 def _gib(size: float) -> str:

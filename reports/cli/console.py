@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,31 @@ runs_option = click.option(
     show_default=True,
     help="Folder that holds the runs.",
 )
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def count_option(name: str, default: int, text: str, **more: Any) -> Callable[..., Any]:
+    """Return an option that is a number of at least 1."""
+    kind = click.IntRange(min=1)
+    return click.option(name, type=kind, default=default, show_default=True, help=text, **more)
+
+
+def choice_option(name: str, choices: Sequence[str], text: str, **more: Any) -> Callable[..., Any]:
+    """Return an option that is one of `choices`, by default the first of them."""
+    kind, first = click.Choice(choices), choices[0]
+    return click.option(name, type=kind, default=first, show_default=True, help=text, **more)
+
+
+def reference_option(text: str) -> Callable[..., Any]:
+    """Return the option that chooses between a live reference and its recordings."""
+    return choice_option("--reference", ("auto", "live", "recorded"), text)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
 summary_option = click.option(
     "--summary-md",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=lambda: os.environ.get("GITHUB_STEP_SUMMARY") or None,
     help="Append a summary in Markdown.  [default: the step-summary file when set]",
 )

@@ -66,12 +66,12 @@ def _devices() -> list[Line]:
     kind, here = device_kind(), _environment()
     names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
     device = f"{kind}: {hosts.processor(here) if kind == 'cpu' else names}, {len(jax.devices())}"
-    asked = {name: os.environ[name] for name in THREADS if name in os.environ}
-    told = ", ".join(f"{name}={value}" for name, value in asked.items())
+    settings = {name: os.environ[name] for name in THREADS if name in os.environ}
+    text = ", ".join(f"{name}={value}" for name, value in settings.items())
     advice = recommend(names)
     return [
         Line("device", device),
-        Line("threads", f"{hosts.threads()}{f' ({told})' if told else ''}"),
+        Line("threads", f"{hosts.threads()}{f' ({text})' if text else ''}"),
         Line("fingerprint", hosts.fingerprint(here) or "unknown: no /proc/cpuinfo to read"),
         Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
     ]
@@ -111,10 +111,10 @@ def _denormals() -> Line:
     with np.errstate(all="ignore"):
         here = bool(smallest * np.float32(0.5) > 0)
     compiled = bool(jax.jit(lambda x: x * np.float32(0.5))(smallest) > 0)
-    told = {True: "keeps them", False: "flushes them to zero"}
+    words = {True: "keeps them", False: "flushes them to zero"}
     # The oracle is NumPy: a library that sets flush-to-zero for the whole process would spoil it.
     advice = "" if here else "some library set flush-to-zero: the oracle would lose small numbers"
-    return Line("denormals", f"NumPy {told[here]}, XLA {told[compiled]}", advice)
+    return Line("denormals", f"NumPy {words[here]}, XLA {words[compiled]}", advice)
 
 
 def _reference() -> list[Line]:
@@ -126,8 +126,8 @@ def _reference() -> list[Line]:
         Line("megalodon-hf, live", f"{live}, {identity()}" if reason is None else live),
     ]
     try:
-        made = read_provenance(FOLDER / "plain.safetensors", RENEW)
-        lines.append(Line("megalodon-hf, recorded", f"commit {made['commit']}"))
+        provenance = read_provenance(FOLDER / "plain.safetensors", RENEW)
+        lines.append(Line("megalodon-hf, recorded", f"commit {provenance['commit']}"))
     except RecordingError as error:
         lines.append(Line("megalodon-hf, recorded", "unreadable", str(error)))
     return lines
@@ -137,9 +137,9 @@ def _runs(out: Path) -> list[Line]:
     try:
         check_writable(out)
         stored, unreadable = list_runs(out)
-        lost = f"unreadable: {', '.join(folder.name for folder, _ in unreadable)}"
-        found = f"{out}: {count(len(stored), 'run')}"
-        folder = Line("folder of runs", found, lost if unreadable else "")
+        advice = f"unreadable: {', '.join(folder.name for folder, _ in unreadable)}"
+        summary = f"{out}: {count(len(stored), 'run')}"
+        folder = Line("folder of runs", summary, advice if unreadable else "")
     except StoreError as error:
         folder = Line("folder of runs", str(out), str(error))
     return [folder, *_pinned()]
@@ -150,15 +150,12 @@ def _pinned() -> list[Line]:
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:
-        differs = "; ".join(_machine(here, pin)) or "nothing: it is this machine"
+        # Which reference a night compares with is decided when it runs.
+        there = replace(pin.environment, reference=here.reference)
+        differs = "; ".join(hosts.differences(here, there)) or "nothing: it is this machine"
         lines.append(Line("pinned run", f"{pin.run}: {pin.reason} What differs here: {differs}"))
     lines += [Line("pinned run", "not used", why) for why in pinned.unusable]
     return lines or [Line("pinned run", "none: `pin` pins one")]
-
-
-def _machine(here: Environment, pin: pins.Pin) -> tuple[str, ...]:
-    # Which reference a night compares with is decided when it runs.
-    return hosts.differences(here, replace(pin.environment, reference=here.reference))
 
 
 @cache

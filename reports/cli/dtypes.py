@@ -56,7 +56,7 @@ def show(names: tuple[str, ...]) -> None:
     from stability.dtype_audit.pinned_rows import PROGRAMS, read_pinned
     from stability.dtype_audit.rows import by_view, side_by_side
 
-    chosen = _known(names) or tuple(sorted(PROGRAMS))
+    chosen = _check_names(names) or tuple(sorted(PROGRAMS))
     tables = (by_view(name, read_pinned(name).rows) for name in chosen)
     for line in side_by_side({name: rows for table in tables for name, rows in table.items()}):
         click.echo(f"{line.module or '(no module)'} {line.phase} {line.family}")
@@ -64,13 +64,13 @@ def show(names: tuple[str, ...]) -> None:
             click.echo(f"    {name:22} {cell or '-'}")
 
 
-def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return `names`, each of which must be that of a pinned table."""
     from stability.dtype_audit.pinned_rows import PROGRAMS
 
     if unknown := [name for name in names if name not in PROGRAMS]:
-        known = ", ".join(sorted(PROGRAMS))
-        raise click.UsageError(f"no pinned rows {', '.join(unknown)}; there are {known}.")
+        choices = ", ".join(sorted(PROGRAMS))
+        raise click.UsageError(f"no pinned rows {', '.join(unknown)}; there are {choices}.")
     return names
 
 
@@ -80,7 +80,7 @@ def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
     from stability.dtype_audit.pinned_rows import PROGRAMS
 
     if names:
-        return _known(names)
+        return _check_names(names)
     reason = why_unavailable()
     if reason is not None:
         click.echo(f"torch tables are left out: {reason}", err=True)

@@ -28,8 +28,8 @@ def train(out: Path, steps: int | None, seed: int | None) -> None:
 
     # A folder that cannot be written should be known before the training, not after it.
     out.parent.mkdir(parents=True, exist_ok=True)
-    asked = {"steps": steps, "seed": seed}
-    recipe = replace(module.Recipe(), **{k: v for k, v in asked.items() if v is not None})
+    choices = {"steps": steps, "seed": seed}
+    recipe = replace(module.Recipe(), **{k: v for k, v in choices.items() if v is not None})
     model, curves = module.train(module.BYTE_LM_CONFIG, recipe, Console(stderr=True))
     module.write(out, model, module.record(module.BYTE_LM_CONFIG, recipe, curves))
     click.echo(f"{out}: validation loss {curves['val_loss'][-1]} nats per byte")

@@ -9,10 +9,12 @@ import click
 
 from reports.cli.console import (
     append,
+    count_option,
     examples,
     json_option,
     progress,
     quiet_option,
+    reference_option,
     runs_option,
     say,
     summary_option,
@@ -39,13 +41,7 @@ from reports.cli.console import (
     multiple=True,
     help="Run only this case (repeatable), and probe only a --checkpoint.",
 )
-@click.option(
-    "--reference",
-    type=click.Choice(["auto", "live", "recorded"]),
-    default="auto",
-    show_default=True,
-    help="Compare with megalodon-hf itself or with its recordings.",
-)
+@reference_option("Compare with megalodon-hf itself or with its recordings.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -84,7 +80,7 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_
 
         append(summary_md, markdown(outcome.run, outcome.decision))
     page = str(outcome.page.resolve())
-    say(ctx, outcome.decision, as_json, [*outcome.held, page], page=page)
+    say(ctx, outcome.decision, as_json, [*outcome.against, page], page=page)
 
 
 @click.command(
@@ -123,23 +119,17 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
     """
     report = progress(quiet)
     from reports.nightly.run import store
-    from reports.nightly.shards import find_shards, merged
+    from reports.nightly.shards import find_shards, merge_shards
 
-    found = find_shards(folders)
-    report(f"merging {len(found)} shards")
-    outcome = store(out, merged(found, partial, mixed), report)
+    parts = find_shards(folders)
+    report(f"merging {len(parts)} shards")
+    outcome = store(out, merge_shards(parts, partial, mixed), report)
     click.echo(outcome.folder.resolve())
 
 
 @click.command(epilog=examples("bench", "bench --repeats 9 --no-memory"))
 @runs_option
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Timed rounds; medians are reported.",
-)
+@count_option("--repeats", 3, "Timed rounds; medians are reported.")
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
 @quiet_option
 def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import click
 
-from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+from reports.cli.console import (
+    OK,
+    REGRESSED,
+    choice_option,
+    count_option,
+    examples,
+    progress,
+    quiet_option,
+    unchecked,
+)
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -49,7 +58,7 @@ from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option,
 @click.option("--json", "as_json", is_flag=True, help="Print everything found as JSON.")
 @quiet_option
 @click.pass_context
-def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
+def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
     """Compare your own checkpoint in torch and in JAX, on your own text.
 
     The commands below ask about the harness and its cases instead.
@@ -64,7 +73,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **asked) -> None:
     from reports.cli.checkpoint_pair import Options, compare
     from reports.cli.views.pair_tables import as_document, show
 
-    options = Options(torch_path, jax_path, **asked)
+    options = Options(torch_path, jax_path, **fields)
     result = compare(options, progress(quiet))
     if as_json:
         click.echo(json.dumps(as_document(result)))
@@ -104,7 +113,7 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     from reports.cli.views import explain as module
 
     with fault_by_name(fault).planted() if fault else nullcontext():
-        click.echo(module.shrunk(by_name(case), fault, progress(quiet)))
+        click.echo(module.shrink_case(by_name(case), fault, progress(quiet)))
 
 
 @parity.command(
@@ -124,20 +133,12 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     type=click.IntRange(min=1),
     help="Instead, run this many random cases without a fault: nothing may be reported.",
 )
-@click.option(
+@choice_option(
     "--dtype",
-    type=click.Choice(["float64", "float32"]),
-    default="float64",
-    show_default=True,
-    help="What healthy cases run in; float32 also measures their noise floors.",
+    ("float64", "float32"),
+    "What healthy cases run in; float32 also measures their noise floors.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Processes that share the faults.",
-)
+@count_option("--workers", 2, "Processes that share the faults.")
 @quiet_option
 @click.pass_context
 def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, quiet) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from megalodon_jax.files import written_aside
 from reports.cli.console import (
+    FILE,
     RUN,
     append,
     examples,
@@ -31,12 +31,12 @@ def list_command(out: Path, as_json: bool) -> None:
     """List the stored runs, oldest first."""
     from rich.table import Table
 
-    from reports.registry.lookup import listed
+    from reports.registry.lookup import summarise_runs
 
-    runs, unreadable = listed(out)
+    runs, unreadable = summarise_runs(out)
     if as_json:
-        lost = [{"folder": str(folder), "why": why} for folder, why in unreadable]
-        click.echo(json.dumps({"runs": [asdict(run) for run in runs], "unreadable": lost}))
+        failures = [{"folder": str(folder), "why": why} for folder, why in unreadable]
+        click.echo(json.dumps({"runs": [asdict(run) for run in runs], "unreadable": failures}))
         return
     heads = ("run", "verdict", "kind", "device", "reference", "gates", "broken", "planted")
     table = Table(*heads, box=None)
@@ -77,13 +77,13 @@ def list_command(out: Path, as_json: bool) -> None:
 def gate(ctx, run, against, out, summary_md, as_json) -> None:
     """Judge a stored run again; the exit code is the verdict's."""
     from reports.cli.views.summary import markdown
-    from reports.registry.lookup import find_run, held_against, judged
+    from reports.registry.lookup import comparison_lines, find_run, judge_stored
 
     other = find_run(out, against) if against else None
-    found = judged(find_run(out, run), other)
+    result = judge_stored(find_run(out, run), other)
     if summary_md is not None:
-        append(summary_md, markdown(found.run, found.decision))
-    say(ctx, found.decision, as_json, held_against(found))
+        append(summary_md, markdown(result.run, result.decision))
+    say(ctx, result.decision, as_json, comparison_lines(result))
 
 
 @click.command(
@@ -96,9 +96,9 @@ def gate(ctx, run, against, out, summary_md, as_json) -> None:
 @click.pass_context
 def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: bool) -> None:
     """Say what changed from one stored run to another; the exit code judges the second."""
-    from reports.registry.lookup import change_lines, find_run, judged
+    from reports.registry.lookup import change_lines, find_run, judge_stored
 
-    decision = judged(find_run(out, after), find_run(out, before)).decision
+    decision = judge_stored(find_run(out, after), find_run(out, before)).decision
     say(ctx, decision, as_json, change_lines(decision.changes))
 
 
@@ -106,7 +106,7 @@ def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: boo
 @click.argument("run", shell_complete=known_runs)
 @click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=Path("report.html"),
     show_default=True,
     help="Where to write it; the stored run stays as it is.",
@@ -114,6 +114,7 @@ def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: boo
 @runs_option
 def report(run: str, page: Path, out: Path) -> None:
     """Draw the page of a stored run again, by this version."""
+    from megalodon_jax.files import written_aside
     from reports.registry.lookup import find_run, page_of
 
     text = page_of(find_run(out, run))

@@ -8,8 +8,17 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
-from reports.cli.subjects import SUBJECTS, examined
+from reports.cli.console import (
+    FILE,
+    OK,
+    REGRESSED,
+    choice_option,
+    examples,
+    progress,
+    quiet_option,
+    unchecked,
+)
+from reports.cli.subjects import SUBJECTS, examine_subject
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -29,13 +38,7 @@ from reports.cli.subjects import SUBJECTS, examined
     "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
 )
 @click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
-@click.option(
-    "--optimiser",
-    type=click.Choice(["adamw", "sgd", "lion", "muon"]),
-    default="adamw",
-    show_default=True,
-    help="What trains it.",
-)
+@choice_option("--optimiser", ("adamw", "sgd", "lion", "muon"), "What trains it.")
 @click.option("--lr", type=float, help="Its learning rate.  [default: the optimiser's own]")
 @click.option(
     "--format",
@@ -46,7 +49,7 @@ from reports.cli.subjects import SUBJECTS, examined
 )
 @click.option(
     "--text",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
 )
 @click.option(
@@ -58,7 +61,7 @@ from reports.cli.subjects import SUBJECTS, examined
 @quiet_option
 @click.pass_context
 def stability(
-    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **asked
+    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **subject_options
 ) -> None:
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
@@ -70,7 +73,7 @@ def stability(
     """
     _check_together(ctx, subject)
     if subject is not None:
-        ctx.exit(examined(path, as_json, quiet, **asked))
+        ctx.exit(examine_subject(path, as_json, quiet, **subject_options))
     if path is None:
         raise click.UsageError("name a checkpoint PATH, or an architecture with --subject.", ctx)
     unchecked()
@@ -83,9 +86,9 @@ def stability(
         return
     from reports.cli.views import diagnosis as module
 
-    found = module.diagnose(path, optimiser, lr, storage, text, report)
-    click.echo(json.dumps(module.as_document(found)) if as_json else found.text())
-    ctx.exit(REGRESSED if module.broken(found) else OK)
+    diagnosis = module.diagnose(path, optimiser, lr, storage, text, report)
+    click.echo(json.dumps(module.as_document(diagnosis)) if as_json else diagnosis.text())
+    ctx.exit(REGRESSED if module.broken(diagnosis) else OK)
 
 
 _OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
@@ -95,8 +98,10 @@ _OF_CHECKPOINT = ("optimiser", "lr", "storage", "text", "what_if")
 def _check_together(ctx: click.Context, subject: str | None) -> None:
     """Refuse what would be ignored: options of a subject without one, and the other way round."""
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
-    given = {p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE}
-    names = [p.opts[0] for p in ctx.command.params if p.name in given]
+    on_command_line = {
+        p for p in of_other if ctx.get_parameter_source(p) is ParameterSource.COMMANDLINE
+    }
+    names = [p.opts[0] for p in ctx.command.params if p.name in on_command_line]
     if names:
         wants = "goes with --subject only" if subject is None else "does not go with --subject"
         raise click.UsageError(f"{', '.join(names)} {wants}; leave it out.", ctx)
@@ -107,7 +112,7 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and batches.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Where the result goes.  [default: the committed one that pages show]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -126,8 +131,8 @@ def drill(steps, seed, out, as_json, quiet) -> None:
     report(f"training {len(module.VARIANTS)} variants for {plan.steps} steps")
     content = drill_report.document(plan, module.run(plan, report=report))
     documents.write(out, content, indent=1)
-    said = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
-    click.echo(said)
+    text = json.dumps(content) if as_json else "\n".join([*content["conclusion"], str(out)])
+    click.echo(text)
 
 
 COMMANDS = (stability, drill)

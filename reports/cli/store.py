@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from reports.cli.console import RUN, examples, json_option, known_runs, runs_option, show
+from reports.cli.console import (
+    RUN,
+    choice_option,
+    count_option,
+    examples,
+    json_option,
+    known_runs,
+    runs_option,
+    show,
+)
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -31,20 +40,8 @@ from reports.cli.console import RUN, examples, json_option, known_runs, runs_opt
     show_default=True,
     help="Folder that holds the runs, or a pattern of run folders that DuckDB can read.",
 )
-@click.option(
-    "--kind",
-    type=click.Choice(["nightly", "pytest"]),
-    default="nightly",
-    show_default=True,
-    help="Which runs.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=40,
-    show_default=True,
-    help="Rows at most; --json prints all.",
-)
+@choice_option("--kind", ("nightly", "pytest"), "Which runs.")
+@count_option("--limit", 40, "Rows at most; --json prints all.")
 @json_option
 def history(case, quantity, place, kind, limit, as_json) -> None:
     """Say what became of gates over all stored runs.
@@ -57,16 +54,16 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
     from reports.store.schema import RunKind
 
     most = EVERYTHING if as_json else limit
-    found = look_back(place, case, quantity, most, RunKind(kind))
+    answer = look_back(place, case, quantity, most, RunKind(kind))
     if as_json:
         from reports.text import for_json
 
-        rows = [for_json(row) for row in found.rows]
-        lost = [{"folder": folder, "why": why} for folder, why in found.unreadable]
-        click.echo(json.dumps({"runs": found.runs, "rows": rows, "unreadable": lost}))
+        rows = [for_json(row) for row in answer.rows]
+        failures = [{"folder": folder, "why": why} for folder, why in answer.unreadable]
+        click.echo(json.dumps({"runs": answer.runs, "rows": rows, "unreadable": failures}))
         return
-    _print_history(found.rows, found.runs, place)
-    for folder, why in found.unreadable:
+    _print_history(answer.rows, answer.runs, place)
+    for folder, why in answer.unreadable:
         click.echo(f"unreadable: {folder}: {why}", err=True)
 
 
@@ -128,13 +125,7 @@ def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
 
 
 @click.command(epilog=examples("prune", "prune --keep 365", "prune --keep 90 --delete"))
-@click.option(
-    "--keep",
-    type=click.IntRange(min=1),
-    default=90,
-    show_default=True,
-    help="Newest runs to keep of each kind on each class of device.",
-)
+@count_option("--keep", 90, "Newest runs to keep of each kind on each class of device.")
 @click.option(
     "--delete", "really", is_flag=True, help="Delete; without it, only say what would go."
 )
@@ -148,21 +139,23 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     """
     from reports.registry import retention
 
-    found = retention.plan(out, keep)
-    for folder in found.goes if really else ():
+    plan = retention.plan(out, keep)
+    for folder in plan.goes if really else ():
         retention.delete(folder)
     if as_json:
-        named = {name: [str(folder) for folder in getattr(found, name)] for name in ("goes",)}
-        kept = {str(folder): why for folder, why in (*found.spared, *found.unreadable)}
-        click.echo(json.dumps({"deleted": really, "kept": found.kept, **named, "spared": kept}))
+        goes = [str(folder) for folder in plan.goes]
+        spared = {str(folder): why for folder, why in (*plan.spared, *plan.unreadable)}
+        click.echo(
+            json.dumps({"deleted": really, "kept": plan.newest, "goes": goes, "spared": spared})
+        )
         return
     verb = "deleted" if really else "would delete"
-    click.echo("\n".join(f"{verb} {folder.name}" for folder in found.goes) or "nothing to delete")
-    for folder, why in found.spared:
+    click.echo("\n".join(f"{verb} {folder.name}" for folder in plan.goes) or "nothing to delete")
+    for folder, why in plan.spared:
         click.echo(f"keeping {folder.name}: {why}")
-    for folder, why in found.unreadable:
+    for folder, why in plan.unreadable:
         click.echo(f"unreadable, left alone: {folder.name}: {why}", err=True)
-    if found.goes and not really:
+    if plan.goes and not really:
         click.echo("nothing was deleted yet: say --delete", err=True)
 
 

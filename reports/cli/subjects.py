@@ -8,14 +8,22 @@ from pathlib import Path
 
 import click
 
-from reports.cli.console import OK, REGRESSED, examples, progress, quiet_option, unchecked
+from reports.cli.console import (
+    OK,
+    REGRESSED,
+    examples,
+    progress,
+    quiet_option,
+    reference_option,
+    unchecked,
+)
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
 SUBJECTS = ("mla-moe",)
 
 
-def examined(
+def examine_subject(
     path: Path | None,
     as_json: bool,
     quiet: bool,
@@ -30,13 +38,13 @@ def examined(
     from reports.text import for_json
     from stability.moe.examine import examine
 
-    found = examine(size, batch_size, block_size, fp8_params, path, progress(quiet))
+    result = examine(size, batch_size, block_size, fp8_params, path, progress(quiet))
     if as_json:
-        rows = [for_json(asdict(f)) for f in found.findings]
-        click.echo(json.dumps({"what": found.what, "findings": rows, "seconds": found.seconds}))
+        rows = [for_json(asdict(f)) for f in result.findings]
+        click.echo(json.dumps({"what": result.what, "findings": rows, "seconds": result.seconds}))
     else:
-        click.echo(found.text())
-    return REGRESSED if found.broken else OK
+        click.echo(result.text())
+    return REGRESSED if result.broken else OK
 
 
 @click.group(epilog=examples("subject parity", "subject train"))
@@ -45,13 +53,7 @@ def subject() -> None:
 
 
 @subject.command(epilog=examples("subject parity", "subject parity --reference live"))
-@click.option(
-    "--reference",
-    type=click.Choice(["auto", "live", "recorded"]),
-    default="auto",
-    show_default=True,
-    help="Compare with Transformers' DeepSeek-V3 itself or with its recordings.",
-)
+@reference_option("Compare with Transformers' DeepSeek-V3 itself or with its recordings.")
 @quiet_option
 @click.pass_context
 def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
@@ -59,9 +61,9 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
     unchecked()
     from stability.moe import results
 
-    found = results.compare_all(reference, progress(quiet))
-    click.echo(results.parity_markdown(found))
-    ctx.exit(REGRESSED if any(f.broken for f in found) else OK)
+    comparisons = results.compare_all(reference, progress(quiet))
+    click.echo(results.parity_markdown(comparisons))
+    ctx.exit(REGRESSED if any(f.broken for f in comparisons) else OK)
 
 
 @subject.command(epilog=examples("subject defects"))

@@ -87,7 +87,7 @@ class Collector:
         self.planned: set[str] = set()
         self.executed: set[str] = set()
         self.findings: list[Finding] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def pytest_report_header(self) -> str:
         """Say where measurements go."""
@@ -121,20 +121,20 @@ class Collector:
         from reports.store.runs import StoreError
 
         if not self.rows:
-            self.said = ["NOT GREEN: no test recorded a measurement, and nothing was stored"]
+            self.lines = ["NOT GREEN: no test recorded a measurement, and nothing was stored"]
             if exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
             return
         try:
-            self.said = self._store(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+            self.lines = self._store(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
         except StoreError as error:
-            self.said = [f"NOT GREEN: {error}"]
+            self.lines = [f"NOT GREEN: {error}"]
             if exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was stored."""
-        for line in self.said:
+        for line in self.lines:
             terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
 
     def _store(self, interrupted: bool) -> list[str]:

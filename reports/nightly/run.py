@@ -25,7 +25,7 @@ from reports.nightly.suites import (
 )
 from reports.page.render import render
 from reports.provenance.environment import describe, new_manifest
-from reports.registry.lookup import held_against, judge
+from reports.registry.lookup import comparison_lines, judge
 from reports.store.manifest import CheckpointInfo, Manifest
 from reports.store.runs import Run, write_run
 from reports.store.schema import PAGE, RunKind
@@ -57,8 +57,8 @@ class Outcome:
     decision: Decision | None
     """None for a shard, which is judged when all of them are merged."""
     folder: Path
-    held: tuple[str, ...] = ()
-    """One line for each run that levels were held against, and each pin that could not be."""
+    against: tuple[str, ...] = ()
+    """A line for each run that levels were compared with, and for each pin that cannot be read."""
 
     @property
     def page(self) -> Path:
@@ -85,8 +85,8 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     cases = {case.name: case for case in select_cases(options)}
     # A few cases are asked for to answer a question about those cases, and a checkpoint is given to
     # have it probed.
-    asked = {part: names & set(options.cases) for part, names in elsewhere().items()}
-    plan = (*cases, *(p for p in MEASURED if asked[p] or not options.cases))
+    selection = {part: names & set(options.cases) for part, names in elsewhere().items()}
+    plan = (*cases, *(p for p in MEASURED if selection[p] or not options.cases))
     plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
     plan += () if options.cases else (CONTROLS_PART,)
     parts = options.shard.part_of(plan) if options.shard else plan
@@ -95,16 +95,16 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     model = checkpoint.load()
     reference = choose_reference(options.reference)
     fault = fault_by_name(options.fault) if options.fault else None
-    mine = [cases[name] for name in parts if name in cases]
-    report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(mine)}")
+    own = [cases[name] for name in parts if name in cases]
+    report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(own)}")
     if fault:
         report(f"planted on purpose: {fault.name}")
     suites: list[SuiteRun] = []
     with fault.planted() if fault else nullcontext():
-        if mine:
-            suites.append(run_parity(mine, reference, report, lambda n: step(n, len(parts))))
+        if own:
+            suites.append(run_parity(own, reference, report, lambda n: step(n, len(parts))))
         for part in (part for part in parts if part in MEASURED):
-            suites.append(MEASURED[part](reference, report, asked[part]))
+            suites.append(MEASURED[part](reference, report, selection[part]))
     if PROBES_PART in parts:
         step(parts.index(PROBES_PART), len(parts))
         suites.append(run_stability(checkpoint, model, report))
@@ -121,7 +121,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     )
     manifest = replace(
         _manifest(started, suites, reference, options.shard, plan),
-        cases=tuple(map(case_info, mine)),
+        cases=tuple(map(case_info, own)),
         checkpoint=probed,
         selected=options.cases,
         fault=options.fault,
@@ -173,7 +173,7 @@ def store(root: Path, run: Run, report: Report) -> Outcome:
     # Should the disk be full, the night's answer is not lost with the night's numbers.
     report(f"verdict: {judged.decision.word}")
     folder = write_run(root, run, lambda run: render(run, judged.decision, judged.history))
-    return Outcome(run, judged.decision, folder, tuple(held_against(judged)))
+    return Outcome(run, judged.decision, folder, tuple(comparison_lines(judged)))
 
 
 def select_cases(options: Options) -> list[Case]:
@@ -184,18 +184,18 @@ def select_cases(options: Options) -> list[Case]:
         ValueError: a name is neither one of theirs nor one of another suite (`elsewhere`).
     """
     others = {name for names in elsewhere().values() for name in names}
-    mine = [name for name in options.cases if name not in others]
-    if unknown := [name for name in mine if name not in {case.name for case in CASES}]:
+    own_names = [name for name in options.cases if name not in others]
+    if unknown := [name for name in own_names if name not in {case.name for case in CASES}]:
         raise ValueError(
             f"no case {', '.join(map(repr, unknown))}; there are "
             f"{', '.join((*(case.name for case in CASES), *sorted(others)))}."
         )
-    cases = [by_name(name) for name in mine] if options.cases else list(CASES)
+    cases = [by_name(name) for name in own_names] if options.cases else list(CASES)
     if options.checkpoint is None:
         return cases
-    mine = {"name": "checkpoint", "why": f"{options.checkpoint.name} on held-out text"}
+    fields = {"name": "checkpoint", "why": f"{options.checkpoint.name} on held-out text"}
     return [
-        replace(case, checkpoint=options.checkpoint, **mine) if case.checkpoint else case
+        replace(case, checkpoint=options.checkpoint, **fields) if case.checkpoint else case
         for case in cases
     ]
 

@@ -5,7 +5,7 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,24 +69,24 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
     Raises:
         StoreError: there is none in one of them.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for place in places:
         here = sorted(path.parent for path in place.rglob(MANIFEST))
         here = [folder for folder in here if not folder.name.startswith(".")]
         if not here:
             raise StoreError(f"expected runs of `nightly --shard` in {place}, and there are none.")
-        found += here
-    return list(dict.fromkeys(found))
+        folders += here
+    return list(dict.fromkeys(folders))
 
 
-def merged(folders: Sequence[Path], partial: bool = False, mixed: bool = False) -> Run:
+def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = False) -> Run:
     """Return the nightly that shards are the parts of.
 
     Args:
         folders: One folder per shard, in any order.
         partial: Accept that shards are missing: what they planned counts as not run.
         mixed: Accept several machines of one class of device: the run names all of them, so that no
-            value of it is ever held to repeat elsewhere.
+            value of it is expected to repeat elsewhere.
 
     Raises:
         StoreError: a folder holds no shard; two hold the same one or the same measurement; one is
@@ -176,7 +176,10 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
         kind=RunKind.NIGHTLY,
         id=oldest.id.partition("-shard-")[0],
         environment=_environment(runs),
-        durations=_summed(manifest.durations for manifest in manifests),
+        durations={
+            name: round(sum(m.durations.get(name, 0.0) for m in manifests), 3)
+            for name in dict.fromkeys(name for m in manifests for name in m.durations)
+        },
         suites=_suites(manifests, oldest.plan, missing),
         cases=tuple(cases[name] for name in oldest.plan if name in cases),
         stability=next((m.stability for m in manifests if m.stability), {}),
@@ -185,14 +188,6 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
         shard=None,
         plan=(),
     )
-
-
-def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.items():
-            total[name] = round(total.get(name, 0.0) + seconds, 3)
-    return total
 
 
 def _suites(
@@ -205,14 +200,14 @@ def _suites(
     for text in missing:
         for part in Shard.parse(text).part_of(plan):
             name = SUITE_OF.get(part, "parity")
-            lost = SuiteResult(name, planned=1, reason=f"shard {text} is missing")
-            parts.setdefault(name, []).append(lost)
+            absent = SuiteResult(name, planned=1, reason=f"shard {text} is missing")
+            parts.setdefault(name, []).append(absent)
     return tuple(_sum(name, parts[name]) for name in sorted(parts, key=_order))
 
 
 def _order(name: str) -> int:
-    known = ("parity", *SUITE_OF.values())
-    return known.index(name) if name in known else len(known)
+    order = ("parity", *SUITE_OF.values())
+    return order.index(name) if name in order else len(order)
 
 
 def _sum(name: str, parts: Sequence[SuiteResult]) -> SuiteResult:

@@ -105,7 +105,7 @@ def run_parity(
         before, executed = suite.seconds, suite.executed
         with _breakdowns_named(suite, f"case {case.name}: "):
             rows = list(triangle.case(case, floors))
-            rows = replayed(rows, list(replay.case(case, floors)))
+            rows = mark_repeats(rows, list(replay.case(case, floors)))
             suite.measurements += rows
             suite.responses[case.name, "rel_l2"] = floors.responses(case.work)
             suite.executed += 1
@@ -133,7 +133,7 @@ def run_known_differences(
                 suite.measurements.append(row)
                 suite.executed += 1
         again = list(measure_known_differences(reference, device_kind()))
-        suite.measurements = replayed(suite.measurements, again)
+        suite.measurements = mark_repeats(suite.measurements, again)
     same = f"{suite.passed} of {planned}"
     report(f"  known differences: {same} are what they were ({suite.seconds:.1f} s)")
     return suite
@@ -143,7 +143,7 @@ def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> Su
     """Compare every GEMM backend, or those asked for, with float64 on what it multiplied."""
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
     with _breakdowns_named(suite):
-        rows = replayed(*(list(measure_products(device_kind())) for _ in range(2)))
+        rows = mark_repeats(*(list(measure_products(device_kind())) for _ in range(2)))
         suite.measurements = [row for row in rows if not only or row.case in only]
     suite.executed = len({row.case for row in suite.measurements})
     report(f"  products: {suite.passed} gates of GEMM backends hold ({suite.seconds:.1f} s)")
@@ -163,7 +163,7 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
             answer = mla_moe.answer(case, which)
             once, again = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
             pool = mla_moe.pooled(case, answer.kind == "live", device_kind())
-            suite.measurements += replayed(once.measurements, again.measurements)
+            suite.measurements += mark_repeats(once.measurements, again.measurements)
             suite.measurements += pool.measurements
             suite.responses[case.title, "rel_l2"] = once.report.responses
             suite.responses[case.title, POOLED] = pool.responses
@@ -222,7 +222,7 @@ def run_controls(reference: Reference, report: Report) -> SuiteRun:
     return suite
 
 
-def replayed(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
+def mark_repeats(rows: Sequence[Measurement], again: Sequence[Measurement]) -> list[Measurement]:
     """Return `rows` that know whether doing the same work again gave the same bits."""
     values = {m.key: m.value for m in again}
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from markupsafe import Markup
 
 from parity.engine.measurement import Kind
 from reports.page import svg
+from reports.page.glossary import Hover, explain, glossary
 from reports.page.sections import (
     architectures,
     documents,
@@ -47,6 +47,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
+        extensions=[Hover],
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -56,29 +57,23 @@ def _environment() -> Environment:
         edge=edge_name,
         metric=metric_name,
         breakable=_breakable,
+        explain=explain,
         record=records.id_of,
     )
     environment.globals.update(
+        glossary=glossary(),
         sparkline=svg.sparkline,
         trend=svg.trend,
         heat_map=svg.heat_map,
         histogram=svg.histogram,
         loss_curve=svg.loss_curve,
-        drill_chart=lambda lines, text: svg.chart(lines, "optimiser step", text),
-        batch_chart=lambda lines, text: svg.chart(lines, "batch", text),
-        memory_chart=_memory_chart,
-        change_chart=lambda lines, text: svg.chart(lines, _BY_SHARE, text),
-        night_chart=_night_chart,
+        drill_chart=partial(svg.chart, x_label="optimiser step"),
+        batch_chart=partial(svg.chart, x_label="batch"),
+        memory_chart=partial(svg.chart, x_label=_BY_SHARE, tick_label=lambda y: f"{2.0**y:,.3g}"),
+        change_chart=partial(svg.chart, x_label=_BY_SHARE),
+        night_chart=partial(svg.chart, x_label="nights before this one", tick_label=_share_tick),
     )
     return environment
-
-
-def _memory_chart(lines: Sequence[svg.Line], text: str) -> Markup:
-    return svg.chart(lines, _BY_SHARE, text, lambda y: f"{2.0**y:,.3g}")
-
-
-def _night_chart(lines: Sequence[svg.Line], text: str) -> Markup:
-    return svg.chart(lines, "nights before this one", text, _share_tick)
 
 
 def _share_tick(level: float) -> str:
@@ -98,11 +93,11 @@ def _drilled(
     """Return what the page says of the tensors to look at first, and the markup of `DRILLED`."""
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}
-    found = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
-    told = {tensor.key: drilldown(tensor) for tensor in found}
+    tensors = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
+    views = {tensor.key: drilldown(tensor) for tensor in tensors}
     macro: Any = environment.get_template("drilldown.html.j2").module
-    shown = [told[key] for key in starts if key in told][:SHOWN]
-    return shown, {key: str(macro.tensor(tensor)) for key, tensor in told.items()}
+    shown = [views[key] for key in starts if key in views][:SHOWN]
+    return shown, {key: str(macro.tensor(tensor)) for key, tensor in views.items()}
 
 
 def render(run: Run, decision: Decision, history: History) -> str:
@@ -138,7 +133,7 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "tensors_more": len(drilldowns) - len(shown),
         "tensors_omitted": len(run.tensors) - len(drilldowns),
         "record_suites": records.suites(run),
-        "records": Markup(records.embedded(rows, run, history, drilldowns)),
+        "records": Markup(records.embed(rows, run, history, drilldowns)),
         "logits": tables.matrix(network, Kind.LOGITS),
         "logit_metrics": tables.metric_tables(network, Kind.LOGITS, history),
         "losses": tables.matrix(network, Kind.LOSS),

@@ -31,12 +31,12 @@ def sparkline(series: Sequence[float | None]) -> Markup:
     None is a run without the measurement (a gap); a share above 1 or not finite is marked by a
     cross, and the tolerance itself by a dashed line where it is within the scale.
     """
-    seen = [v for v in series if v is not None]
-    finite = [v for v in seen if math.isfinite(v)]
+    present = [v for v in series if v is not None]
+    finite = [v for v in present if math.isfinite(v)]
     if len(series) < 2 or not finite:
         return _NO_HISTORY
-    worst = max(seen, key=lambda v: (v != v, v))
-    runs = count(len(seen), "run")
+    worst = max(present, key=lambda v: (v != v, v))
+    runs = count(len(present), "run")
     text = f"{runs}: {share(min(finite))} to {share(worst)}, now {share(series[-1])}"
     return _spark(series, text, crossed=lambda v: not v <= 1, decades=1.0)
 
@@ -47,11 +47,11 @@ def trend(series: Sequence[float | None], goal: float) -> Markup:
     None is a bench without the ratio (a gap); one below the goal is marked by a cross, and the goal
     by a dashed line where it is within the scale. Without a goal (NaN) that line is at 1.
     """
-    seen = [v for v in series if v is not None]
-    if len(seen) < 2:
+    present = [v for v in series if v is not None]
+    if len(present) < 2:
         return _NO_HISTORY
     now = "not run" if series[-1] is None else f"{series[-1]:.2f}"
-    text = f"{count(len(seen), 'run')}: {min(seen):.2f} to {max(seen):.2f}, now {now}"
+    text = f"{count(len(present), 'run')}: {min(present):.2f} to {max(present):.2f}, now {now}"
     if not goal > 0:
         return _spark(series, text, crossed=lambda v: False, decades=0.3)
     shares = [None if v is None else v / goal for v in series]
@@ -98,13 +98,6 @@ def _spark(
     )
 
 
-def _bin(cell: HeatCell) -> str:
-    if cell.state != "pass" or cell.log10 is None:
-        return cell.state
-    edges = (-4, -3, -2, -1, -0.3)
-    return f"h{sum(cell.log10 > e for e in edges)}"
-
-
 def _cell_text(cell: HeatCell) -> str:
     if cell.state == "blocked":
         return "n/c"
@@ -118,8 +111,9 @@ def _cell_text(cell: HeatCell) -> str:
 
 
 def _draw_cell(cell: HeatCell, x: float, y: float, width: float, height: float) -> str:
-    kind = _bin(cell)
-    first = ""
+    kind, first = cell.state, ""
+    if cell.state == "pass" and cell.log10 is not None:
+        kind = f"h{sum(cell.log10 > edge for edge in (-4, -3, -2, -1, -0.3))}"
     if cell.first:
         first = (
             f'<rect class="first" x="{x + 1:.0f}" y="{y + 1:.0f}" '
@@ -233,16 +227,16 @@ def _apart(ends: Sequence[tuple[float, Line]]) -> list[tuple[float, Line]]:
 
 def chart(
     lines: Sequence[Line],
-    x_label: str,
     text: str,
+    x_label: str,
     tick_label: Callable[[float], str] = "{:g}".format,
 ) -> Markup:
     """Draw curves with their names at their ends; points that are not finite leave gaps.
 
     Args:
         lines: at most 15, which is how many names find room.
-        x_label: what the horizontal axis shows.
         text: the drawing in words.
+        x_label: what the horizontal axis shows.
         tick_label: how a height is written, for heights that are logarithms.
     """
     good = [
@@ -284,10 +278,11 @@ def histogram(bins: Sequence[Bin], name: str) -> Markup:
         height = max(height, 1.5) if b.count else 0.0
         middle, top = f"{x + (wide - 6) / 2:.0f}", base - height
         kind = "bin odd" if b.odd else "bin"
+        short = str(b.count or "") if b.count < 10_000 else f"{b.count / 1000:,.0f}k"
         parts.append(
             f'<rect class="{kind}" x="{x}" y="{top:.1f}" width="{wide - 6}" '
             f'height="{height:.1f}"/>'
-            f'<text x="{middle}" y="{top - 5:.1f}">{_short(b.count)}</text>'
+            f'<text x="{middle}" y="{top - 5:.1f}">{short}</text>'
             f'<text class="axis" x="{middle}" y="{base + 15:.0f}">{escape(b.name)}</text>'
         )
     filled = "; ".join(f"{b.name}: {b.count:,}" for b in bins if b.count)
@@ -299,16 +294,10 @@ def histogram(bins: Sequence[Bin], name: str) -> Markup:
     )
 
 
-def _short(number_of: int) -> str:
-    if not number_of:
-        return ""
-    return str(number_of) if number_of < 10_000 else f"{number_of / 1000:,.0f}k"
-
-
 def loss_curve(train: Points, validation: Points) -> Markup:
     """Draw loss in nats per token over optimiser steps."""
     steps = [x for x, y in (*train, *validation) if math.isfinite(x) and math.isfinite(y)] or [0.0]
     last = f"{train[-1][1]:.3f} at the end" if train else "not recorded"
     text = f"Training loss in nats per token over steps {min(steps):g} to {max(steps):g}: {last}"
     lines = Line("train", "train", train), Line("validation", "validation", validation)
-    return chart(lines, "optimiser step", text)
+    return chart(lines, text, "optimiser step")

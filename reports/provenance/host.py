@@ -22,18 +22,18 @@ UNKNOWN = "unknown"
 FIELDS = ("vendor", "family", "model", "stepping", "instructions")
 """What tells processors apart."""
 FLAGS = (
-    *("XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
-    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE"),
-    *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEFAULT_MATMUL_PRECISION"),
-)
+    "XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEFAULT_MATMUL_PRECISION",
+)  # fmt: skip
 """Environment variables that choose kernels, and so the order in which sums are taken."""
 _CPUINFO = Path("/proc/cpuinfo")
 # Arithmetic and vector instructions only: kernels add and drop flags about mitigations.
 _ARITHMETIC = (
-    *("sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni"),
-    *("fp", "asimd", "neon", "sve", "sme", "bf16", "i8mm"),
-)
+    "sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni", "fp",
+    "asimd", "neon", "sve", "sme", "bf16", "i8mm",
+)  # fmt: skip
 _X86 = {"vendor": "vendor_id", "family": "cpu family", "model": "model", "stepping": "stepping"}
 _ARM = {
     "vendor": "CPU implementer",
@@ -46,9 +46,9 @@ _SYSCTL = "machdep.cpu."
 
 def host() -> dict[str, str]:
     """Return `FIELDS` and the processor's `name`; `UNKNOWN` stands for what cannot be read."""
-    found = _linux() if _CPUINFO.is_file() else _macos()
-    known = {field: found.get(field) or UNKNOWN for field in FIELDS}
-    return known | {"name": found.get("name") or platform.machine() or UNKNOWN}
+    entries = _linux() if _CPUINFO.is_file() else _macos()
+    identity = {field: entries.get(field) or UNKNOWN for field in FIELDS}
+    return identity | {"name": entries.get("name") or platform.machine() or UNKNOWN}
 
 
 def threads() -> int:
@@ -68,9 +68,9 @@ def _linux() -> dict[str, str]:
         name, _, value = line.partition(":")
         entries[name.strip()] = value.strip()
     names = _X86 if "vendor_id" in entries else _ARM
-    found = {field: entries.get(name, "") for field, name in names.items()}
+    identity = {field: entries.get(name, "") for field, name in names.items()}
     instructions = entries.get("flags") or entries.get("Features") or ""
-    return found | {"instructions": _hash(instructions), "name": entries.get("model name", "")}
+    return identity | {"instructions": _hash(instructions), "name": entries.get("model name", "")}
 
 
 def _macos() -> dict[str, str]:
@@ -98,8 +98,8 @@ def _macos() -> dict[str, str]:
 
 def _hash(flags: str) -> str:
     """Return a hash of the arithmetic instructions among a processor's flags; "" without any."""
-    kept = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})
-    return hashlib.sha256(" ".join(kept).encode()).hexdigest()[:8] if kept else ""
+    arithmetic = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})
+    return hashlib.sha256(" ".join(arithmetic).encode()).hexdigest()[:8] if arithmetic else ""
 
 
 def settings(environment: Environment) -> dict[str, str]:
@@ -147,5 +147,5 @@ def differences(now: Environment, then: Environment) -> tuple[str, ...]:
 def processor(environment: Environment) -> str:
     """Name a run's processor for a reader: its name, family, model and stepping."""
     name, cpu = environment.device.name or UNKNOWN, environment.host
-    known = [f"{n} {cpu[n]}" for n in FIELDS[1:] if cpu.get(n, UNKNOWN) != UNKNOWN]
-    return f"{name} ({', '.join(known)})" if known else f"{name} (otherwise unknown)"
+    parts = [f"{n} {cpu[n]}" for n in FIELDS[1:] if cpu.get(n, UNKNOWN) != UNKNOWN]
+    return f"{name} ({', '.join(parts)})" if parts else f"{name} (otherwise unknown)"

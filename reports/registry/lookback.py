@@ -79,8 +79,8 @@ def look_back(
     Raises:
         StoreError: nothing can be listed there, or the case or quantity was never measured.
     """
-    found, unreadable = _runs(place)
-    runs = [(m, f) for m, f in found if m.kind is kind and not m.fault]
+    entries, unreadable = _runs(place)
+    runs = [(m, f) for m, f in entries if m.kind is kind and not m.fault]
     values: dict[str, Any] = {"case": case, "most": most}
     if quantity is not None:
         values["quantity"] = quantity
@@ -115,9 +115,9 @@ def _manifests(manifests: Sequence[Manifest]) -> pa.Table:
 def _runs(place: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, str]]]:
     """Return manifests and measurement files, oldest first, and what is unreadable."""
     if "://" not in place and not any(sign in place for sign in "*?"):
-        stored, lost = list_runs(Path(place))
+        stored, failures = list_runs(Path(place))
         files = [(run.manifest, str(run.folder / MEASUREMENTS)) for run in stored]
-        return files, [(str(folder), why) for folder, why in lost]
+        return files, [(str(folder), why) for folder, why in failures]
     return _matched(place)
 
 

@@ -17,7 +17,7 @@ from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins
-from reports.verdict.anchors import anchored, find_anchors
+from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import Change
 from reports.verdict.decide import Decision, ExitCode, decide
 from reports.verdict.history import History, load_history
@@ -27,12 +27,13 @@ _NO_VERDICT = {
     RunKind.BENCH: "its numbers are on the next nightly's page",
     RunKind.SHARD: "`merge` it with the others first",
 }
+_CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes that are listed in the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class RunSummary:
     """One run in a list."""
 
     id: str
@@ -45,7 +46,7 @@ class Listed:
     broken: int
     fault: str
     verdict: str
-    """What was said of it when it was stored; `gate` judges it again, by all that is known now."""
+    """Word of its verdict when it was stored; `gate` judges it again by later runs."""
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -62,22 +63,22 @@ def find_run(root: Path, name: str) -> Path:
     if name == "blessed":
         raise StoreError("a pinned run is now named 'pinned', not 'blessed'")
     if name == "latest":
-        found = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
+        matches = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
     elif name == "pinned":
         ids = pins.pinned_ids()
-        found = [run.folder for run in stored if run.manifest.id in ids][-1:]
+        matches = [run.folder for run in stored if run.manifest.id in ids][-1:]
     else:
-        found = [run.folder for run in stored if run.folder.name.startswith(name)]
-    exact = [folder for folder in found if folder.name == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    folders = found or [run.folder for run in stored]
+        matches = [run.folder for run in stored if run.folder.name.startswith(name)]
+    exact = [folder for folder in matches if folder.name == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    folders = matches or [run.folder for run in stored]
     names = ", ".join(folder.name for folder in folders[-5:]) or "none"
-    what = "several runs begin with" if found else "no run"
+    what = "several runs begin with" if matches else "no run"
     raise StoreError(f"{what} {name!r} in {root}; there are {names}. `list` shows all of them.")
 
 
-def listed(root: Path) -> tuple[list[Listed], list[tuple[Path, str]]]:
+def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]]:
     """Return the runs under `root`, oldest first, and those that cannot be read with a reason."""
     stored, unreadable = list_runs(root)
     gated = [run for run in stored if MEASUREMENTS in FILES[run.kind]]
@@ -87,16 +88,16 @@ def listed(root: Path) -> tuple[list[Listed], list[tuple[Path, str]]]:
     counts: dict[Path, dict[str, int]] = {}
     for i, verdict, rows in zip(*(answer[c] for c in ("run", "verdict", "rows")), strict=True):
         counts.setdefault(gated[int(i)].folder, {})[str(verdict)] = int(rows)
-    lost = {gated[i].folder for i in broken}
-    kept = [run for run in stored if run.folder not in lost]
-    return [_entry(run, counts.get(run.folder, {})) for run in kept], unreadable
+    damaged_folders = {gated[i].folder for i in broken}
+    readable = [run for run in stored if run.folder not in damaged_folders]
+    return [_entry(run, counts.get(run.folder, {})) for run in readable], unreadable
 
 
-def _entry(run: RunInfo, counts: Mapping[str, int]) -> Listed:
+def _entry(run: RunInfo, counts: Mapping[str, int]) -> RunSummary:
     gates = sum(n for verdict, n in counts.items() if verdict != Verdict.INFO)
     manifest, environment = run.manifest, run.manifest.environment
     reference = environment.reference
-    return Listed(
+    return RunSummary(
         id=run.folder.name,
         kind=run.kind.value,
         created=manifest.created,
@@ -136,10 +137,10 @@ def judge(root: Path, run: Run) -> JudgedRun:
 
 def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
     """Return the anchor of a run's machine; none where a pinned run of that machine is."""
-    mine = fingerprint(run.manifest.environment)
-    if any(pin.fingerprint == mine for pin in pinned.pins):
+    machine = fingerprint(run.manifest.environment)
+    if any(pin.fingerprint == machine for pin in pinned.pins):
         return ()
-    return anchored(anchors_of(root, run, pinned))
+    return anchor_pins(anchors_of(root, run, pinned))
 
 
 def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
@@ -151,33 +152,33 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
     return find_anchors(root, run, healthy)
 
 
-def judged(folder: Path, against: Path | None = None) -> JudgedRun:
+def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
     """Return a stored run's verdict, against one other run or against all that `judge` asks.
 
     Raises:
         StoreError: one of them cannot be read, or holds no measurements.
     """
-    run = measured(folder)
+    run = read_judgeable(folder)
     if against is None:
         return judge(folder.parent, run)
-    return JudgedRun(run, decide(run, measured(against)), History())
+    return JudgedRun(run, decide(run, read_judgeable(against)), History())
 
 
-def held_against(found: JudgedRun) -> list[str]:
+def comparison_lines(judged_run: JudgedRun) -> list[str]:
     """Return one line for each run whose levels a run was held against, and why others were not."""
-    lines = [f"held against {text}" for text in found.decision.against]
-    return lines + [why for folder, why in found.history.unreadable if folder == pins.FOLDER]
+    lines = [f"held against {text}" for text in judged_run.decision.against]
+    return lines + [why for folder, why in judged_run.history.unreadable if folder == pins.FOLDER]
 
 
 def page_of(folder: Path) -> str:
     """Return the page of a stored run, drawn again by this version from what is stored."""
     from reports.page.render import render
 
-    found = judged(folder)
-    return render(found.run, found.decision, found.history)
+    judged_run = judge_stored(folder)
+    return render(judged_run.run, judged_run.decision, judged_run.history)
 
 
-def measured(folder: Path) -> Run:
+def read_judgeable(folder: Path) -> Run:
     """Read a run that is to be judged.
 
     Raises:
@@ -214,17 +215,7 @@ def as_document(decision: Decision) -> dict[str, Any]:
         "against": list(decision.against),
         "environment": list(decision.environment),
         "changes": [
-            {
-                "what": change.what.value,
-                "case": change.case,
-                "edge": change.edge,
-                "quantity": change.quantity,
-                "metric": change.metric,
-                "before": for_json(change.before),
-                "now": for_json(change.now),
-                "tolerance": for_json(change.tolerance),
-                "note": change.note,
-            }
+            {name: for_json(getattr(change, name)) for name in _CHANGE}
             for change in decision.changes
         ],
     }

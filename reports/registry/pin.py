@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reports.provenance.environment import git_state
-from reports.registry.lookup import measured
+from reports.registry.lookup import read_judgeable
 from reports.store.schema import RunKind, StoreError
 from reports.text import number
 from reports.verdict import pins
@@ -36,11 +36,11 @@ class PinDiff:
         moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
         moved = {group: ratio for group, ratio in moved.items() if ratio != 1.0}
         came, went = new.keys() - old.keys(), old.keys() - new.keys()
-        said = [f"{len(moved)} levels moved, {len(came)} are new, {len(went)} are gone"]
+        report = [f"{len(moved)} levels moved, {len(came)} are new, {len(went)} are gone"]
         for group in sorted(moved, key=lambda g: (-max(moved[g], 1 / moved[g]), g))[:10]:
             was, now = number(old[group].typical), number(new[group].typical)
-            said.append(f"  {' | '.join(group)}: {was} → {now}, {moved[group]:.2f} times")
-        return said
+            report.append(f"  {' | '.join(group)}: {was} → {now}, {moved[group]:.2f} times")
+        return report
 
 
 def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:
@@ -59,15 +59,15 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
             f"expected a clean checkout, so that the diff is the pinning alone, but the tree "
             f"{state}; commit or stash first"
         )
-    run = measured(folder)
+    run = read_judgeable(folder)
     manifest = run.manifest
-    found = decide(run, None)
+    decision = decide(run, None)
     refusals = {
         f"is a run of kind {manifest.kind}": manifest.kind is not RunKind.NIGHTLY,
         "was made from a tree with uncommitted changes": manifest.dirty,
         f"has the planted fault {manifest.fault}": bool(manifest.fault),
         "ran only some cases": bool(manifest.selected),
-        f"is {found.word}: {found.sentence}": found.exit_code is not ExitCode.PASS,
+        f"is {decision.word}: {decision.sentence}": decision.exit_code is not ExitCode.PASS,
     }
     why = [what for what, holds in refusals.items() if holds]
     if why:

@@ -23,7 +23,8 @@ from reports.verdict.history import load_history
 class Plan:
     """What would be deleted, and what is kept although it is old, with a reason."""
 
-    kept: int
+    newest: int
+    """Runs kept because they are among the newest."""
     goes: tuple[Path, ...]
     spared: tuple[tuple[Path, str], ...]
     unreadable: tuple[tuple[Path, str], ...]
@@ -63,13 +64,13 @@ def plan(root: Path, keep: int) -> Plan:
 
 def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
     """Return by its id what the newest run of each group is compared with."""
-    found: dict[str, str] = {}
+    baselines: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:
             baseline = load_history(root, read_run(runs[-1].folder)).baseline
             if baseline is not None:
-                found[baseline.id] = runs[-1].manifest.id
-    return found
+                baselines[baseline.id] = runs[-1].manifest.id
+    return baselines
 
 
 def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
@@ -79,7 +80,7 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
         machine = fingerprint(run.manifest.environment)
         if machine is not None and MEASUREMENTS in FILES[run.kind] and run.manifest.whole:
             newest[run.kind, machine] = run
-    found: dict[str, str] = {}
+    anchors: dict[str, str] = {}
     for (_, machine), run in newest.items():
         pinned = pins.load(run.manifest.environment.device.kind)
         read = read_run(run.folder)
@@ -87,8 +88,8 @@ def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
             continue
         # The first run of a machine is the anchor of its next one.
         for old in anchors_of(root, read, pinned) or (read,):
-            found.setdefault(old.id, read.id)
-    return found
+            anchors.setdefault(old.id, read.id)
+    return anchors
 
 
 def delete(folder: Path) -> None:

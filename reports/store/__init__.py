@@ -1,1 +1,27 @@
-"""The run folder: its schema, how it is written aside and renamed, how many of them are queried."""
+"""The run folder: its schema and migrations, how it is written aside and renamed, and how the
+measurements of many runs are queried as one table.
+"""
+
+from reports.store.manifest import Environment, Manifest, SuiteResult, read_manifest
+from reports.store.query import Table
+from reports.store.runs import Run, RunInfo, check_writable, list_runs, read_run, write_run
+from reports.store.schema import SCHEMA, RunKind, StoreError
+from reports.store.timings import Timing
+
+__all__ = [
+    "SCHEMA",
+    "Environment",
+    "Manifest",
+    "Run",
+    "RunInfo",
+    "RunKind",
+    "StoreError",
+    "SuiteResult",
+    "Table",
+    "Timing",
+    "check_writable",
+    "list_runs",
+    "read_manifest",
+    "read_run",
+    "write_run",
+]

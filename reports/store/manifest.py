@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from reports.store.schema import MANIFEST, SCHEMA, RunKind, StoreError, kind_of, migrated
+from reports.store.schema import MANIFEST, SCHEMA, RunKind, StoreError, kind_of, migrate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class Environment:
 
     @property
     def machine(self) -> tuple[Device, Mapping[str, str], int | str | None]:
-        """What of it is the machine."""
+        """Device, processor and number of threads."""
         return self.device, self.host, self.threads
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
         """Read it from a document that holds its fields; what is missing is unknown."""
-        parts = _known(cls, document)
-        parts["device"] = Device(**_known(Device, parts.get("device")))
-        parts["reference"] = ReferenceInfo(**_known(ReferenceInfo, parts.get("reference")))
+        parts = _fields_of(cls, document)
+        parts["device"] = Device(**_fields_of(Device, parts.get("device")))
+        parts["reference"] = ReferenceInfo(**_fields_of(ReferenceInfo, parts.get("reference")))
         return cls(**parts)
 
 
@@ -147,8 +147,7 @@ class Manifest:
     shards: tuple[str, ...] = ()
     """Ids of the shards that a night was merged from."""
     verdict: str = ""
-    """What was said when the run was stored, for lists. `gate` judges it again by all that is known
-    since."""
+    """Word of its verdict when it was stored, for lists; `gate` judges it again by later runs."""
     migrated_from: int | None = None
     """Schema on disk, where it is an older one."""
 
@@ -168,13 +167,13 @@ class Manifest:
         Raises:
             StoreError: a part is of another kind than it should be, or the run's kind is unknown.
         """
-        parts: dict[str, Any] = {**_known(cls, document), "kind": kind_of(document)}
+        parts: dict[str, Any] = {**_fields_of(cls, document), "kind": kind_of(document)}
         for name, row in (("suites", SuiteResult), ("cases", CaseInfo)):
-            parts[name] = tuple(row(**_known(row, entry)) for entry in _list(parts, name))
+            parts[name] = tuple(row(**_fields_of(row, entry)) for entry in _list(parts, name))
         for name in ("selected", "tolerances", "seams", "plan", "shards"):
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
-            parts["checkpoint"] = CheckpointInfo(**_known(CheckpointInfo, checkpoint))
+            parts["checkpoint"] = CheckpointInfo(**_fields_of(CheckpointInfo, checkpoint))
         for name in ("durations", "spreads", "stability"):
             parts[name] = parts.get(name) or {}
         parts["environment"] = Environment.from_json(document)
@@ -188,7 +187,7 @@ class Manifest:
         return {n: value for n, value in document.items() if value or n not in optional}
 
 
-def _known(row: type, document: object) -> dict[str, Any]:
+def _fields_of(row: type, document: object) -> dict[str, Any]:
     """Return the fields of `row` that a document holds."""
     if document is not None and not isinstance(document, Mapping):
         raise StoreError(
@@ -199,13 +198,13 @@ def _known(row: type, document: object) -> dict[str, Any]:
 
 
 def _list(parts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    found = parts.get(name) or ()
-    if not isinstance(found, list | tuple):
+    value = parts.get(name) or ()
+    if not isinstance(value, list | tuple):
         raise StoreError(
-            f"expected a list {name!r} in {MANIFEST}, received {str(found)[:80]!r}; restore the "
+            f"expected a list {name!r} in {MANIFEST}, received {str(value)[:80]!r}; restore the "
             "folder or delete it"
         )
-    return tuple(found)
+    return tuple(value)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -228,7 +227,7 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         document = json.loads(text)
     except ValueError as error:
         raise _damaged(path.parent, error) from error
-    document = migrated(document if isinstance(document, dict) else {}, path)
+    document = migrate(document if isinstance(document, dict) else {}, path)
     if not isinstance(document.get("id"), str) or not isinstance(document.get("created"), str):
         raise StoreError(
             f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"

@@ -276,10 +276,10 @@ def list_runs(root: Path) -> tuple[list[RunInfo], list[tuple[Path, str]]]:
 
 def without_copies(runs: list[RunInfo], unreadable: list[tuple[Path, str]]) -> list[RunInfo]:
     """Return `runs` oldest first, each id once; the copies go to `unreadable` with a reason."""
-    kept: dict[str, RunInfo] = {}
+    by_id: dict[str, RunInfo] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.manifest.id):
-        first = kept.setdefault(run.manifest.id, run)
+        first = by_id.setdefault(run.manifest.id, run)
         if first is not run:
             why = f"a copy of run {run.manifest.id} in {first.folder}; delete one of them"
             unreadable.append((run.folder, why))
-    return sorted(kept.values(), key=lambda run: (run.manifest.created, str(run.folder)))
+    return sorted(by_id.values(), key=lambda run: (run.manifest.created, str(run.folder)))

@@ -72,9 +72,9 @@ def kind_of(manifest: Mapping[str, Any]) -> RunKind:
     try:
         return RunKind(kind)
     except ValueError as error:
-        known = ", ".join(RunKind)
+        kinds = ", ".join(RunKind)
         raise StoreError(
-            f"expected a run of kind {known}, received {kind!r}; update megalodon-numerics"
+            f"expected a run of kind {kinds}, received {kind!r}; update megalodon-numerics"
         ) from error
 
 
@@ -101,7 +101,7 @@ MIGRATIONS = {
 """By the schema they start from; together they lead from every older schema to `SCHEMA`."""
 
 
-def migrated(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
+def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the manifest in today's schema; `migrated_from` names the one it was stored in.
 
     Raises:

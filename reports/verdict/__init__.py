@@ -1,1 +1,31 @@
-"""What a run means: changes, histories, levels, drift, pinned baselines, one word."""
+"""What a run means: changes, histories, levels and drift from pinned runs, in one word.
+
+`document`, which names the cases of every suite, is imported by itself: it loads all architectures.
+"""
+
+from reports.verdict.changes import Change, Counts, What
+from reports.verdict.decide import Decision, ExitCode, Word, decide
+from reports.verdict.drift import Drift, PinComparison, compare_with_pins
+from reports.verdict.history import History, Past, load_history
+from reports.verdict.levels import Level
+from reports.verdict.pins import Pin, Pins, pin_of
+
+__all__ = [
+    "Change",
+    "Counts",
+    "Decision",
+    "Drift",
+    "ExitCode",
+    "History",
+    "Level",
+    "Past",
+    "Pin",
+    "PinComparison",
+    "Pins",
+    "What",
+    "Word",
+    "compare_with_pins",
+    "decide",
+    "load_history",
+    "pin_of",
+]

@@ -17,7 +17,7 @@ from reports.provenance.host import fingerprint
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, StoreError
-from reports.verdict.levels import Group, grouped
+from reports.verdict.levels import Group, group_gates
 from reports.verdict.pins import Pin, pin_of
 
 _QUERY = """
@@ -29,8 +29,8 @@ _KEY = ("case", "edge", "quantity", "metric", "identity")
 Healthy = Callable[[Run], bool]
 
 
-def anchored(chosen: Sequence[Run]) -> tuple[Pin, ...]:
-    """Return what anchors hold a run to: at most one pin, named after the oldest of them."""
+def anchor_pins(chosen: Sequence[Run]) -> tuple[Pin, ...]:
+    """Return the levels of anchors as one pin, named after the oldest; nothing without anchors."""
     levels: dict[Group, Any] = {}
     for old in chosen:
         levels = {**pin_of(old, {}).groups, **levels}
@@ -53,7 +53,7 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     Raises:
         StoreError: the root cannot be listed.
     """
-    todays = grouped(run.measurements)
+    todays = group_gates(run.measurements)
     earlier = _earlier(root, run) if todays else []
     if not earlier:
         return ()
@@ -77,15 +77,15 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
     """Return whole runs of the same kind, machine and reference before `run`, oldest first."""
-    mine = fingerprint(run.manifest.environment)
-    if mine is None:
+    machine = fingerprint(run.manifest.environment)
+    if machine is None:
         return []
     return [
         old
         for old in list_runs(root)[0]
         if old.kind is run.manifest.kind
         and old.manifest.created < run.manifest.created
-        and fingerprint(old.manifest.environment) == mine
+        and fingerprint(old.manifest.environment) == machine
         and old.manifest.whole
     ]
 

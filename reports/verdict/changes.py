@@ -15,8 +15,9 @@ from reports.provenance.host import processor
 from reports.store.manifest import Environment
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_rank, label
-from reports.verdict.drift import Drift, Held, Rescaled
+from reports.verdict.drift import Drift, PinComparison, Rescaled
 from reports.verdict.history import Past
+from reports.verdict.levels import Group
 from reports.verdict.noise import step
 from stability.core.findings import Finding, Severity
 
@@ -79,7 +80,7 @@ def _same(a: float, b: float) -> bool:
 
 def _change(what: What, m: Measurement, before: Measurement | None, note: str = "") -> Change:
     if before is not None and not note and not _same(before.tolerance, m.tolerance):
-        note = retoleranced(before.tolerance, m.tolerance)
+        note = tolerance_note(before.tolerance, m.tolerance)
     return Change(
         what=what,
         case=m.case,
@@ -124,65 +125,53 @@ def _step(m: Measurement, past: Past) -> Change | None:
     return replace(_change(what, m, None, note), before=m.value / ratio)
 
 
-def retoleranced(before: float, now: float) -> str:
+def tolerance_note(before: float, now: float) -> str:
     """Say that a tolerance is another one."""
     then, after = contrast(before, now)
     return f"tolerance changed from {then} to {after}"
 
 
-def rescaled_change(rescaled: Rescaled, held: Held) -> Change:
+def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
     """Return the change that the level of a group cannot be compared with a pinned
     one, because it rests on tolerances that are others now.
     """
-    case, edge, kind, metric = rescaled.group
-    note = f"{retoleranced(rescaled.before, rescaled.now)} since {whose(held)}"
-    return Change(
-        What.NOT_COMPARABLE,
-        case,
-        edge,
-        f"all {kind} gates",
-        metric,
-        None,
-        None,
-        math.nan,
-        note=note,
-        kind=kind,
-    )
+    note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
+    return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
 
 
-def drift_change(drift: Drift, held: Held, run: Run) -> Change:
+def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
     """Return the change that a group of gates of `run` is which left its pinned level."""
-    case, edge, kind, metric = drift.group
-    note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {whose(held)}"
-    if not held.same:
-        here = where(run.manifest.environment)
+    note = f"{drift.what} of these gates, {drift.ratio:.2f} times that of {pin_name(comparison)}"
+    if not comparison.same:
+        here = machine_name(run.manifest.environment)
         note += f"; here {here}; rounding between them explains {drift.limit:.2f}"
     grew = drift.ratio > 1
-    return Change(
-        What.DRIFTED if grew else What.BETTER,
-        case,
-        edge,
-        f"all {kind} gates",
-        metric,
-        drift.before,
-        drift.now,
-        drift.before * drift.limit if grew else math.nan,
-        note=note,
-        kind=kind,
+    return replace(
+        _group_change(What.DRIFTED if grew else What.BETTER, drift.group, note),
+        before=drift.before,
+        now=drift.now,
+        tolerance=drift.before * drift.limit if grew else math.nan,
         excess=drift.excess,
     )
 
 
-def whose(held: Held) -> str:
+def _group_change(what: What, group: Group, note: str) -> Change:
+    case, edge, kind, metric = group
+    return Change(
+        what, case, edge, f"all {kind} gates", metric, None, None, math.nan, note=note, kind=kind
+    )
+
+
+def pin_name(comparison: PinComparison) -> str:
     """Name the run that levels are held against, with its machine where that is another one."""
-    pin = held.pin
+    pin = comparison.pin
     run = f"run {label(pin.run, 60)}"
-    if held.same:
+    if comparison.same:
         return f"{run} on this machine"
-    return f"{run} on {where(pin.environment)}"
+    return f"{run} on {machine_name(pin.environment)}"
 
 
-def where(environment: Environment) -> str:
+def machine_name(environment: Environment) -> str:
     """Name the processor of a run and what kind of reference it was compared with."""
     reference = environment.reference.kind or "absent"
     return f"{label(processor(environment), 140)}, reference {label(reference, 20)}"
@@ -269,7 +258,7 @@ def gravest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
     )
 
 
-def counted(run: Run, changes: Sequence[Change]) -> Counts:
+def count_changes(run: Run, changes: Sequence[Change]) -> Counts:
     """Count a run's measurements, its changes and its suites."""
 
     def of(what: What) -> int:

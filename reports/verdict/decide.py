@@ -22,13 +22,13 @@ from reports.verdict.changes import (
     Change,
     Counts,
     What,
-    counted,
+    count_changes,
     drift_change,
     find_changes,
     gravest_first,
     rescaled_change,
 )
-from reports.verdict.drift import Held, hold, levels_of
+from reports.verdict.drift import PinComparison, compare_with_pins, levels_of
 from reports.verdict.history import Past
 from reports.verdict.pins import Pin
 
@@ -69,41 +69,41 @@ class Decision:
     baseline_id: str | None
     environment: tuple[str, ...]
     """What differs from the baseline's environment: while anything does, no value is CHANGED."""
-    held: tuple[Held, ...] = ()
-    """What the levels were held against: a run of this machine, one of another, or none."""
+    comparisons: tuple[PinComparison, ...] = ()
+    """Of its levels with those of pinned runs: one of this machine, one of another, or none."""
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Say for each of `held` who it is and how many levels could be compared."""
-        return tuple(say.against(held) for held in self.held)
+        """Say for each of `comparisons` who it is and how many levels could be compared."""
+        return tuple(say.against(comparison) for comparison in self.comparisons)
 
 
 def _starts(rows: Sequence[Measurement], new: set[Key]) -> tuple[Measurement, ...]:
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for m in rows:
         groups.setdefault((m.case, m.edge), []).append(m)
-    found = [start for group in groups.values() if (start := first_divergence(group))]
+    divergences = [start for group in groups.values() if (start := first_divergence(group))]
 
-    def known(m: Measurement) -> tuple[bool, bool]:
+    def novelty(m: Measurement) -> tuple[bool, bool]:
         is_new = any(case == m.case and edge == m.edge for case, edge, _, _ in new)
         return m.verdict is not Verdict.FAIL, not is_new
 
     def importance(m: Measurement) -> tuple[Any, ...]:
         fraction = m.fraction
         finite = math.isfinite(fraction)
-        return (*known(m), edge_rank(m.edge), finite, -fraction if finite else 0.0, m.case)
+        return (*novelty(m), edge_rank(m.edge), finite, -fraction if finite else 0.0, m.case)
 
     # The case is chosen by its gravest edge; in it the earliest stage comes first, on whichever
     # edge: the sharpest one may hold nothing but logits.
     gravest: dict[str, tuple[Any, ...]] = {}
-    for m in sorted(found, key=importance):
+    for m in sorted(divergences, key=importance):
         gravest.setdefault(m.case, importance(m))
 
     def order(m: Measurement) -> tuple[Any, ...]:
         at = (m.stage < 0, m.stage, edge_rank(m.edge))
-        return *known(m), gravest[m.case], *at
+        return *novelty(m), gravest[m.case], *at
 
-    return tuple(sorted(found, key=order))
+    return tuple(sorted(divergences, key=order))
 
 
 def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
@@ -111,9 +111,9 @@ def _missing(run: Run, baseline: Run | None) -> tuple[str, ...]:
     # A few cases are asked for to answer a question about those cases.
     if baseline is None or run.manifest.selected:
         return ()
-    known = {suite.name for suite in run.manifest.suites}
+    names = {suite.name for suite in run.manifest.suites}
     before = baseline.manifest.suites
-    return tuple(suite.name for suite in before if suite.whole and suite.name not in known)
+    return tuple(suite.name for suite in before if suite.whole and suite.name not in names)
 
 
 def decide(
@@ -131,21 +131,23 @@ def decide(
             environments are equal; it still exits 0, since every tolerance holds.
         past: Earlier values of the gates that do not repeat (`reports.verdict.history`): a step
             beyond them is REGRESSED although the tolerance holds.
-        pins: Runs whose levels it may be held against (`reports.verdict.drift.hold`), the ones to
-            be preferred first; so is a level that drifted from one of them.
+        pins: Runs that its levels are compared with (`reports.verdict.drift.compare_with_pins`), in
+            order of preference; a level that drifted from one of them is REGRESSED too.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
     before = levels_of(baseline, {}) if baseline else {}
-    held = hold(run, levels_of(run, past), pins, before)
-    drifted = [drift_change(drift, to, run) for to in held for drift in to.drifts]
-    drifted += [rescaled_change(it, to) for to in held for it in to.rescaled]
-    found = find_changes(run, baseline, past, equal=not environment)
-    changes = gravest_first([*found, *drifted])
-    counts = counted(run, changes)
+    comparisons = compare_with_pins(run, levels_of(run, past), pins, before)
+    drifted = [drift_change(drift, to, run) for to in comparisons for drift in to.drifts]
+    drifted += [rescaled_change(it, to) for to in comparisons for it in to.rescaled]
+    changes = find_changes(run, baseline, past, equal=not environment)
+    changes = gravest_first([*changes, *drifted])
+    counts = count_changes(run, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
     starts = _starts(run.measurements, new)
-    word, exit_code, sentence = _verdict(run, baseline, changes, counts, starts, environment, held)
+    word, exit_code, sentence = _verdict(
+        run, baseline, changes, counts, starts, environment, comparisons
+    )
     return Decision(
         word=word,
         exit_code=exit_code,
@@ -155,7 +157,7 @@ def decide(
         starts=starts,
         baseline_id=baseline.id if baseline else None,
         environment=environment,
-        held=held,
+        comparisons=comparisons,
     )
 
 
@@ -166,7 +168,7 @@ def _verdict(
     counts: Counts,
     starts: Sequence[Measurement],
     environment: Sequence[str],
-    held: Sequence[Held],
+    comparisons: Sequence[PinComparison],
 ) -> tuple[Word, ExitCode, str]:
     suites, missing = run.manifest.suites, _missing(run, baseline)
     whole = bool(suites) and all(suite.whole for suite in suites) and not missing
@@ -189,6 +191,6 @@ def _verdict(
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
     sentence = (
         f"All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "
-        f"{say.since(baseline, environment, changes)}{say.first_night(run, held)}"
+        f"{say.since(baseline, environment, changes)}{say.first_night(run, comparisons)}"
     )
     return Word.PASS, ExitCode.PASS, sentence

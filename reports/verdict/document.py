@@ -28,7 +28,12 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
 
     A merged run has them made anew: each shard knows the values of its own only.
     """
-    return replace(manifest, tolerances=_tolerances(), seams=known_differences(rows))
+    tolerances = tuple(
+        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
+        for row in (*TABLE, *PORTS)
+        for kind in row.kinds
+    )
+    return replace(manifest, tolerances=tolerances, seams=known_differences(rows))
 
 
 def suite_of(m: Measurement) -> str:
@@ -61,21 +66,13 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
     values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
     for difference in KNOWN_DIFFERENCES:
-        found = values.get(difference.id)
+        m = values.get(difference.id)
         entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
-        if found is not None and math.isfinite(found.value):
-            entry["value"] = found.value
-        entry["holds"] = found is None or found.verdict is Verdict.PASS
+        if m is not None and math.isfinite(m.value):
+            entry["value"] = m.value
+        entry["holds"] = m is None or m.verdict is Verdict.PASS
         entries.append(entry)
     return tuple(entries)
-
-
-def _tolerances() -> tuple[dict[str, str], ...]:
-    return tuple(
-        {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in (*TABLE, *PORTS)
-        for kind in row.kinds
-    )
 
 
 def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
@@ -89,10 +86,9 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
         if m.verdict is Verdict.FAIL
     }
     cases |= {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
-    everything = {"label": "everything", "command": "make nightly"}
-    return [
-        everything,
-        *({"label": case, "command": command(case, run.manifest.fault)} for case in sorted(cases)),
+    commands = [{"label": "everything", "command": "make nightly"}]
+    return commands + [
+        {"label": case, "command": command(case, run.manifest.fault)} for case in sorted(cases)
     ]
 
 

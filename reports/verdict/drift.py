@@ -8,13 +8,15 @@ draws of rounding can be. See docs/verdicts.md "Another machine".
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from parity.engine.measurement import Key
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL, DRIFT_WORST
 from reports.provenance.host import differences, fingerprint
 from reports.store.runs import Run
-from reports.verdict.levels import Group, Level, Spread, levels
+from reports.verdict.history import Past
+from reports.verdict.levels import Group, Level, levels
 from reports.verdict.pins import Pin
 
 
@@ -56,12 +58,12 @@ class Rescaled:
 
 
 @dataclass(frozen=True)
-class Held:
-    """A run held against one pinned baseline."""
+class PinComparison:
+    """The levels of a run compared with those of one pinned run."""
 
     pin: Pin
     same: bool
-    """Whether both were made on equal machines, with the same kind of reference."""
+    """Whether both machines are equal, and the kind of reference too."""
     differs: tuple[str, ...]
     """How this run's machine and reference differ from the pinned baseline's."""
     levels: int
@@ -106,55 +108,42 @@ def limit(base: float, deviation: float, same: bool) -> float:
     return max(base, math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * deviation))
 
 
-def rescaled(
-    now: Mapping[Group, Level], pin: Pin, before: Mapping[Group, Level]
-) -> tuple[Rescaled, ...]:
-    """Return the levels of the same work that rest on tolerances which changed.
+def compare(
+    now: Mapping[Group, Level], pin: Pin, same: bool, before: Mapping[Group, Level]
+) -> tuple[tuple[Drift, ...], tuple[Rescaled, ...]]:
+    """Return how far each level of the same work is from the pinned one, the furthest first, and
+    the levels that rest on tolerances which changed.
 
     A pinned baseline that does not hold its tolerances is taken to have had those of `before`.
     """
-    found = []
+    drifts: list[Drift] = []
+    rescaled: list[Rescaled] = []
     for group, level in now.items():
         pinned = pin.groups.get(group)
         if pinned is None or pinned.work != level.work:
             continue
         then = pinned if pinned.tolerance else before.get(group, level)
         if then.tolerance != level.tolerance and then.floored + level.floored:
-            found.append(Rescaled(group, then.tolerance, level.tolerance))
-    return tuple(found)
-
-
-def compare(
-    now: Mapping[Group, Level], pin: Pin, same: bool, without: Collection[Group] = ()
-) -> tuple[Drift, ...]:
-    """Return how far each level of the same work is from the pinned one, the furthest first."""
-    found: list[Drift] = []
-    for group, level in now.items():
-        pinned = pin.groups.get(group)
-        if pinned is None or pinned.work != level.work or group in without:
+            rescaled.append(Rescaled(group, then.tolerance, level.tolerance))
             continue
-        spread = _wider(pinned.spread, level.spread)
+        # What was pinned before a case was calibrated holds no spread, and so may a run.
+        typical, worst = map(max, zip(pinned.spread, level.spread, strict=True))
         for what, base, deviation in (
-            ("typical", DRIFT_TYPICAL, spread[0]),
-            ("worst", DRIFT_WORST, spread[1]),
+            ("typical", DRIFT_TYPICAL, typical),
+            ("worst", DRIFT_WORST, worst),
         ):
-            before, after = getattr(pinned, what), getattr(level, what)
-            found.append(Drift(group, what, before, after, limit(base, deviation, same)))
-    return tuple(sorted(found, key=lambda d: (-d.excess, d.group, d.what)))
+            ratio = limit(base, deviation, same)
+            drifts.append(Drift(group, what, getattr(pinned, what), getattr(level, what), ratio))
+    return tuple(sorted(drifts, key=lambda d: (-d.excess, d.group, d.what))), tuple(rescaled)
 
 
-def _wider(a: Spread, b: Spread) -> Spread:
-    # What was pinned before a case was calibrated holds no spread, and so may a run.
-    return max(a[0], b[0]), max(a[1], b[1])
-
-
-def hold(
+def compare_with_pins(
     run: Run,
     now: Mapping[Group, Level],
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
-) -> tuple[Held, ...]:
-    """Hold a run against the pin of its own machine and the newest of another, where there are.
+) -> tuple[PinComparison, ...]:
+    """Compare a run's levels with the pin of its own machine and with the newest of another.
 
     Args:
         run: What was measured.
@@ -162,23 +151,22 @@ def hold(
         pins: Candidates, the ones to be preferred first.
         before: Levels of the run's baseline, for the tolerances that a pin does not hold.
     """
-    mine = fingerprint(run.manifest.environment)
+    machine = fingerprint(run.manifest.environment)
     kind = run.manifest.environment.reference.kind
     candidates = list(pins)
-    own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]
+    own = [g for g in candidates if machine is not None and g.fingerprint == machine][:1]
     # What was compared with the same kind of reference says more; sorting keeps the order else.
-    others = [g for g in candidates if mine is None or g.fingerprint != mine]
+    others = [g for g in candidates if machine is None or g.fingerprint != machine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
-    def held(pin: Pin, same: bool) -> Held:
-        lost = rescaled(now, pin, before or {})
-        compared = compare(now, pin, same, {it.group for it in lost})
+    def comparison(pin: Pin, same: bool) -> PinComparison:
+        compared, rescaled = compare(now, pin, same, before or {})
         differs = differences(run.manifest.environment, pin.environment)
-        return Held(pin, same, differs, len(now), compared, lost)
+        return PinComparison(pin, same, differs, len(now), compared, rescaled)
 
-    return (*(held(g, True) for g in own), *(held(g, False) for g in others[:1]))
+    return (*(comparison(g, True) for g in own), *(comparison(g, False) for g in others[:1]))
 
 
-def levels_of(run: Run, past: Mapping) -> dict[Group, Level]:
+def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:
     """Return the levels of a run with their spreads."""
     return levels(run.measurements, past, run.manifest.spreads)

@@ -72,17 +72,17 @@ def _today(run: Run) -> pa.Table:
 
 def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[tuple[Path, str]]]:
     stored, unreadable = list_runs(root)
-    kept: dict[RunKind, list[RunInfo]] = {kind: [] for kind in RunKind}
+    by_kind: dict[RunKind, list[RunInfo]] = {kind: [] for kind in RunKind}
     for old in stored:
         # A run with a planted fault says nothing about the code it ran.
         if old.manifest.created < run.manifest.created and not old.manifest.fault:
-            kept[old.kind].append(old)
-    return kept, unreadable
+            by_kind[old.kind].append(old)
+    return by_kind, unreadable
 
 
 def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> tuple[Run, ...]:
     """Return the last bench of `stored` and those it shares an identity with, oldest first."""
-    found: list[Run] = []
+    benches: list[Run] = []
     wanted: set[str] = set()
     for old in reversed(stored):
         try:
@@ -93,10 +93,10 @@ def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> t
         identities = {t.identity for t in run.timings}
         wanted = wanted or identities
         if identities & wanted:
-            found.append(run)
-        if len(found) == WINDOW:
+            benches.append(run)
+        if len(benches) == WINDOW:
             break
-    return tuple(reversed(found))
+    return tuple(reversed(benches))
 
 
 def load_history(root: Path, run: Run) -> History:
@@ -116,11 +116,11 @@ def load_history(root: Path, run: Run) -> History:
         part = newest_first[start : start + WINDOW - 1]
         with Table([str(old.folder / MEASUREMENTS) for old in part]) as table:
             table.database.register("today", _today(run))
-            found, broken = table.ask(_QUERY)
+            columns, broken = table.ask(_QUERY)
         unreadable += [(part[i].folder, why) for i, why in broken.items()]
         if start == 0:
-            window, answer = part, found
-        baseline = _newest(run, part, found, unreadable)
+            window, answer = part, columns
+        baseline = _newest(run, part, columns, unreadable)
         if baseline is not None:
             break
     return History(
@@ -137,10 +137,10 @@ def _newest(
     run: Run, stored: Sequence[RunInfo], answer: Answer, unreadable: list[tuple[Path, str]]
 ) -> Run | None:
     """Return the newest run that shares work with `run`, one of the same machine where there is."""
-    mine = fingerprint(run.manifest.environment)
+    machine = fingerprint(run.manifest.environment)
 
     def elsewhere(turn: int) -> bool:
-        return mine is None or fingerprint(stored[turn].manifest.environment) != mine
+        return machine is None or fingerprint(stored[turn].manifest.environment) != machine
 
     turns = set(answer.get("run", np.array([], int)).tolist())
     for turn in sorted(turns, key=lambda turn: (elsewhere(turn), turn)):
@@ -158,8 +158,8 @@ def _series(keys: Sequence[Key], runs: int, answer: Answer) -> dict[Key, tuple[f
     table = np.full((len(keys), runs), None, object)
     # Newest first in the query, oldest first in the series.
     table[answer["key"][gated], runs - 1 - answer["run"][gated]] = answer["share"][gated]
-    found = sorted({keys[row]: row for row in set(answer["key"][gated].tolist())}.items())
-    return {key: tuple(table[row]) for key, row in found}
+    by_key = sorted({keys[row]: row for row in set(answer["key"][gated].tolist())}.items())
+    return {key: tuple(table[row]) for key, row in by_key}
 
 
 def _past(run: Run, window: Sequence[RunInfo], answer: Answer) -> dict[Key, Past]:
@@ -172,14 +172,14 @@ def _past(run: Run, window: Sequence[RunInfo], answer: Answer) -> dict[Key, Past
     values, varied = answer["value"][recent], answer["varied"][recent].astype(bool)
     noisy = {i for i, m in enumerate(run.measurements) if m.deterministic is not True}
     noisy |= set(rows[varied].tolist())
-    found: dict[int, list[tuple[int, float, bool]]] = {}
+    entries: dict[int, list[tuple[int, float, bool]]] = {}
     for row, turn, value, other in zip(rows, runs, values, varied, strict=True):
         if int(row) in noisy:
-            found.setdefault(int(row), []).append((-int(turn), float(value), bool(other)))
+            entries.setdefault(int(row), []).append((-int(turn), float(value), bool(other)))
     keys = _keys(run)
     return {
         keys[row]: Past(tuple(v for _, v, _ in sorted(past)), any(o for *_, o in past))
-        for row, past in found.items()
+        for row, past in entries.items()
         if not math.isnan(run.measurements[row].tolerance)
     }
 

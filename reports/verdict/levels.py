@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parity.engine.measurement import Kind, Measurement
+from parity.engine.measurement import Key, Kind, Measurement
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_SHARE
 from reports.verdict.history import Past
@@ -53,7 +53,7 @@ class Level:
     level follows the tolerances."""
 
 
-def grouped(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
+def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     """Return the gates that have a level, by group.
 
     What was pooled over draws (`parity.pooling`) has its level there: a single draw of a small
@@ -85,24 +85,21 @@ def levels(
         spreads: By the group's `name_of`, as a run's manifest holds them.
         settle: How recent values become one.
     """
-    known = spreads or {}
-    found = {}
-    for group, gates in grouped(rows).items():
-        typical, worst = known.get(name_of(group), STILL)
-        found[group] = _level(gates, past, (typical, worst), settle)
-    return found
 
-
-def _level(
-    gates: list[Measurement], past: Mapping[Key, Past], spread: Spread, settle: Settle
-) -> Level:
     def recent(m: Measurement) -> float:
-        seen = past.get(m.key, Past()).values
-        return settle((*seen[1 - RECENT :], m.value))
+        earlier = past.get(m.key, Past()).values
+        return settle((*earlier[1 - RECENT :], m.value))
 
+    by_group = {}
+    for group, gates in group_gates(rows).items():
+        typical, worst = (spreads or {}).get(name_of(group), STILL)
+        by_group[group] = _level(gates, [recent(m) for m in gates], (typical, worst))
+    return by_group
+
+
+def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -> Level:
     floors = [DRIFT_SHARE * m.tolerance for m in gates]
-    known = [recent(m) for m in gates]
-    values = [max(pair) for pair in zip(known, floors, strict=True)]
+    values = [max(pair) for pair in zip(raw, floors, strict=True)]
     identities = repr(sorted(m.identity for m in gates)).encode()
     return Level(
         work=hashlib.sha256(identities).hexdigest()[:8],
@@ -111,7 +108,7 @@ def _level(
         worst=_rounded(max(values)),
         spread=spread,
         tolerance=_rounded(statistics.geometric_mean([m.tolerance for m in gates])),
-        floored=sum(value < floor for value, floor in zip(known, floors, strict=True)),
+        floored=sum(value < floor for value, floor in zip(raw, floors, strict=True)),
     )
 
 
@@ -135,18 +132,20 @@ def spreads_of(
         responses: By quantity, the relative L2 response to each seed of rounding
             (`parity.engine.rounding_noise`) or, where draws were pooled, to one seed on each draw.
     """
-    found = {}
-    for group, gates in grouped(rows).items():
+    spreads = {}
+    for group, gates in group_gates(rows).items():
         case, _, _, metric = group
-        known = responses.get((case, metric), {})
-        values = [known[m.quantity] for m in gates if m.quantity in known]
+        answers = responses.get((case, metric), {})
+        values = [answers[m.quantity] for m in gates if m.quantity in answers]
         if len(values) == len(gates):
-            typical, worst = (jackknifed if metric == POOLED else scattered)(values)
-            found[name_of(group)] = (_rounded(typical), _rounded(worst))
-    return found
+            typical, worst = (spread_by_jackknife if metric == POOLED else spread_over_seeds)(
+                values
+            )
+            spreads[name_of(group)] = (_rounded(typical), _rounded(worst))
+    return spreads
 
 
-def scattered(values: Sequence[Sequence[float]]) -> Spread:
+def spread_over_seeds(values: Sequence[Sequence[float]]) -> Spread:
     """Return the spread of a level whose gates respond to each seed as `values[gate][seed]`.
 
     Seeds are independent, gates are not: one perturbed weight moves all that follows it. Hence the
@@ -159,7 +158,7 @@ def scattered(values: Sequence[Sequence[float]]) -> Spread:
     return statistics.stdev(typical), statistics.stdev(math.log(max(column)) for column in seeds)
 
 
-def jackknifed(values: Sequence[Sequence[float]]) -> Spread:
+def spread_by_jackknife(values: Sequence[Sequence[float]]) -> Spread:
     """Return the spread of a level whose gates are geometric means over independent draws.
 
     `values[gate][draw]` is one response each, so the level itself is seen once; what leaving out

@@ -20,11 +20,11 @@ def step(value: float, past: Sequence[float]) -> float | None:
     median and the MAD at random, but not what was seen. Fewer than `NOISE_LEAST` positive values
     say nothing, and neither does a value that has no logarithm: those are the tolerance's to judge.
     """
-    seen = [math.log10(v) for v in past if v > 0 and math.isfinite(v)]
-    if len(seen) < NOISE_LEAST or not (value > 0 and math.isfinite(value)):
+    logs = [math.log10(v) for v in past if v > 0 and math.isfinite(v)]
+    if len(logs) < NOISE_LEAST or not (value > 0 and math.isfinite(value)):
         return None
-    now, middle, floor = math.log10(value), statistics.median(seen), math.log10(NOISE_FLOOR)
-    mad = statistics.median(abs(v - middle) for v in seen)
+    now, middle, floor = math.log10(value), statistics.median(logs), math.log10(NOISE_FLOOR)
+    mad = statistics.median(abs(v - middle) for v in logs)
     far = abs(now - middle) > max(NOISE_MADS * mad, floor)
-    unseen = now > max(seen) + floor or now < min(seen) - floor
+    unseen = now > max(logs) + floor or now < min(logs) - floor
     return 10.0 ** (now - middle) if far and unseen else None

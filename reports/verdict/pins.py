@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from megalodon_jax.files import written_aside
+from parity.engine.measurement import Key
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Environment
 from reports.store.runs import Run
@@ -90,8 +91,8 @@ def read(path: Path) -> Pin | None:
 
 def pinned_ids(folder: Path | None = None) -> set[str]:
     """Return the ids of all pinned runs."""
-    known = {path.name.partition("-")[0] for path in (folder or FOLDER).glob("*-*.json")}
-    return {pin.run for device in known for pin in load(device, folder).pins}
+    devices = {path.name.partition("-")[0] for path in (folder or FOLDER).glob("*-*.json")}
+    return {pin.run for device in devices for pin in load(device, folder).pins}
 
 
 def load(device: str | None, folder: Path | None = None) -> Pins:

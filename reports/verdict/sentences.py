@@ -10,8 +10,8 @@ from parity.megalodon.edges import MegalodonEdge
 from reports.provenance.host import fingerprint
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
-from reports.verdict.changes import Change, Counts, What, whose
-from reports.verdict.drift import Held
+from reports.verdict.changes import Change, Counts, What, pin_name
+from reports.verdict.drift import PinComparison
 from stability.core.findings import Severity
 
 
@@ -154,22 +154,24 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
     )
 
 
-def against(held: Held) -> str:
-    """Say what the levels were held against, why, and how many of them could be compared."""
-    pin = held.pin
+def against(comparison: PinComparison) -> str:
+    """Name the pinned run, why it was chosen, and how many levels could be compared with it."""
+    pin = comparison.pin
     why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
     if not pin.pinned:
         why = ", the oldest healthy run on this machine"
-    count_of = f"{held.comparable:,} of {count(held.levels, 'level')} comparable"
-    differs = f"; {'; '.join(label(d, 200) for d in held.differs)}" if not held.same else ""
+    count_of = f"{comparison.comparable:,} of {count(comparison.levels, 'level')} comparable"
+    differs = (
+        f"; {'; '.join(label(d, 200) for d in comparison.differs)}" if not comparison.same else ""
+    )
     return f"run {label(pin.run, 60)}{why}: {count_of}{differs}"
 
 
-def first_night(run: Run, held: Sequence[Held]) -> str:
+def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     """Say that a healthy night has no level of its own machine to be held against, and what that
     means; empty where it has.
     """
-    if any(h.same and h.comparable for h in held):
+    if any(h.same and h.comparable for h in comparisons):
         return ""
     if fingerprint(run.manifest.environment) is None:
         who = " This machine's processor cannot be read, so it is never held to repeat"
@@ -177,19 +179,19 @@ def first_night(run: Run, held: Sequence[Held]) -> str:
         who = " No whole night of this machine is there to hold levels against"
     else:
         who = " It is the first night on this machine, and the anchor of later ones"
-    other = next((h for h in held if not h.same), None)
+    other = next((h for h in comparisons if not h.same), None)
     if other is None:
         return f"{who}; nothing could be compared: no pinned run is there."
     largest = other.largest
     if largest is None:
         differs = other.differs[0] if other.differs else "other work"
         return (
-            f"{who}; nothing could be compared: {whose(other)} has no level of the same work "
+            f"{who}; nothing could be compared: {pin_name(other)} has no level of the same work "
             f"({label(differs, 160)})."
         )
     case, edge, kind, metric = largest.group
     return (
-        f"{who}. Of {count(other.comparable, 'level')} compared with {whose(other)}, the largest "
-        f"ratio is {largest.ratio:.2f} ({label(case, 40)}, {kind}, {edge_name(edge)}, "
+        f"{who}. Of {count(other.comparable, 'level')} compared with {pin_name(other)}, "
+        f"the largest ratio is {largest.ratio:.2f} ({label(case, 40)}, {kind}, {edge_name(edge)}, "
         f"{metric_name(metric)}); rounding explains up to {largest.limit:.2f}."
     )

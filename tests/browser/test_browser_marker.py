@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from tests.browser import chromium
+from tests.helpers import ROOT
 
 BLIND = """
 import sys, pytest
 from tests.browser import chromium
-from tests.helpers import ROOT
 chromium.executable = lambda: None
 sys.exit(pytest.main(sys.argv[1:]))
 """

@@ -130,9 +130,9 @@ def bench(day: int = 18, speedup: float = 6.5, identity: str = "same", missing: 
     shared = {"dtype": "float32", "device": "cpu", "identity": identity}
     rows = []
     for work, base in (("forward", 0.2), ("train_step", 0.9), ("prefill", 0.2), ("decode", 0.03)):
-        mine = tuple(base * f for f in (1.0, 1.1, 0.9))
+        own = tuple(base * f for f in (1.0, 1.1, 0.9))
         other = () if missing else tuple(speedup * t for t in (base, base * 1.2, base * 0.9))
-        rows += timings(work, Times(2.5, mine, other, (base / 2,) * 3), missing, shared)
+        rows += timings(work, Times(2.5, own, other, (base / 2,) * 3), missing, shared)
     other = missing or 3.1 * 2**30
     rows += memory_timings({"jax": 1.25 * 2**30, "reference": other}, shared)
     reference = {"kind": "live", "commit": "082db4b", "versions": {"torch": "2.6.0"}, "detail": ""}
@@ -321,10 +321,10 @@ def regressed(night: Run, case: str = "slow_decay") -> Run:
 
 def described(rows: Iterable[Measurement]) -> tuple[Deviation, ...]:
     """The failing tensors of a night, element by element: one element off, one not a number."""
-    seen, expected = Deviations(), np.linspace(-2.0, 2.0, 60).reshape(3, 4, 5)
+    values, expected = Deviations(), np.linspace(-2.0, 2.0, 60).reshape(3, 4, 5)
     actual = expected.astype(np.float32).astype(np.float64)
     actual[1, 2, 3], actual[0, 0, 1] = 7.0, math.nan
     for m in rows:
         if m.verdict is Verdict.FAIL and m.metric == "rel_l2":
-            seen(m, actual, expected)
-    return tuple(seen)
+            values(m, actual, expected)
+    return tuple(values)

@@ -18,7 +18,7 @@ SSE = next(host for host in simulated_hosts.HOSTS if host.name == "SSE4.2, 1 thr
 def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Path) -> None:
     """Instructions and threads that nothing was pinned on: only rounding differs."""
     command = [*("nightly", "--case", "plain", "--reference", "recorded", "--json"), "--out"]
-    found = subprocess.run(
+    result = subprocess.run(
         simulated_hosts.pinned(
             SSE, [simulated_hosts.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]
         ),
@@ -27,10 +27,10 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
         capture_output=True,
         text=True,
     )
-    told = json.loads(found.stdout)
-    assert (found.returncode, told["verdict"]) == (0, "PASS"), found.stderr
-    assert any("--xla_cpu_max_isa=SSE4_2" in line for line in told["against"])
-    assert "rounding explains up to" in told["sentence"]
+    words = json.loads(result.stdout)
+    assert (result.returncode, words["verdict"]) == (0, "PASS"), result.stderr
+    assert any("--xla_cpu_max_isa=SSE4_2" in line for line in words["against"])
+    assert "rounding explains up to" in words["sentence"]
 
 
 def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> 
         decision = nightly(options, lambda line: None).decision
     assert decision is not None
     assert (decision.word, decision.counts.passed) == (Word.REGRESSED, decision.counts.gates)
-    held = decision.held[0]
-    assert not held.same
+    comparison = decision.comparisons[0]
+    assert not comparison.same
     # A true loss of about half: not a bug that any tolerance would have found.
-    assert held.drifts and all(1.2 < drift.ratio < 2.5 for drift in held.drifts)
+    assert comparison.drifts and all(1.2 < drift.ratio < 2.5 for drift in comparison.drifts)
 
 
 def test_a_bound_is_counted_where_it_is_what_was_applied() -> None:

@@ -179,15 +179,15 @@ DRIFT = of(
     (
         "levels_of_other_work",
         "levels of other work are compared",
-        "if pinned is None or pinned.work != level.work or group in without:",
-        "if pinned is None or group in without:",
+        "if pinned is None or pinned.work != level.work:",
+        "if pinned is None:",
         f"{_RATES}::test_a_drift_is_held_against_the_pinned_run_of_the_same_work_only {_HOSTS}",
     ),
     (
         "any_pin_is_its_own",
         "the first pinned baseline is taken for one of this machine",
-        "own = [g for g in candidates if mine is not None and g.fingerprint == mine][:1]",
-        "own = [g for g in candidates if mine is not None][:1]",
+        "own = [g for g in candidates if machine is not None and g.fingerprint == machine][:1]",
+        "own = [g for g in candidates if machine is not None][:1]",
         _HOSTS,
     ),
     (
@@ -200,8 +200,8 @@ DRIFT = of(
     (
         "spread_of_the_pin_alone",
         "a pinned baseline that holds no spread leaves no room for rounding",
-        "return max(a[0], b[0]), max(a[1], b[1])",
-        "return a",
+        "map(max, zip(pinned.spread, level.spread, strict=True))",
+        "pinned.spread",
         _HOSTS,
     ),
     (
@@ -214,8 +214,8 @@ DRIFT = of(
     (
         "loosened_tolerance_is_a_drift",
         "a level that rests on a tolerance which changed is compared",
-        "compared = compare(now, pin, same, {it.group for it in lost})",
-        "compared = compare(now, pin, same)",
+        "rescaled.append(Rescaled(group, then.tolerance, level.tolerance))\n            continue",
+        "rescaled.append(Rescaled(group, then.tolerance, level.tolerance))",
         f"{_HOSTS}::test_a_loosened_tolerance_is_no_drift",
     ),
 )
@@ -232,8 +232,8 @@ LEVELS = of(
     (
         "near_zero_counts",
         "values far below their tolerance move the level freely",
-        "values = [max(pair) for pair in zip(known, floors, strict=True)]",
-        "values = [max(pair[0], 1e-30) for pair in zip(known, floors, strict=True)]",
+        "values = [max(pair) for pair in zip(raw, floors, strict=True)]",
+        "values = [max(pair[0], 1e-30) for pair in zip(raw, floors, strict=True)]",
         f"{_HOSTS} {_COMMANDS} {_RATES}",
     ),
     (
@@ -253,8 +253,8 @@ LEVELS = of(
     (
         "oldest_values_stand_for_a_gate",
         "a gate that does not repeat counts with its oldest values",
-        "return settle((*seen[1 - RECENT :], m.value))",
-        "return settle((*seen[: RECENT - 1], m.value))",
+        "return settle((*earlier[1 - RECENT :], m.value))",
+        "return settle((*earlier[: RECENT - 1], m.value))",
         f"{_HOSTS} {_RATES} {_COMMANDS}",
     ),
     (
@@ -362,8 +362,8 @@ REGISTRY = (
         (
             "failed_night_pinned",
             "a night that broke a tolerance is pinned",
-            "found.exit_code is not ExitCode.PASS,",
-            "found.exit_code is ExitCode.USAGE,",
+            "decision.exit_code is not ExitCode.PASS,",
+            "decision.exit_code is ExitCode.USAGE,",
             f"{_COMMANDS}::test_only_a_whole_healthy_night_is_pinned",
         ),
     ),
@@ -506,8 +506,8 @@ STORE = (
         (
             "one_value_too_few",
             "five earlier values say nothing",
-            "if len(seen) < NOISE_LEAST or not",
-            "if len(seen) <= NOISE_LEAST or not",
+            "if len(logs) < NOISE_LEAST or not",
+            "if len(logs) <= NOISE_LEAST or not",
             f"{_RATES}::test_a_step_is_far_and_unseen",
         ),
         (
@@ -596,8 +596,8 @@ HOST = (
         (
             "instructions_ignored",
             "processors with other vector units are one machine",
-            "kept = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})",
-            'kept = sorted({flag for flag in flags.split() if flag.startswith("fp")})',
+            "arithmetic = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})",
+            'arithmetic = sorted({flag for flag in flags.split() if flag.startswith("fp")})',
             f"{_HOSTS}::test_a_processor_is_more_than_its_name",
         ),
     ),
@@ -606,8 +606,8 @@ HOST = (
         (
             "explained_and_well",
             "a case that was explained counts as holding",
-            'return f"{_forward(told, told.culprit)}\\n{replay}", False',
-            'return f"{_forward(told, told.culprit)}\\n{replay}", True',
+            'return f"{_forward(report, report.culprit)}\\n{replay}", False',
+            'return f"{_forward(report, report.culprit)}\\n{replay}", True',
             "test_localize.py::test_an_account_names_stage_parameters_and_replay test_localize.py",
         ),
     ),

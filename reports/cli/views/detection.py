@@ -25,8 +25,8 @@ def print_table(detections: Sequence[Detection], console: Console) -> None:
             family = row.fault.family
             table.add_row(f"[bold]{family}[/bold]")
         style = "" if row.localised else "bold red"
-        found = row.found or "not detected"
-        cells = (f"  {row.fault.name}", found, row.edge, row.case, f"{row.signal:.1e}")
+        where = row.found or "not detected"
+        cells = (f"  {row.fault.name}", where, row.edge, row.case, f"{row.signal:.1e}")
         table.add_row(*cells, style=style)
     console.print(table)
     console.print("signal: error over tolerance; inf: refused, another dtype, or no number")
@@ -43,17 +43,18 @@ def summary(detections: Sequence[Detection]) -> str:
     return "\n".join(lines)
 
 
-def alarm_lines(found: Iterable[Measurement]) -> list[str]:
+def alarm_lines(alarms: Iterable[Measurement]) -> list[str]:
     """Return one line per alarm of a healthy case."""
     return [
         f"{m.case} {m.edge} {m.quantity}: {m.metric} {m.value:.2e} over {m.tolerance:.2e} {m.note}"
-        for m in found
+        for m in alarms
     ]
 
 
 def markdown(table: DetectionTable) -> str:
     """Return the document of a table in which each edge was asked about each fault."""
-    by_edge = {edge: _of(table, i) for i, edge in enumerate(EDGES)}
+    # `detection.run` gives each fault's rows in the order of `EDGES`.
+    by_edge = {edge: table.detections[i :: len(EDGES)] for i, edge in enumerate(EDGES)}
     parts = ["# The detection table", _COUNTS, _counts(by_edge), _SIDES, _two_sided(table, by_edge)]
     families: dict[str, list[tuple[Detection, ...]]] = {}
     for row in zip(*by_edge.values(), strict=True):
@@ -77,16 +78,14 @@ _SIGNAL = """The signal is error over tolerance where the fault was reported. �
 refuses the weights, a dtype differs, or there is no number. A dash: that edge does not see it."""
 
 
-def _of(table: DetectionTable, index: int) -> list[Detection]:
-    """Return the rows of one edge; `detection.run` gives each fault's in the order of `EDGES`."""
-    return table.detections[index :: len(EDGES)]
-
-
 def _counts(by_edge: dict[MegalodonEdge, list[Detection]]) -> str:
     rows = ["| edge | faults | detected | at the right stage |", "| --- | --- | --- | --- |"]
     for edge, detections in by_edge.items():
-        found, placed = (sum(getattr(d, n) for d in detections) for n in ("detected", "localised"))
-        numbers = len(detections), found, placed
+        numbers = (
+            len(detections),
+            sum(d.detected for d in detections),
+            sum(d.localised for d in detections),
+        )
         rows.append(f"| {edge_name(edge)} | {' | '.join(map(str, numbers))} |")
     either = list(zip(*by_edge.values(), strict=True))
     detected = sum(any(k.detected for k in row) for row in either)
@@ -100,19 +99,17 @@ def _two_sided(table: DetectionTable, by_edge: dict[MegalodonEdge, list[Detectio
         "| --- | --- | --- | --- | --- |",
     ]
     for (edge, kind), share in sorted(table.used.items()):
-        found = [
+        candidates = [
             k
             for k in by_edge[edge]
             if k.localised and kind_of(k.found) == kind and math.isfinite(k.signal)
         ]
-        weakest = min(found, key=lambda k: k.signal, default=None)
-        told = ("–", "none of the catalogue") if weakest is None else _weakest(weakest)
-        rows.append(f"| {edge_name(edge)} | {kind} | {share:.1g} | {' | '.join(told)} |")
+        weakest = min(candidates, key=lambda k: k.signal, default=None)
+        cells = "–", "none of the catalogue"
+        if weakest is not None:
+            cells = _signal(weakest), f"`{weakest.fault.name}`"
+        rows.append(f"| {edge_name(edge)} | {kind} | {share:.1g} | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _weakest(row: Detection) -> tuple[str, str]:
-    return _signal(row), f"`{row.fault.name}`"
 
 
 def _faults(rows: Sequence[tuple[Detection, ...]]) -> str:
@@ -121,10 +118,10 @@ def _faults(rows: Sequence[tuple[Detection, ...]]) -> str:
     lines.append("| --- | --- | --- | --- |" + " --- |" * len(EDGES))
     for row in rows:
         fault = row[0].fault
-        found = next((k.found for k in row if k.detected), "nothing")
+        where = next((k.found for k in row if k.detected), "nothing")
         how = fault.how.replace("|", "\\|")
         signals = " | ".join(_signal(detection) for detection in row)
-        lines.append(f"| `{fault.name}` | {how} | {row[0].case} | `{found}` | {signals} |")
+        lines.append(f"| `{fault.name}` | {how} | {row[0].case} | `{where}` | {signals} |")
     return "\n".join(lines)
 
 

@@ -26,32 +26,33 @@ def explain(case: Case, fault: str | None) -> tuple[str, bool]:
     or a gradient wrong although every stage is right; is any stage less accurate in float32 than
     calibrated. The first yes is explained.
     """
-    replay = _replay("explain", case, fault)
+    planted = f" --fault {shlex.quote(fault)}" if fault else ""
+    replay = f"replay: megalodon-numerics parity explain {shlex.quote(case.name)}{planted}"
     if case.cuts or case.steps:
         what, hint = (
             ("trajectory", _optimiser) if case.steps else ("stream", _streams_have_no_intermediates)
         )
-        found = failure(case)
-        if found is None:
+        divergence = failure(case)
+        if divergence is None:
             return f"{case.name}: the {what} holds on {EDGE}.", True
-        return f"{_headline(case, found)}\n{hint(found)}\n{replay}", False
+        return f"{_headline(case, divergence)}\n{hint(divergence)}\n{replay}", False
     for dtype in ("float64", "float32"):
-        told = account(case, dtype)
-        if told.culprit is not None:
-            return f"{_forward(told, told.culprit)}\n{replay}", False
-        if dtype == "float64" and (found := failure(case)) is not None:
-            return f"{_headline(case, found)}\n{_backward(found)}\n{replay}", False
-    held = len(told.stages)
+        report = account(case, dtype)
+        if report.culprit is not None:
+            return f"{_forward(report, report.culprit)}\n{replay}", False
+        if dtype == "float64" and (divergence := failure(case)) is not None:
+            return f"{_headline(case, divergence)}\n{_backward(divergence)}\n{replay}", False
+    count = len(report.stages)
     return (
-        f"{case.name}: no divergence. {held} stages hold on their own, in float64 and float32; "
-        f"loss, cotangents and gradients hold in float64.\n{_table(told.stages)}",
+        f"{case.name}: no divergence. {count} stages hold on their own, in float64 and float32; "
+        f"loss, cotangents and gradients hold in float64.\n{_table(report.stages)}",
         True,
     )
 
 
-def shrunk(case: Case, fault: str | None, report) -> str:
+def shrink_case(case: Case, fault: str | None, report) -> str:
     """Return the smallest case that still fails, as text with a replay in Python."""
-    smallest, found = shrink(case, report)
+    smallest, divergence = shrink(case, report)
     changed = {
         name: getattr(smallest, name)
         for name in ("length", "batch_size", "padding", "overrides", "cuts")
@@ -76,21 +77,21 @@ def shrunk(case: Case, fault: str | None, report) -> str:
     config = json.dumps({k: v for k, v in smallest.config.to_dict().items() if k in SMALL})
     return (
         f"{smallest.name}: {smallest.batch_size} x {smallest.length} tokens still leave the oracle "
-        f"at {found.quantity} (relative L2 {number(found.value)})\nconfig: {config}\n\n"
+        f"at {divergence.quantity} (relative L2 {number(divergence.value)})\nconfig: {config}\n\n"
         + "\n".join(code)
     )
 
 
-def _headline(case: Case, found: Measurement) -> str:
+def _headline(case: Case, divergence: Measurement) -> str:
     return (
-        f"{case.name}: first divergence at {found.quantity}, {EDGE}: relative L2 "
-        f"{number(found.value)}, tolerance {number(found.tolerance)} {found.note}".rstrip()
-    )
+        f"{case.name}: first divergence at {divergence.quantity}, {EDGE}: relative L2 "
+        f"{number(divergence.value)}, tolerance {number(divergence.tolerance)} {divergence.note}"
+    ).rstrip()
 
 
-def _optimiser(found: Measurement) -> str:
+def _optimiser(divergence: Measurement) -> str:
     """Say what a trajectory's first wrong quantity means."""
-    moment = Quantity(found.quantity).moment
+    moment = Quantity(divergence.quantity).moment
     if moment == ("1", "mu"):
         return (
             "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
@@ -106,15 +107,15 @@ def _optimiser(found: Measurement) -> str:
     return "The first step is right: what is carried from step to step is wrong, such as the count."
 
 
-def _streams_have_no_intermediates(found: Measurement) -> str:
+def _streams_have_no_intermediates(divergence: Measurement) -> str:
     return (
         "States are in order of the layers: what comes before the first wrong one is right, so "
-        f"look between it and the state before it ({found.case} is a stream: no other names)."
+        f"look between it and the state before it ({divergence.case} is a stream: no other names)."
     )
 
 
-def _backward(found: Measurement) -> str:
-    quantity = Quantity(found.quantity)
+def _backward(divergence: Measurement) -> str:
+    quantity = Quantity(divergence.quantity)
     if quantity.role is Role.COTANGENT:
         return (
             "Every stage is right, and so is every cotangent behind this one: the derivative of "
@@ -128,35 +129,31 @@ def _backward(found: Measurement) -> str:
     return "Every stage is right: what is computed from the logits is wrong."
 
 
-def _forward(told: Account, culprit: Stage) -> str:
-    name, where = told.case.name, f"jax{told.dtype.removeprefix('float')}:oracle"
+def _forward(report: Account, culprit: Stage) -> str:
+    name, where = report.case.name, f"jax{report.dtype.removeprefix('float')}:oracle"
+    at = report.stages.index(culprit)
     alone = "wrong on its own, fed the oracle's inputs"
     lines = [
         f"{name}: first divergence at {culprit.name}, {where}: {alone}: relative L2 "
         f"{number(culprit.forced)}, tolerance {number(culprit.tolerance)}",
-        _table(_nearby(told.stages, culprit)),
+        _table(report.stages[max(0, at - AROUND) : at + AROUND + 1]),
     ]
-    if told.worst is not None:
-        worst = told.worst
+    if report.worst is not None:
+        worst = report.worst
         lines.append(
             f"worst element {list(worst.index)}: {worst.actual!r}, expected {worst.expected!r}"
         )
-    others = [s.name for s in told.stages if s.broken and s is not culprit]
+    others = [s.name for s in report.stages if s.broken and s is not culprit]
     if others:
         lines.append(f"also wrong on their own: {', '.join(others)}")
     lines.append(
-        f"{len(told.carried)} later stages are wrong only because of what they were fed"
-        if told.carried
+        f"{len(report.carried)} later stages are wrong only because of what they were fed"
+        if report.carried
         else "no other stage is wrong because of it"
     )
     if acting := parameters_of(culprit.name):
         lines.append(f"parameters that act there: {', '.join(acting)}")
     return "\n".join(lines)
-
-
-def _nearby(stages: Sequence[Stage], culprit: Stage) -> Sequence[Stage]:
-    at = stages.index(culprit)
-    return stages[max(0, at - AROUND) : at + AROUND + 1]
 
 
 def _table(stages: Sequence[Stage]) -> str:
@@ -177,8 +174,3 @@ def _table(stages: Sequence[Stage]) -> str:
         ).rstrip()
         for row in (header, *rows)
     )
-
-
-def _replay(command: str, case: Case, fault: str | None) -> str:
-    planted = f" --fault {shlex.quote(fault)}" if fault else ""
-    return f"replay: megalodon-numerics parity {command} {shlex.quote(case.name)}{planted}"

@@ -5,7 +5,7 @@ Source: docs/reports.md "Command line".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import accumulate
 
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_name, label, metric_name
@@ -39,18 +39,10 @@ def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
         return f"{head}\n"
     # The last line says how many more there are; its own length is bounded.
     room = limit - len(f"{head}\n{_HEAD}\n".encode()) - 64
-    kept = _fitting(lines, room)
-    more = len(lines) - kept
+    shown = sum(size <= room for size in accumulate(len(line.encode()) + 1 for line in lines))
+    more = len(lines) - shown
     end = [f"\nand {count(more, 'more change')}"] if more else []
-    return "\n".join([head, _HEAD, *lines[:kept], *end, ""])
-
-
-def _fitting(lines: Sequence[str], room: int) -> int:
-    for i, line in enumerate(lines):
-        room -= len(line.encode()) + 1
-        if room < 0:
-            return i
-    return len(lines)
+    return "\n".join([head, _HEAD, *lines[:shown], *end, ""])
 
 
 def _facts(run: Run, decision: Decision) -> list[str]:

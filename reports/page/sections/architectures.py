@@ -41,31 +41,34 @@ _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
 def architectures(run: Run) -> dict[str, Any] | None:
     """Return what the section shows, or None in a run that knows one architecture only."""
-    told = documents.second_architecture(run)
+    content = documents.second_architecture(run)
     second = [m for m in run.measurements if suite_of(m) == SUBJECT]
-    if not told and not second:
+    if not content and not second:
         return None
+    groups: dict[str, list[Measurement]] = {}
+    for m in second:
+        groups.setdefault(m.case, []).append(m)
     first = [m for m in run.measurements if m.edge not in tuple(PortEdge)]
     flagged = sum(f.severity in (Severity.WARNING, Severity.ERROR) for f in run.findings)
     megalodon = f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors"
     return {
         "rows": [
-            {"edge": said, "megalodon": _logits(first, ours), "mla_moe": _logits(second, port)}
-            for said, ours, port in _EDGES
+            {"edge": words, "megalodon": _logits(first, ours), "mla_moe": _logits(second, port)}
+            for words, ours, port in _EDGES
         ],
-        "gates": (_held(first), _held(second)),
-        "cases": _cases(second),
+        "gates": (_gates(first), _gates(second)),
+        "cases": [_case(case, group) for case, group in groups.items()],
         "refusals": [label(f.message, 200) for f in run.findings if f.metric == LIVE_BUG],
-        "probes": (megalodon, _findings(told["defects"]) if told else "not in this run"),
-        **_told(told),
+        "probes": (megalodon, _findings(content["defects"]) if content else "not in this run"),
+        **_documents(content),
     }
 
 
-def _told(told: Mapping[str, Any]) -> dict[str, Any]:
+def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the documents say: planted defects, broken training."""
-    training = told.get("training") or {"plan": {}, "variants": []}
+    training = content.get("training") or {"plan": {}, "variants": []}
     return {
-        "defects": [_defect(d) for d in (told.get("defects") or {}).get("defects", ())],
+        "defects": [_defect(d) for d in (content.get("defects") or {}).get("defects", ())],
         "plan": [(label(str(k), 40), label(str(v), 40)) for k, v in training["plan"].items()],
         "curves": _curves(training, "loss"),
         "router": _curves(training, "router_z"),
@@ -93,32 +96,25 @@ def _findings(content: Mapping[str, Any]) -> str:
     )
 
 
-def _held(rows: Iterable[Measurement]) -> str:
+def _gates(rows: Iterable[Measurement]) -> str:
     judged = [m for m in rows if m.verdict is not Verdict.INFO]
     if not judged:
         return "not in this run"
     return f"{sum(m.verdict is Verdict.PASS for m in judged):,} of {len(judged):,}"
 
 
-def _cases(rows: Iterable[Measurement]) -> list[dict[str, Any]]:
-    groups: dict[str, list[Measurement]] = {}
-    for m in rows:
-        groups.setdefault(m.case, []).append(m)
-    why = {case.title: case.why for case in CASES}
-    return [_case(name, why.get(name, ""), group) for name, group in groups.items()]
-
-
-def _case(name: str, why: str, rows: Sequence[Measurement]) -> dict[str, Any]:
+def _case(name: str, rows: Sequence[Measurement]) -> dict[str, Any]:
+    why = next((case.why for case in CASES if case.title == name), "")
     judged = [m for m in rows if m.verdict is not Verdict.INFO]
-    held = sum(m.verdict is Verdict.PASS for m in judged)
+    passed = sum(m.verdict is Verdict.PASS for m in judged)
     between = [m for m in rows if (m.edge, m.metric) == (PortEdge.PORT32_ORIGINAL32, "rel_l2")]
     worst = max(between, key=lambda m: (math.isnan(m.value), m.value), default=None)
     margins = [m.value for m in rows if m.metric == "smallest_margin"]
     return {
         "name": label(name, 40),
         "why": label(why, 120),
-        "state": "pass" if held == len(judged) else "fail",
-        "gates": f"{held:,} / {len(judged):,}",
+        "state": "pass" if passed == len(judged) else "fail",
+        "gates": f"{passed:,} / {len(judged):,}",
         "logits": _logits(rows, PortEdge.PORT32_ORIGINAL32),
         "wide": _logits(rows, PortEdge.PORT64_ORIGINAL64),
         "worst": number(worst.value) if worst else "–",
@@ -139,14 +135,13 @@ def _defect(d: Mapping[str, Any]) -> dict[str, str]:
 
 def _curves(training: Mapping[str, Any], key: str) -> list[Line]:
     return [
-        Line(label(v["name"], 24), _STYLES.get(v["name"], "v4"), _points(v[key]))
+        Line(
+            label(v["name"], 24),
+            _STYLES.get(v["name"], "v4"),
+            [(float(x), math.nan if y is None else float(y)) for x, y in v[key]],
+        )
         for v in training["variants"]
     ]
-
-
-def _points(pairs: Iterable[Sequence[Any]]) -> list[tuple[float, float]]:
-    """Return points from pairs of a step and a loss as JSON keeps them, None for not finite."""
-    return [(float(x), math.nan if y is None else float(y)) for x, y in pairs]
 
 
 def _run(v: Mapping[str, Any]) -> dict[str, str]:

@@ -19,8 +19,8 @@ def drill(run: Run) -> dict[str, Any]:
 def second_architecture(run: Run) -> dict[str, Any]:
     """Return what is known of the second architecture: `defects` and `training`."""
     names = {"defects": documents.DEFECTS, "training": documents.TRAINING}
-    known = _of(run, "mla_moe") or {key: _read(run, name) for key, name in names.items()}
-    return known if all(known.values()) else {}
+    content = _of(run, "mla_moe") or {key: _read(run, name) for key, name in names.items()}
+    return content if all(content.values()) else {}
 
 
 def _of(run: Run, name: str) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from reports.text import count, edge_name, label, number
 def moment(created: str) -> str:
     """Write a time stamp; one that is none is shown as it is."""
     try:
-        found = datetime.fromisoformat(created)
+        time = datetime.fromisoformat(created)
     except ValueError:
         return label(created, 40)
-    return found.strftime("%Y-%m-%d %H:%M UTC")
+    return time.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _pairs(mapping: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -103,11 +103,11 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
     title, why = case.title, case.why
     gates = sum(counts.values()) - counts[Verdict.INFO]
     if not counts:
-        state, held = "warning", "not run"
+        state, tally = "warning", "not run"
     else:
         bad = "fail" if counts[Verdict.FAIL] else "blocked"
         state = "pass" if counts[Verdict.PASS] == gates else bad
-        held = f"{counts[Verdict.PASS]:,} / {gates:,}"
+        tally = f"{counts[Verdict.PASS]:,} / {gates:,}"
     return {
         "name": label(case.name, 48),
         "why": label(title, 160) + (f": {label(why, 300)}" if why != title else ""),
@@ -115,7 +115,7 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
         "length": "–" if case.length is None else case.length,
         "hash": label(case.hash, 16),
         "state": state,
-        "held": held,
+        "held": tally,
         "reasons": list(reasons),
     }
 
@@ -147,18 +147,18 @@ def _points(training: Mapping[str, Any], step: str, loss: str) -> Sequence[tuple
 
 def checkpoint(manifest: Manifest) -> dict[str, Any] | None:
     """Return the probed checkpoint and its training curves, or None."""
-    found = manifest.checkpoint
-    if found is None:
+    info = manifest.checkpoint
+    if info is None:
         return None
-    training = found.training or {}
+    training = info.training or {}
     final = training.get("final_val_loss")
     facts = [
-        ("name", label(found.name, 60)),
-        ("parameters", f"{found.parameters:,}"),
+        ("name", label(info.name, 60)),
+        ("parameters", f"{info.parameters:,}"),
         ("final validation loss, nats per token", "–" if final is None else f"{float(final):.4f}"),
         ("learning rate", number(training.get("lr"))),
         ("seed", str(training.get("seed", "–"))),
-        *_pairs(found.config),
+        *_pairs(info.config),
     ]
     return {
         "facts": facts,

@@ -68,15 +68,15 @@ def _heat_cell(m: Measurement, first: Measurement | None) -> HeatCell:
 def _heat_map(stages: Sequence[Measurement], first: Measurement | None) -> HeatMap:
     """Lay one case and edge out; `stages` are in order of computation."""
     layered = [re.fullmatch(r"layers\.(\d+)\.(.+)", m.quantity) for m in stages]
-    columns = tuple(dict.fromkeys(found[2] for found in layered if found)) or ("",)
+    columns = tuple(dict.fromkeys(match[2] for match in layered if match)) or ("",)
     rows: dict[str, list[HeatCell | None]] = {}
-    for m, found in zip(stages, layered, strict=True):
+    for m, match in zip(stages, layered, strict=True):
         shown = _heat_cell(m, first)
-        if found is None:
+        if match is None:
             rows[label(m.quantity, 24)] = [shown]
         else:
-            row = rows.setdefault(f"layer {found[1]}", [None] * len(columns))
-            row[columns.index(found[2])] = shown
+            row = rows.setdefault(f"layer {match[1]}", [None] * len(columns))
+            row[columns.index(match[2])] = shown
     worst = max(stages, key=rank_of)
     bad = sum(m.verdict is not Verdict.PASS for m in stages)
     summary = f"{bad} of {len(stages)} stages outside tolerance; " if bad else "All stages hold; "

@@ -37,7 +37,7 @@ def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
         state = layers.setdefault(str(row["layer"]), {}).setdefault(str(row["state"]), {})
         state[float(row["quantile"])] = _memory(row["memory"])
     worst = max(layers, key=lambda n: max(layers[n].get("float32", {0.0: 0.0}).values()))
-    found = {f.subject: f for f in run.findings if f.metric == "collapsed_fraction"}
+    collapse = {f.subject: f for f in run.findings if f.metric == "collapsed_fraction"}
     return {
         "layer": label(worst),
         "chart": _memory_lines(layers[worst]),
@@ -50,10 +50,10 @@ def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
                 "state": label(state, 40),
                 "values": [steps(memory.get(q)) for q in _SHOWN],
                 # Only a stored |q| can become 1.
-                "collapsed": _share(found[layer].value if layer in found else None)
+                "collapsed": _share(collapse[layer].value if layer in collapse else None)
                 if state.startswith("q in")
                 else "",
-                "severity": found[layer].severity.value if layer in found else "note",
+                "severity": collapse[layer].severity.value if layer in collapse else "note",
             }
             for layer, states in layers.items()
             for state, memory in states.items()
@@ -73,15 +73,15 @@ def steps(memory: float | None) -> str:
 
 def remedies(run: Run) -> dict[str, Any] | None:
     """Return remedies down and kinds of parameter across, each with what it did to the worst."""
-    found = _section(run, "remedies")
-    kinds = list(dict.fromkeys(str(row["kind"]) for row in found))
+    trials = _section(run, "remedies")
+    kinds = list(dict.fromkeys(str(row["kind"]) for row in trials))
     if not kinds:
         return None
-    names = list(dict.fromkeys(str(row["remedy"]) for row in found))
-    cells = {(str(row["remedy"]), str(row["kind"])): row for row in found}
-    first = {kind: next(r for r in found if r["kind"] == kind) for kind in kinds}
+    names = list(dict.fromkeys(str(row["remedy"]) for row in trials))
+    cells = {(str(row["remedy"]), str(row["kind"])): row for row in trials}
+    first = {kind: next(r for r in trials if r["kind"] == kind) for kind in kinds}
     return {
-        "basis": label(str(found[0]["basis"]), 240),
+        "basis": label(str(trials[0]["basis"]), 240),
         "kinds": [{"kind": label(k, 60), "leaf": label(str(first[k]["leaf"]))} for k in kinds],
         "rows": [
             {
@@ -91,7 +91,7 @@ def remedies(run: Run) -> dict[str, Any] | None:
                 "cells": [_remedy_cell(cells.get((name, k))) for k in kinds],
             }
             for name in names
-            for row in [next(r for r in found if r["remedy"] == name)]
+            for row in [next(r for r in trials if r["remedy"] == name)]
         ],
     }
 
@@ -109,17 +109,19 @@ def _remedy_cell(row: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 def drill(run: Run) -> dict[str, Any] | None:
     """Return the training drill: conclusion, curves, and one row per variant."""
-    found = documents.drill(run)
-    if not found.get("variants"):
+    content = documents.drill(run)
+    if not content.get("variants"):
         return None
-    variants = found["variants"][:STYLES]
-    plan, control = found.get("plan") or {}, _control(found)
+    variants = content["variants"][:STYLES]
+    plan = content.get("plan") or {}
+    control = next((v for v in content["variants"] if v["kind"] == "control"), None)
     return {
         "setting": f"{plan.get('steps', '–')} steps of AdamW at lr {plan.get('lr', '–')}",
-        "conclusion": [label(str(line), 600) for line in found.get("conclusion") or ()],
+        "conclusion": [label(str(line), 600) for line in content.get("conclusion") or ()],
         "plan": [(label(str(k), 40), label(str(v), 60)) for k, v in plan.items()],
         "versions": [
-            (label(str(k), 40), label(str(v), 60)) for k, v in (found.get("versions") or {}).items()
+            (label(str(k), 40), label(str(v), 60))
+            for k, v in (content.get("versions") or {}).items()
         ],
         "loss": _lines(variants, "loss"),
         "gap": [line for line in _gap_lines(variants, control) if line.points],
@@ -144,10 +146,6 @@ def _variant_row(v: Mapping[str, Any], control: Mapping[str, Any] | None) -> dic
         "fidelity": _fixed(v["whole"]["fidelity"]),
         "bytes": f"{v['bytes']:.0f}",
     }
-
-
-def _control(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((v for v in found["variants"] if v["kind"] == "control"), None)
 
 
 def _lines(variants: Sequence[Mapping[str, Any]], key: str) -> list[Line]:
@@ -189,8 +187,8 @@ def _trained_lines(drilled: Mapping[str, Any]) -> list[Line]:
         ]
         return [(100 * q, c) for q, c in zip(drilled["quantiles"], changes, strict=True)]
 
-    told = [v for v in drilled["variants"][:STYLES] if v["kind"] != "remedy"]
-    return [Line(label(str(v["name"]), 32), f"v{i}", points(v)) for i, v in enumerate(told)]
+    variants = [v for v in drilled["variants"][:STYLES] if v["kind"] != "remedy"]
+    return [Line(label(str(v["name"]), 32), f"v{i}", points(v)) for i, v in enumerate(variants)]
 
 
 def _section(run: Run, name: str) -> list[dict[str, Any]]:

@@ -62,21 +62,23 @@ def survival(run: Run) -> dict | None:
 
     `worst` is the top of the list, `groups` holds all parameters by kind of module, worst first.
     """
-    found: dict[str, dict[str, Finding]] = {}
+    by_parameter: dict[str, dict[str, Finding]] = {}
     for f in run.findings:
         if f.probe == "survival":
-            found.setdefault(f.subject, {})[f.metric] = f
-    found = {s: metrics for s, metrics in found.items() if "frozen_fraction" in metrics}
-    if not found:
+            by_parameter.setdefault(f.subject, {})[f.metric] = f
+    by_parameter = {
+        s: metrics for s, metrics in by_parameter.items() if "frozen_fraction" in metrics
+    }
+    if not by_parameter:
         return None
-    names = sorted({n for metrics in found.values() for n in metrics} - {"frozen_fraction"})
-    rows = [(s, _survival_row(s, metrics, names)) for s, metrics in found.items()]
+    names = sorted({n for metrics in by_parameter.values() for n in metrics} - {"frozen_fraction"})
+    rows = [(s, _survival_row(s, metrics, names)) for s, metrics in by_parameter.items()]
     rows.sort(key=lambda item: (-item[1]["order"], item[0]))
     groups: dict[str, list[dict]] = {}
     for subject, row in rows:
         groups.setdefault(module_kind(subject), []).append(row)
     flagged = [row for _, row in rows if row["severity"] in ("warning", "error")]
-    first = next(iter(found.values()))["frozen_fraction"]
+    first = next(iter(by_parameter.values()))["frozen_fraction"]
     return {
         "metrics": [metric_name(n) for n in names],
         "total": len(rows),

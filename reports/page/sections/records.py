@@ -9,12 +9,11 @@ import base64
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.engine.measurement import Measurement, Verdict
 from reports.page.sections.tables import rank_of
-from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.text import edge_name, label, metric_name, record_id
 from reports.verdict.document import command, suite_of
@@ -22,9 +21,9 @@ from reports.verdict.history import History
 from stability.core.findings import Finding, Severity
 
 COLUMNS = (
-    *("id", "suite", "case", "edge", "quantity", "metric", "value", "tolerance", "verdict"),
-    *("dtype", "device", "note"),
-)
+    "id", "suite", "case", "edge", "quantity", "metric", "value", "tolerance", "verdict", "dtype",
+    "device", "note",
+)  # fmt: skip
 """What a row holds, in the order of the download. A finding's probe is its case, its subject the
 quantity, its threshold the tolerance."""
 TRENDS = 10_000
@@ -49,7 +48,7 @@ def id_of_finding(f: Finding) -> str:
     return record_id(f.probe, "", f.subject, f.metric)
 
 
-def embedded(
+def embed(
     rows: Sequence[Measurement],
     run: Run,
     history: History,
@@ -69,7 +68,7 @@ def embedded(
     ranked.sort(key=lambda item: -item[0])
     table = [row for _, row in ranked]
     series = ((i, history.series.get(row[2:6])) for i, row in enumerate(table) if row[0])
-    trends = [(i, found) for i, found in series if found][:TRENDS]
+    trends = [(i, shares) for i, shares in series if shares][:TRENDS]
     document = {
         "columns": {name: _column(name, [r[i] for r in table]) for i, name in enumerate(COLUMNS)},
         "edges": {edge: edge_name(edge) for edge in dict.fromkeys(r[3] for r in table) if edge},
@@ -81,7 +80,12 @@ def embedded(
             for i, row in enumerate(table)
             if row[0] and row[5] == "rel_l2" and row[2:5] in drilldowns
         },
-        "replay": _replays(run.manifest, {row[2] for row in table}),
+        "replay": {
+            label(case, 400): command(case, run.manifest.fault)
+            for case in sorted(
+                {case.name for case in run.manifest.cases} & {row[2] for row in table}
+            )
+        },
     }
     text = json.dumps(document, ensure_ascii=True, separators=(",", ":"))
     # No time in the header: equal input gives equal bytes.
@@ -90,25 +94,21 @@ def embedded(
 
 def suites(run: Run) -> list[str]:
     """Return the suites a reader can choose among."""
-    found = dict.fromkeys(suite_of(m) for m in run.measurements)
-    return [*found, *(["stability"] if run.findings else [])]
+    names = dict.fromkeys(suite_of(m) for m in run.measurements)
+    return [*names, *(["stability"] if run.findings else [])]
 
 
 def _measurement(m: Measurement) -> tuple[Any, ...]:
     named = "" if m.verdict is Verdict.INFO else id_of(m)
-    return (
-        *(named, suite_of(m), m.case, m.edge, m.quantity, m.metric),
-        *(m.value, m.tolerance, m.verdict.value, m.dtype, m.device, m.note),
-    )
+    what = (named, suite_of(m), m.case, m.edge, m.quantity, m.metric)
+    return (*what, m.value, m.tolerance, m.verdict.value, m.dtype, m.device, m.note)
 
 
 def _finding(f: Finding) -> tuple[float, tuple[Any, ...]]:
     verdict = _SEVERITY[f.severity]
     note = f"{f.message} Remedy: {f.remedy}" if f.remedy else f.message
-    return _FINDING_RANK[verdict], (
-        *(id_of_finding(f), "stability", f.probe, "", f.subject, f.metric),
-        *(f.value, f.threshold, verdict, "", "", note),
-    )
+    what = (id_of_finding(f), "stability", f.probe, "", f.subject, f.metric)
+    return _FINDING_RANK[verdict], (*what, f.value, f.threshold, verdict, "", "", note)
 
 
 def _column(name: str, values: Sequence[Any]) -> Any:
@@ -129,9 +129,3 @@ def _level(share: float | None) -> int | str | None:
     if not math.isfinite(share):
         return "x"
     return round(100 * math.log10(max(share, 1e-9)))
-
-
-def _replays(manifest: Manifest, cases: Iterable[str]) -> dict[str, str]:
-    """Return by case the command that measures it again."""
-    known = {case.name for case in manifest.cases}
-    return {label(case, 400): command(case, manifest.fault) for case in sorted(known & {*cases})}

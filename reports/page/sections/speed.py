@@ -17,21 +17,21 @@ NOT_RUN = "not run"
 _HEADS = ("Work", "Ratio", "Goal", "JAX", "megalodon-hf", "JAX over its floor", "Compile")
 
 
-def _factor(value: float) -> str:
-    return f"{value:.2f}"
+_factor = "{:.2f}".format
 
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
 
 
-def _bytes(value: float) -> str:
-    return f"{value / 2**30:.2f} GiB"
-
-
 _PARTS = {
     "ratio": ("", "jax_seconds", "reference_seconds", _seconds),
-    "peak_ratio": (", peak memory", "jax_peak_bytes", "reference_peak_bytes", _bytes),
+    "peak_ratio": (
+        ", peak memory",
+        "jax_peak_bytes",
+        "reference_peak_bytes",
+        lambda v: f"{v / 2**30:.2f} GiB",
+    ),
     "default_ratio": (", over the default backend's speed", "jax_seconds", "", _seconds),
 }
 """By the metric of a line: what its name ends in, its two sides (megalodon-hf may have none), and
@@ -92,8 +92,8 @@ def _line(
 
 def _ratio_in(run: Run, like: Timing) -> float | None:
     key = (like.work, like.metric, like.identity)
-    found = (t.value for t in run.timings if (t.work, t.metric, t.identity) == key)
-    value = next(found, math.nan)
+    values = (t.value for t in run.timings if (t.work, t.metric, t.identity) == key)
+    value = next(values, math.nan)
     return value if math.isfinite(value) else None
 
 

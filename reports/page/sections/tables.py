@@ -231,7 +231,7 @@ def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
     tables = []
     for edge in edges_of(part):
         grouped = part[part["edge"] == edge].groupby("quantity", sort=False)
-        found = sorted(
+        parameters = sorted(
             ((_worst(g), len(g), int((g["verdict"] != Verdict.PASS).sum())) for _, g in grouped),
             key=lambda item: -rank_of(item[0]),
         )
@@ -242,14 +242,14 @@ def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
                 "cases": cases,
                 "failing": failing,
             }
-            for m, cases, failing in found[: 2 * ROWS]
+            for m, cases, failing in parameters[: 2 * ROWS]
         ]
         tables.append(
             {
                 "name": edge_name(edge),
                 "rows": rows,
-                "omitted": max(0, len(found) - 2 * ROWS),
-                "failing": sum(failing for _, _, failing in found),
+                "omitted": max(0, len(parameters) - 2 * ROWS),
+                "failing": sum(failing for _, _, failing in parameters),
             }
         )
     return tables
@@ -264,12 +264,12 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
     rows = []
     for name in dict.fromkeys(what):
         group = part[what == name]
-        found = [group[group["edge"] == e] for e in edges]
-        cells = [cell(_worst(one)) if len(one) else None for one in found]
+        by_edge = [group[group["edge"] == e] for e in edges]
+        cells = [cell(_worst(one)) if len(one) else None for one in by_edge]
         words = {"mu": "first moment", "nu": "second moment", "drift": "drift of the parameters"}
         step, moment = name if isinstance(name, tuple) else ("", "")
-        told = f"{words[moment]} after step {step}" if moment in words else str(name)
-        rows.append({"case": label(told, 60), "cells": cells})
+        title = f"{words[moment]} after step {step}" if moment in words else str(name)
+        rows.append({"case": label(title, 60), "cells": cells})
     return {"rows": rows, "omitted": 0, **_summary(part)}
 
 
@@ -284,7 +284,7 @@ def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
         least = min(sides)[0]
         for error, edge in sorted(sides):
             metrics = ("kl_p50", "kl_max", "top1_agreement", "nll_difference")
-            found = [values.get((case, edge, "logits", m)) for m in metrics]
+            extras = [values.get((case, edge, "logits", m)) for m in metrics]
             rows.append(
                 {
                     "case": label(case, 48),
@@ -294,7 +294,7 @@ def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
                     "loss": number(values.get((case, edge, "loss", "rel_l2"))),
                     "values": [
                         "–" if v is None else metric_value(m, v)
-                        for m, v in zip(metrics, found, strict=True)
+                        for m, v in zip(metrics, extras, strict=True)
                     ],
                 }
             )
@@ -318,9 +318,8 @@ def _id(c: Change) -> str:
     """Return the id of the row a change is about; nothing for a row this run does not have."""
     if c.what is What.GONE or c.kind:
         return ""
-    return record_id(
-        c.case.removeprefix("probe ") if not c.edge else c.case, *(c.edge, c.quantity, c.metric)
-    )
+    case = c.case if c.edge else c.case.removeprefix("probe ")
+    return record_id(case, c.edge, c.quantity, c.metric)
 
 
 def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, object]]:

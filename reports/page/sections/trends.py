@@ -43,7 +43,7 @@ def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
         series, _ = worst_over(history, {m.key for m in rows}, now)
         lines.append(Line(edge_name(edge), f"v{i}", _points(series)))
     moved = sorted(
-        (found for m in gates["measurement"] if (found := _moved(m, history))),
+        (move for m in gates["measurement"] if (move := _moved(m, history))),
         key=lambda item: -abs(math.log(item["factor"])),
     )
     return {

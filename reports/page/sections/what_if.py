@@ -18,7 +18,7 @@ from megalodon_jax.quantization.products import DIRECTIONS
 from reports.page.sections.heat import HeatCell, HeatMap
 from reports.store.runs import Run
 from reports.text import label, number, share
-from reports.user_text import BYTES
+from reports.user_text import check_text
 from stability.products import what_if
 from stability.products.what_if import FORMATS, LADDER, Cost
 from stability.suite import LENGTH
@@ -50,18 +50,18 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
     return list(what_if.costs(products))
 
 
-def as_document(found: Sequence[Cost]) -> dict[str, Any]:
+def as_document(costs: Sequence[Cost]) -> dict[str, Any]:
     """Return costs and advice as JSON has them."""
-    rules = [list(rule) for rule in what_if.rules(found)]
-    return {"costs": what_if.rows(found), "gemm_backend": rules}
+    rules = [list(rule) for rule in what_if.rules(costs)]
+    return {"costs": what_if.rows(costs), "gemm_backend": rules}
 
 
-def as_text(found: Sequence[Cost]) -> str:
+def as_text(costs: Sequence[Cost]) -> str:
     """Return the worst of each kind of matrix and direction, and the rules that follow."""
     groups: dict[tuple[str, str], list[Cost]] = {}
-    for cost in found:
+    for cost in costs:
         groups.setdefault((_kind(cost.gemm), cost.direction), []).append(cost)
-    narrow, chosen = LADDER[:-1], what_if.advice(found)
+    narrow, chosen = LADDER[:-1], what_if.advice(costs)
     lines = [f"{'matrix':<14}{'product':<13}" + "".join(f"{f:<26}" for f in narrow) + "bears"]
     for (kind, direction), part in groups.items():
         worst = {
@@ -71,30 +71,30 @@ def as_text(found: Sequence[Cost]) -> str:
         bears = sorted({chosen[c.gemm, c.direction] for c in part}, key=LADDER.index)
         row = "".join(f"{cell:<26}" for cell in cells)
         lines.append(f"{kind:<14}{direction:<13}{row}{' or '.join(bears)}")
-    backend = "".join(f"\n    {rule!r}," for rule in what_if.rules(found))
+    backend = "".join(f"\n    {rule!r}," for rule in what_if.rules(costs))
     return "\n".join([*lines, "", f"gemm_backend=({backend}\n)"])
 
 
 def section(run: Run) -> dict[str, Any] | None:
     """Return the page's section: heat maps of the narrow formats, and every format in numbers."""
-    found = list(run.manifest.stability.get("what if") or ())
-    if not found:
+    rows = list(run.manifest.stability.get("what if") or ())
+    if not rows:
         return None
-    narrow = [f for f in LADDER if any(row["format"] == f for row in found)]
+    narrow = [f for f in LADDER if any(row["format"] == f for row in rows)]
     return {
-        "maps": [_map(found, fmt, d) for fmt in narrow[:2] for d in DIRECTIONS],
+        "maps": [_map(rows, fmt, d) for fmt in narrow[:2] for d in DIRECTIONS],
         "rows": [
-            _row(found, fmt, d)
-            for fmt in dict.fromkeys(r["format"] for r in found)
+            _row(rows, fmt, d)
+            for fmt in dict.fromkeys(r["format"] for r in rows)
             for d in DIRECTIONS
         ],
-        "beyond": sum(row["fraction"] > 1 for row in found if row["format"] == LADDER[0]),
-        "products": sum(row["format"] == LADDER[0] for row in found),
+        "beyond": sum(row["fraction"] > 1 for row in rows if row["format"] == LADDER[0]),
+        "products": sum(row["format"] == LADDER[0] for row in rows),
     }
 
 
-def _map(found: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> HeatMap:
-    part = [r for r in found if (r["format"], r["direction"]) == (fmt, direction)]
+def _map(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> HeatMap:
+    part = [r for r in rows if (r["format"], r["direction"]) == (fmt, direction)]
     columns = tuple(dict.fromkeys(_kind(str(row["gemm"])) for row in part))
     cells: dict[str, list[HeatCell | None]] = {}
     for row in part:
@@ -124,8 +124,8 @@ def _cell(row: Mapping[str, Any]) -> HeatCell:
     )
 
 
-def _row(found: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[str, Any]:
-    part = [r for r in found if (r["format"], r["direction"]) == (fmt, direction)]
+def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[str, Any]:
+    part = [r for r in rows if (r["format"], r["direction"]) == (fmt, direction)]
     worst = max(part, key=lambda row: row["fraction"])
     return {
         "format": label(fmt, 24),
@@ -148,12 +148,6 @@ def _kind(name: str) -> str:
 def _ids(text: Path | None, vocab_size: int) -> np.ndarray:
     if text is None:
         return np.random.default_rng(0).integers(0, vocab_size, (2, LENGTH)).astype(np.int32)
-    if not text.is_file():
-        raise FileNotFoundError(f"no text at {text}.")
-    held = np.frombuffer(text.read_bytes(), np.uint8)
-    if vocab_size < BYTES or len(held) < 2 * LENGTH:
-        raise ValueError(
-            f"{text}: {len(held)} bytes for a vocabulary of {vocab_size}; at least {2 * LENGTH} "
-            f"bytes and {BYTES} tokens are needed. Leave --text out to draw token ids."
-        )
-    return held[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
+    check_text(text, vocab_size, 2 * LENGTH, "leave --text out to draw token ids.")
+    content = np.frombuffer(text.read_bytes(), np.uint8)
+    return content[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)

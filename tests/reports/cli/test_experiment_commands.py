@@ -39,9 +39,9 @@ def test_a_model_is_trained_as_asked_and_written(tmp_path, monkeypatch) -> None:
         return model_of(tiny(vocab_size=256)), {"val_loss": [2.5]}
 
     monkeypatch.setattr(train, "train", trained)
-    said = cli("train", tmp_path / "model", "--steps", 3, "--seed", 5)
-    assert said.exit_code == 0, said.output
-    assert "model: validation loss 2.5 nats per byte" in said.output
+    text = cli("train", tmp_path / "model", "--steps", 3, "--seed", 5)
+    assert text.exit_code == 0, text.output
+    assert "model: validation loss 2.5 nats per byte" in text.output
     assert asked == [train.Recipe(steps=3, seed=5)]
     notes = json.loads((tmp_path / "model" / "training.json").read_text(encoding="utf-8"))
     assert (notes["steps"], notes["seed"], notes["batch_size"]) == (3, 5, train.Recipe().batch_size)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,8 +69,8 @@ def test_completion_scripts_are_those_of_click(shell: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     words = {"COMP_WORDS": "megalodon-numerics gate 2026", "COMP_CWORD": "2"}
     asked = {"_MEGALODON_NUMERICS_COMPLETE": "bash_complete", **words}
-    said = cli(prog_name="megalodon-numerics", env=asked).output
-    assert folder.name in said
+    text = cli(prog_name="megalodon-numerics", env=asked).output
+    assert folder.name in text
 
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture) -> None:
@@ -77,9 +79,9 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixt
         report.step(1, 3)
         report("one [bold]case[/bold] done")
         report.stop()
-        said = capsys.readouterr()
-        assert (said.out, len(said.err.splitlines())) == ("", lines)
-        assert ("one [bold]case[/bold] done" in said.err) is not quiet
+        text = capsys.readouterr()
+        assert (text.out, len(text.err.splitlines())) == ("", lines)
+        assert ("one [bold]case[/bold] done" in text.err) is not quiet
 
 
 def test_progress_on_a_terminal_has_a_bar_and_no_colour_if_asked(monkeypatch, capsys) -> None:
@@ -91,11 +93,11 @@ def test_progress_on_a_terminal_has_a_bar_and_no_colour_if_asked(monkeypatch, ca
     report("a line above the bar")
     report.step(3, 3)
     report.stop()
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "a line above the bar" in said.err
-    assert "3/3" in said.err
-    assert "\x1b[3" not in said.err
+    text = capsys.readouterr()
+    assert text.out == ""
+    assert "a line above the bar" in text.err
+    assert "3/3" in text.err
+    assert "\x1b[3" not in text.err
 
 
 def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
@@ -125,13 +127,21 @@ def test_a_summary_is_worst_first_and_short_enough() -> None:
     night = run(*many, failing(quantity="broken | <b>`x`"))
     before = earlier(*(measurement(quantity=m.quantity) for m in many))
     limit = LIMIT // 20
-    said = markdown(night, decide(night, before), limit)
-    assert limit / 2 < len(said.encode()) <= limit
-    rows = [line for line in said.splitlines() if line.startswith("| ") and "---" not in line]
+    text = markdown(night, decide(night, before), limit)
+    assert limit / 2 < len(text.encode()) <= limit
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     assert rows[1].startswith("| new failure | broken \\| \\<b\\>\\`x\\` |")
-    assert said.rstrip().endswith("more changes")
+    assert text.rstrip().endswith("more changes")
     assert 0 < len(rows) - 1 < 2_001
-    left = int(said.rstrip().split()[-3].replace(",", ""))
+    left = int(text.rstrip().split()[-3].replace(",", ""))
     assert len(rows) - 1 + left == 2_001
     short = markdown(night, decide(night, None), limit=2000)
     assert len(short.encode()) <= 2000
+
+
+def test_help_is_instant_because_nothing_heavy_is_imported_for_it() -> None:
+    code = (
+        "import sys, reports.cli; print(*{'jax', 'numpy', 'pyarrow', 'rich'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -29,23 +29,23 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_the_list_tells_kinds_gates_and_failures(runs: Path) -> None:
-    told = json.loads(cli("list", "--out", runs, "--json").stdout)
-    assert [(r["kind"], r["gates"], r["broken"]) for r in told["runs"]] == [
+    words = json.loads(cli("list", "--out", runs, "--json").stdout)
+    assert [(r["kind"], r["gates"], r["broken"]) for r in words["runs"]] == [
         ("nightly", 1, 0),
         ("bench", 0, 0),
         ("nightly", 1, 1),
     ]
-    assert told["unreadable"] == []
-    assert all(r["id"] in cli("list", "--out", runs).output for r in told["runs"])
+    assert words["unreadable"] == []
+    assert all(r["id"] in cli("list", "--out", runs).output for r in words["runs"])
 
 
 def test_the_list_names_what_it_cannot_read(runs: Path) -> None:
     broken = sorted(runs.iterdir())[0]
     (broken / "measurements.parquet").write_bytes(b"PAR1")
-    told = json.loads(cli("list", "--out", runs, "--json").stdout)
-    assert len(told["runs"]) == 2
-    assert told["unreadable"][0]["folder"] == str(broken)
-    assert "truncated" in told["unreadable"][0]["why"]
+    words = json.loads(cli("list", "--out", runs, "--json").stdout)
+    assert len(words["runs"]) == 2
+    assert words["unreadable"][0]["folder"] == str(broken)
+    assert "truncated" in words["unreadable"][0]["why"]
 
 
 def test_an_empty_folder_has_no_runs(tmp_path: Path) -> None:
@@ -114,13 +114,13 @@ def test_the_page_is_opened(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_doctor_tells_what_changes_numbers(tmp_path: Path) -> None:
-    told = {
+    words = {
         line["topic"]: line
         for line in json.loads(cli("doctor", "--out", tmp_path, "--json").stdout)
     }
     for topic in ("jax", "device", "threads", "matmul precision", "x64", "TF32", "XLA_FLAGS"):
-        assert topic in told
-    assert "megalodon-hf, recorded" in told
+        assert topic in words
+    assert "megalodon-hf, recorded" in words
     assert "jax" in cli("doctor", "--out", tmp_path).output
 
 

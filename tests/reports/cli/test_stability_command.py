@@ -50,9 +50,9 @@ def test_json_and_quiet_leave_nothing_but_the_answer(tmp_path) -> None:
     result = cli("stability", path, "--json", "--quiet", "--lr", "1e-3")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    told = json.loads(result.stdout)
-    assert told["worst"] == "warning"
-    assert any(r["remedy"] == "stochastic rounding" and r["works"] for r in told["remedies"])
+    words = json.loads(result.stdout)
+    assert words["worst"] == "warning"
+    assert any(r["remedy"] == "stochastic rounding" and r["works"] for r in words["remedies"])
 
 
 def test_a_large_enough_rate_freezes_nothing(tmp_path) -> None:
@@ -78,10 +78,10 @@ def test_a_processor_that_cannot_convert_float16_is_told_in_words(tmp_path) -> N
     path = small(tmp_path, weight=np.full((8, 8), 0.5, np.float32))
     command = [sys.executable, "-m", "reports.cli", "stability", path, "--format", "float16"]
     limited = {**os.environ, "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}
-    told = subprocess.run(command, env=limited, capture_output=True, text=True, encoding="utf-8")
-    assert told.returncode == 2, told.stderr
-    assert "error: float16 cannot be computed on this processor" in told.stderr
-    assert "ask about another format" in told.stderr
+    words = subprocess.run(command, env=limited, capture_output=True, text=True, encoding="utf-8")
+    assert words.returncode == 2, words.stderr
+    assert "error: float16 cannot be computed on this processor" in words.stderr
+    assert "ask about another format" in words.stderr
 
 
 def test_a_torch_file_is_read(tmp_path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from parity.engine.measurement import Kind, Verdict
 from reports.registry.lookback import look_back, sparkline
-from reports.registry.lookup import held_against, judged
+from reports.registry.lookup import comparison_lines, judge_stored
 from reports.registry.pin import pin_run
 from reports.store.runs import write_run
 from reports.store.schema import StoreError
@@ -65,27 +65,27 @@ def test_history_shows_what_is_readable_and_names_the_rest(damaged: Path, patter
     place = f"{damaged}/*" if pattern else str(damaged)
     result = cli("history", "baseline", "logits", "--out", place, "--json")
     assert result.exit_code == 0
-    told = json.loads(result.stdout)
-    assert [row["value"] for row in told["rows"]] == pytest.approx([1e-7, 4e-7, 7e-7])
-    lost = {Path(item["folder"]).name: item["why"] for item in told["unreadable"]}
+    words = json.loads(result.stdout)
+    assert [row["value"] for row in words["rows"]] == pytest.approx([1e-7, 4e-7, 7e-7])
+    missing = {Path(item["folder"]).name: item["why"] for item in words["unreadable"]}
     for day, why in (("03", "schema 99, newer"), ("0-copy", "a copy of run")):
-        assert any(day in folder and why in said for folder, said in lost.items())
-    assert len(told["unreadable"]) == 4
+        assert any(day in folder and why in text for folder, text in missing.items())
+    assert len(words["unreadable"]) == 4
     # Nothing is lost: everything is where it was, as it was.
     assert {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()} == before
 
 
 def test_list_and_gate_survive_the_same_damage(damaged: Path) -> None:
-    told = json.loads(cli("list", "--out", damaged, "--json").stdout)
+    words = json.loads(cli("list", "--out", damaged, "--json").stdout)
     # A list reads no values, so what is damaged inside is still whole to it.
-    assert (len(told["runs"]), len(told["unreadable"])) == (6, 3)
+    assert (len(words["runs"]), len(words["unreadable"])) == (6, 3)
     # The newest run is a bench, which has no verdict.
-    told = cli("gate", "latest", "--out", damaged)
-    assert (told.exit_code, "7.00 times that of run 2026-11-01" in told.output) == (1, True)
-    found = judged(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
-    assert found.decision.baseline_id is not None
-    assert found.decision.baseline_id.startswith("2026-11-04")
-    assert len(found.history.unreadable) == 4
+    words = cli("gate", "latest", "--out", damaged)
+    assert (words.exit_code, "7.00 times that of run 2026-11-01" in words.output) == (1, True)
+    result = judge_stored(next(p for p in damaged.iterdir() if p.name.startswith("2026-11-07")))
+    assert result.decision.baseline_id is not None
+    assert result.decision.baseline_id.startswith("2026-11-04")
+    assert len(result.history.unreadable) == 4
 
 
 def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path: Path) -> None:
@@ -93,16 +93,16 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     for day in (1, 2):
         write_run(tmp_path, earlier(*rows, day=day))
     write_run(tmp_path, earlier(*(replace(m, identity="other") for m in rows), day=3))
-    found = look_back(str(tmp_path))
-    assert [row["quantity"] for row in found.rows] == ["loss", "logits"]
+    result = look_back(str(tmp_path))
+    assert [row["quantity"] for row in result.rows] == ["loss", "logits"]
     # Other work starts anew.
-    assert [row["runs"] for row in found.rows] == [1, 1]
+    assert [row["runs"] for row in result.rows] == [1, 1]
     assert [row["quantity"] for row in look_back(str(tmp_path), most=1).rows] == ["loss"]
     # What has no tolerance is no gate.
     info = measurement(metric="max_abs", tolerance=math.nan, verdict=Verdict.INFO)
     write_run(tmp_path, earlier(*rows, info, day=4))
-    told = look_back(str(tmp_path), "baseline", "logits").rows
-    assert [row["metric"] for row in told] == ["rel_l2"] * 4
+    words = look_back(str(tmp_path), "baseline", "logits").rows
+    assert [row["metric"] for row in words] == ["rel_l2"] * 4
     shown = cli("history", "--out", tmp_path)
     assert shown.output.index("loss") < shown.output.index("logits")
     assert "75 %" in shown.output
@@ -122,7 +122,7 @@ def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
 def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None:
     rows = [measurement(quantity=f"q{i}", identity=str(i)) for i in range(500)]
     first = write_run(tmp_path, earlier(*rows, day=1))
-    said = json.loads((first / "run.json").read_text(encoding="utf-8"))
+    text = json.loads((first / "run.json").read_text(encoding="utf-8"))
     for n in range(1, 365):
         folder = tmp_path / f"r{n}"
         folder.mkdir()
@@ -130,12 +130,12 @@ def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None
             (folder / name).hardlink_to(first / name)
         created = f"2025-{1 + n // 31:02d}-{1 + n % 31:02d}T00:00:00+00:00"
         (folder / "run.json").write_text(
-            json.dumps(said | {"id": folder.name, "created": created}), encoding="utf-8"
+            json.dumps(text | {"id": folder.name, "created": created}), encoding="utf-8"
         )
     start = time.process_time()
-    found = look_back(str(tmp_path), "baseline", "q7")
+    result = look_back(str(tmp_path), "baseline", "q7")
     assert time.process_time() - start < 2
-    assert (found.runs, len(found.rows)) == (365, 365)
+    assert (result.runs, len(result.rows)) == (365, 365)
 
 
 def test_a_sparkline_marks_what_is_no_number() -> None:
@@ -203,7 +203,7 @@ def test_a_slow_drift_is_found_against_the_pinned_run(
     monkeypatch.setattr(pins, "FOLDER", folder)
     drifting = nights(tmp_path / "runs", *(1e-6 * 1.01**n for n in range(29)))
     pin = pin_run(drifting[0], "the first night", folder).pin
-    words = [judged(night).decision.word for night in drifting]
+    words = [judge_stored(night).decision.word for night in drifting]
     # Each night differs from the one before; the 28th is 1.3 times the pinned one.
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
     told = cli("gate", "latest", "--out", tmp_path / "runs")
@@ -232,8 +232,8 @@ def test_a_damaged_pin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pins, "FOLDER", tmp_path)
     (tmp_path / "cpu-1-live.json").write_text("{", encoding="utf-8")
     [night] = nights(tmp_path / "runs", 1e-6)
-    [said] = held_against(judged(night))
-    assert said.startswith("cpu-1-live.json is not used") and "restore it with git" in said
+    [text] = comparison_lines(judge_stored(night))
+    assert text.startswith("cpu-1-live.json is not used") and "restore it with git" in text
 
 
 def test_a_full_disk_leaves_the_pin_as_it_was(
@@ -269,9 +269,9 @@ def test_pruning_spares_what_others_are_held_against(
     (folders[2] / "run.json").write_text("{", encoding="utf-8")
     write_run(root, bench(day=1))
     asked = cli("prune", "--keep", 1, "--out", root, "--json")
-    told = json.loads(asked.stdout)
-    assert [Path(p).name[:10] for p in told["goes"]] == ["2026-11-04", "2026-11-05"]
-    why = {Path(p).name[:10]: said for p, said in told["spared"].items()}
+    words = json.loads(asked.stdout)
+    assert [Path(p).name[:10] for p in words["goes"]] == ["2026-11-04", "2026-11-05"]
+    why = {Path(p).name[:10]: text for p, text in words["spared"].items()}
     assert why["2026-11-01"] == "pinned"
     # Pinned on this machine, so that no run is its anchor; what a run is compared with stays.
     assert why["2026-11-02"].startswith("baseline of 2026-11-06")

@@ -33,9 +33,9 @@ def test_what_is_not_finite_is_an_error_and_exit_code_1(monkeypatch, value, code
 
     monkeypatch.setattr(examine, "examine", examined)
     line = "--subject mla-moe --size small --batch-size 2 --block-size 128 --fp8-params false"
-    said = run(*line.split(), "--quiet")
-    assert said.exit_code == code, said.output
-    assert ("ERROR embed" in said.output) == bool(code)
+    text = run(*line.split(), "--quiet")
+    assert text.exit_code == code, text.output
+    assert ("ERROR embed" in text.output) == bool(code)
     assert asked[:5] == ["small", 2, 128, False, None]
     document = json.loads(run(*line.split(), "--json", "--quiet").stdout)
     assert [f["severity"] for f in document["findings"]] == ["error" if code else "ok", "ok"]
@@ -52,10 +52,10 @@ def test_what_is_not_finite_is_an_error_and_exit_code_1(monkeypatch, value, code
     ],
 )
 def test_bad_input_is_told_in_words_with_exit_code_2(args, words):
-    said = run("--subject", "mla-moe", *args)
-    assert said.exit_code == 2
-    assert words in said.output
-    assert "Traceback" not in said.output
+    text = run("--subject", "mla-moe", *args)
+    assert text.exit_code == 2
+    assert words in text.output
+    assert "Traceback" not in text.output
 
 
 @pytest.mark.parametrize(
@@ -67,25 +67,19 @@ def test_bad_input_is_told_in_words_with_exit_code_2(args, words):
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(args, words):
-    said = run(*args)
-    assert said.exit_code == 2
-    assert words in said.output
+    text = run(*args)
+    assert text.exit_code == 2
+    assert words in text.output
 
 
 def test_without_a_path_or_a_subject_it_asks_for_one():
-    said = run()
-    assert said.exit_code == 2
-    assert "name a checkpoint PATH, or an architecture with --subject" in said.output
+    text = run()
+    assert text.exit_code == 2
+    assert "name a checkpoint PATH, or an architecture with --subject" in text.output
 
 
 def test_a_size_beyond_the_memory_is_refused_with_both_numbers(monkeypatch):
     monkeypatch.setattr(examine, "COPIES", 1e12)
-    said = run("--subject", "mla-moe")
-    assert said.exit_code == 2
-    assert "needs about" in said.output and "this machine has" in said.output
-
-
-def test_a_former_command_is_answered_with_the_new_one():
-    said = cli("subject", "record")
-    assert said.exit_code == 2
-    assert "'subject record' is now 'parity record --subject mla-moe'" in said.output
+    text = run("--subject", "mla-moe")
+    assert text.exit_code == 2
+    assert "needs about" in text.output and "this machine has" in text.output

@@ -22,7 +22,7 @@ from reports.nightly import suites as suites_module
 from reports.nightly.run import Options, nightly
 from reports.nightly.shards import Shard
 from reports.nightly.suites import SuiteRun
-from reports.registry.lookup import judged
+from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word
@@ -65,7 +65,7 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     assert "PASS" in page
     assert "recorded" in page
     stored = read_run(folder)
-    assert judged(folder).decision.word is Word.PASS
+    assert judge_stored(folder).decision.word is Word.PASS
     assert stored.manifest.environment.reference.kind == "recorded"
     assert {m.case for m in stored.measurements} == {"length_c"}
     probes = {f.probe for f in stored.findings}
@@ -136,14 +136,14 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
 
 def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatch):
     dense, moe = map(mla_moe.by_name, ("dense", "moe"))
-    found = SimpleNamespace(
+    result = SimpleNamespace(
         measurements=[measurement(case=dense.title, edge="port32:original32")],
         report=SimpleNamespace(responses={"logits": (1e-7, 2e-7)}),
     )
     nothing = SimpleNamespace(measurements=(), responses={})
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
     monkeypatch.setattr(mla_moe, "pooled", lambda case, live, device: nothing)
-    monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: found)
+    monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: result)
     suite = suites_module.run_mla_moe(RecordedReference(), quiet)
     assert [row.deterministic for row in suite.measurements] == [True, True]
     assert suite.result().status == "ran"
@@ -178,9 +178,9 @@ def test_known_differences_are_measured_and_told_with_their_reason(monkeypatch):
     suite = suites_module.run_known_differences(RecordedReference(), lines.append)
     assert suite.result().status == "ran"
     assert "5 of 5" in lines[-1]
-    told = {entry["id"]: entry for entry in known_differences(suite.measurements)}
-    assert told["untied-head"]["value"] == 0.0
-    assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in told.values())
+    words = {entry["id"]: entry for entry in known_differences(suite.measurements)}
+    assert words["untied-head"]["value"] == 0.0
+    assert all(entry["holds"] and entry["measured"] and entry["reason"] for entry in words.values())
     grown = [replace(row, verdict=Verdict.FAIL) for row in suite.measurements]
     assert not any(entry["holds"] for entry in known_differences(grown))
 
@@ -294,8 +294,8 @@ def test_a_replay_repeats_where_it_gives_the_same_bits():
     rows = [measurement(quantity=name) for name in ("same", "moved", "lost", "nan")]
     rows[3] = replace(rows[3], value=float("nan"))
     again = [rows[0], replace(rows[1], value=rows[1].value * (1 + 1e-15)), rows[3]]
-    told = {m.quantity: m.deterministic for m in suites_module.replayed(rows, again)}
-    assert told == {"same": True, "moved": False, "lost": False, "nan": True}
+    words = {m.quantity: m.deterministic for m in suites_module.mark_repeats(rows, again)}
+    assert words == {"same": True, "moved": False, "lost": False, "nan": True}
 
 
 def test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.engine.measurement import Verdict
-from reports.registry.lookup import judged
+from reports.registry.lookup import judge_stored
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import Word
 from tests.helpers import ROOT
@@ -79,26 +79,26 @@ def test_the_same_records_come_out_with_and_without_workers(sessions) -> None:
     both = {name: only(folder) for name, (folder, _) in sessions.items()}
     assert both["alone"].measurements == both["workers"].measurements[1:]
     assert [m.case for m in both["alone"].measurements] == [f"case{n}" for n in range(4)]
-    for folder, said in sessions.values():
-        assert "measurements of" in said
-        assert "compared with the float64 oracle and megalodon-hf" in said
-        assert str(next((folder / "runs").iterdir()).name) in said
+    for folder, text in sessions.values():
+        assert "measurements of" in text
+        assert "compared with the float64 oracle and megalodon-hf" in text
+        assert str(next((folder / "runs").iterdir()).name) in text
 
 
 def test_a_session_without_failures_passes_and_can_be_judged_again(sessions) -> None:
     folder = next((sessions["alone"][0] / "runs").iterdir())
-    found = judged(folder)
-    assert found.decision.word is Word.PASS
-    assert found.run.manifest.suites[0].executed == 4
+    result = judge_stored(folder)
+    assert result.decision.word is Word.PASS
+    assert result.run.manifest.suites[0].executed == 4
 
 
 def test_a_failed_test_and_a_value_that_is_none_are_failures(sessions) -> None:
-    found = judged(next((sessions["workers"][0] / "runs").iterdir()))
-    assert found.decision.word is Word.REGRESSED
-    assert [m.case for m in found.run.measurements if m.verdict is not Verdict.PASS] == ["bad"]
-    assert [f.subject.partition("::")[2] for f in found.run.findings] == ["test_bad"]
+    result = judge_stored(next((sessions["workers"][0] / "runs").iterdir()))
+    assert result.decision.word is Word.REGRESSED
+    assert [m.case for m in result.run.measurements if m.verdict is not Verdict.PASS] == ["bad"]
+    assert [f.subject.partition("::")[2] for f in result.run.findings] == ["test_bad"]
     # What was skipped was planned, and a test that records nothing is no part of the run.
-    suite = found.run.manifest.suites[0]
+    suite = result.run.manifest.suites[0]
     assert (suite.planned, suite.executed, suite.status) == (6, 5, "failed")
     assert "test_skipped" in suite.reason
 

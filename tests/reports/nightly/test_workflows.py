@@ -16,7 +16,7 @@ from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
 from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
-from reports.nightly.shards import Shard, find_shards, merged
+from reports.nightly.shards import Shard, find_shards, merge_shards
 from reports.nightly.suites import SuiteRun
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
@@ -79,8 +79,8 @@ def night(lost: str = "") -> dict[str, Any]:
 
 
 def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> None:
-    told = night()
-    assert {name: result.exit_code for name, result in told.items()} == dict.fromkeys(
+    words = night()
+    assert {name: result.exit_code for name, result in words.items()} == dict.fromkeys(
         ("merge", "gate", "report", "prune"), 0
     )
     [stored], unreadable = list_runs(tmp_path / "runs")
@@ -97,16 +97,16 @@ def test_a_healthy_night_is_one_run_out_of_all_shards(tiny, tmp_path: Path) -> N
 
 def test_a_broken_tolerance_is_the_exit_code_of_the_gate(tiny, tmp_path: Path) -> None:
     tiny["stream_tokens"] = failing(case="stream_tokens")
-    told = night()
-    assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 1)
-    assert told["report"].exit_code == 0
+    words = night()
+    assert (words["merge"].exit_code, words["gate"].exit_code) == (0, 1)
+    assert words["report"].exit_code == 0
     assert "logits" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
 def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
-    told = night(lost="3/3")
-    assert (told["merge"].exit_code, told["gate"].exit_code) == (0, 3)
-    assert "shard 3/3 is missing" in told["gate"].output
+    words = night(lost="3/3")
+    assert (words["merge"].exit_code, words["gate"].exit_code) == (0, 3)
+    assert "shard 3/3 is missing" in words["gate"].output
     [merged_run] = (tmp_path / "runs").iterdir()
     suites = {s.name: s.status for s in read_run(merged_run).manifest.suites}
     assert "failed" in suites.values()
@@ -124,7 +124,7 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
     def refusal(*runs: Any, **options: bool) -> str:
         root = tmp_path / f"try{len(list(tmp_path.iterdir()))}"
         with pytest.raises(StoreError) as caught:
-            merged([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
+            merge_shards([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
         return str(caught.value)
 
     assert "commit" in refusal(first, altered(second, commit="0" * 40), third)
@@ -140,7 +140,7 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
     folders = [
         write_run(tmp_path / "mixed", r) for r in (first, altered(second, id="b", **other), third)
     ]
-    assert "another" in merged(folders, mixed=True).manifest.environment.device.name
+    assert "another" in merge_shards(folders, mixed=True).manifest.environment.device.name
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])

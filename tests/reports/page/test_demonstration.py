@@ -9,7 +9,7 @@ import pytest
 from parity.faults import by_name
 from reports.nightly import run as nightly_module
 from reports.nightly.suites import SuiteRun
-from reports.registry.lookup import judged
+from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word
@@ -34,13 +34,13 @@ def last_two(tmp_path_factory):
 
 
 def test_the_night_before_held_and_repeated_exactly(last_two):
-    decision = judged(last_two[0]).decision
+    decision = judge_stored(last_two[0]).decision
     assert decision.word is Word.PASS
     assert "Nothing changed" in decision.sentence
 
 
 def test_the_last_night_is_red_where_the_bug_is(last_two):
-    decision = judged(last_two[1]).decision
+    decision = judge_stored(last_two[1]).decision
     assert decision.word is Word.REGRESSED
     assert int(decision.exit_code) == 1
     assert decision.starts[0].quantity == by_name(FAULT).stage
@@ -54,7 +54,7 @@ def test_its_trend_shows_the_nights_on_which_the_bug_was_there_before(last_two):
     folder = last_two[1]
     run = read_run(folder)
     history = load_history(folder.parent, run)
-    m = judged(folder).decision.starts[0]
+    m = judge_stored(folder).decision.starts[0]
     series = history.series[m.case, m.edge, m.quantity, m.metric]
     assert len(series) == NIGHTS - 1
     outside = [len(series) - i for i, share in enumerate(series) if share > 1]

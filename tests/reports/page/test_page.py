@@ -126,7 +126,9 @@ def test_every_verdict_is_shown_in_words_and_by_an_icon(word: Word) -> None:
         Word.NOT_COMPARABLE: run(measurement(verdict=Verdict.NOT_COMPARABLE)),
     }
     text = page_of(runs[word], earlier(measurement()))
-    assert f'<h1 id="word">{word}</h1>' in text
+    heading = re.search(r'<h1 id="word"><abbr title="([^"]+)">([^<]+)</abbr></h1>', text)
+    assert heading is not None and heading[2] == word
+    assert heading[1].startswith("the verdict ")
     assert '<svg class="icon"' in text
     Page(text)
 
@@ -144,7 +146,7 @@ def test_names_are_data_never_markup(name: str) -> None:
         for kind in Kind
         for metric in ("rel_l2", name)
     ]
-    found = [
+    result = [
         finding(probe=p, severity=s, subject=name, metric=m, message=name, remedy=name)
         for p, m in (
             ("survival", "frozen_fraction"),
@@ -157,7 +159,7 @@ def test_names_are_data_never_markup(name: str) -> None:
     texts = {"versions": {name: name}, "flags": {name: name}, "commit": name}
     night = run(
         *rows,
-        findings=tuple(found),
+        findings=tuple(result),
         **texts,
         suites=[{"name": name, "status": name, "planned": 1, "executed": 0, "reason": name}],
         cases=[{"name": name, "title": name, "why": name, "hash": name, "batch": 1, "length": 1}],
@@ -185,10 +187,10 @@ def test_odd_numbers_reach_the_page(value: float, tolerance: float) -> None:
         )
         for kind in Kind
     ]
-    found = finding(probe="survival", metric="frozen_fraction", value=value, threshold=tolerance)
+    result = finding(probe="survival", metric="frozen_fraction", value=value, threshold=tolerance)
     key = ("baseline", "jax32:oracle", "layers.0.logits", "rel_l2")
     history = History(runs=("a", "b"), series={key: (value, None)})
-    Page(page_of(run(*rows, findings=(found,)), None, history))
+    Page(page_of(run(*rows, findings=(result,)), None, history))
 
 
 def test_an_empty_run_has_a_page() -> None:
@@ -270,23 +272,23 @@ def test_bfloat16_shows_the_most_accurate_side_first() -> None:
         measurement(edge=f"{side}:oracle", dtype="bfloat16", value=value, verdict=Verdict.INFO)
         for side, value in (("autocast", 8e-3), ("jaxbf16", 4e-3), ("referencebf16", 1.2e-2))
     ]
-    told = section(page_of(run(*rows)), "precision")
+    words = section(page_of(run(*rows)), "precision")
     order = ("JAX bfloat16", "reference autocast to bfloat16", "reference cast to bfloat16")
-    assert [told.index(side) for side in order] == sorted(told.index(side) for side in order)
-    assert "2.00" in told
-    assert "3.00" in told
+    assert [words.index(side) for side in order] == sorted(words.index(side) for side in order)
+    assert "2.00" in words
+    assert "3.00" in words
     assert "Not measured" in section(page_of(run(measurement())), "precision")
 
 
 def test_a_known_difference_shows_what_was_measured_and_whether_it_holds() -> None:
     difference = {"id": "ema-mask", "reason": "r", "bound": "b", "measured": "a difference"}
-    told = section(
+    words = section(
         page_of(run(measurement(), seams=[{**difference, "value": 0.0625, "holds": True}])),
         "known-differences",
     )
-    assert "6.2e-02" in told
-    assert "a difference" in told
-    assert "✕" not in told
+    assert "6.2e-02" in words
+    assert "a difference" in words
+    assert "✕" not in words
     grown = page_of(run(measurement(), seams=[{**difference, "value": 2.0, "holds": False}]))
     assert "fail" in section(grown, "known-differences")
 
@@ -335,40 +337,40 @@ def storage(name: str = "x", memory: float | None = 4.0) -> dict:
 
 def test_the_memory_of_the_ema_is_shown_by_layer_and_state() -> None:
     share = finding(probe="poles", subject="x", metric="collapsed_fraction", value=0.25)
-    told = section(page_of(run(measurement(), findings=(share,), stability=storage())), "poles")
-    assert told.count("<figure>") == 2
-    assert told.count('class="curve') == 3 + 2
-    assert told.count("25 %") == 1
-    assert "q in bfloat16" in told
-    assert "25 %" in told
-    assert "forever" not in told
+    words = section(page_of(run(measurement(), findings=(share,), stability=storage())), "poles")
+    assert words.count("<figure>") == 2
+    assert words.count('class="curve') == 3 + 2
+    assert words.count("25 %") == 1
+    assert "q in bfloat16" in words
+    assert "25 %" in words
+    assert "forever" not in words
     endless = section(page_of(run(measurement(), stability=storage(memory=None))), "poles")
     assert "forever" in endless
 
 
 def test_remedies_are_shown_by_kind_and_a_gap_is_no_zero() -> None:
-    told = section(page_of(run(measurement(), stability=storage())), "remedies")
-    assert told.count("0.990") == 3
-    assert told.count("makes no sense here") == 1
-    assert told.count('class="state ok"') == 2
-    assert told.count('class="state warning"') == 1
+    words = section(page_of(run(measurement(), stability=storage())), "remedies")
+    assert words.count("0.990") == 3
+    assert words.count("makes no sense here") == 1
+    assert words.count('class="state ok"') == 2
+    assert words.count('class="state warning"') == 1
 
 
 def test_the_drill_shows_its_conclusion_its_curves_and_what_did_not_stay_finite() -> None:
-    told = section(page_of(run(measurement(), stability=storage("said"))), "drill")
-    assert "<li>said</li>" in told
-    assert told.count('class="chart"') == 4
-    assert "not finite" in told
-    assert told.count("<tr>") == 1 + 2
-    assert "inf" not in told.lower().replace("info", "")
+    words = section(page_of(run(measurement(), stability=storage("said"))), "drill")
+    assert "<li>said</li>" in words
+    assert words.count('class="chart"') == 4
+    assert "not finite" in words
+    assert words.count("<tr>") == 1 + 2
+    assert "inf" not in words.lower().replace("info", "")
 
 
 def test_documents_are_shown_beside_a_night_with_probes_alone(monkeypatch) -> None:
     night = run(measurement(), stability={"poles": []})
     committed = documents.read(documents.DRILL)
-    told = section(page_of(night), "drill")
-    assert committed["conclusion"][0][:30] in told
-    assert "a document, measured once and by no night" in told
+    words = section(page_of(night), "drill")
+    assert committed["conclusion"][0][:30] in words
+    assert "a document, measured once and by no night" in words
     # A run of an older version holds a copy of its own.
     old = run(measurement(), stability=storage("said"))
     assert "<li>said</li>" in section(page_of(old), "drill")
@@ -384,9 +386,9 @@ def test_documents_are_shown_beside_a_night_with_probes_alone(monkeypatch) -> No
 
 @pytest.mark.parametrize("name", ["remedies", "poles", "drill"])
 def test_a_night_without_probes_says_so(name: str) -> None:
-    told = section(page_of(run(measurement())), name)
-    assert '<p class="muted">' in told
-    assert "<table" not in told
+    words = section(page_of(run(measurement())), name)
+    assert '<p class="muted">' in words
+    assert "<table" not in words
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -435,12 +437,12 @@ def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says
     bug = reference_scatter("index_add_(): self (Float)", "4.57.6")
     night = run(*rows, findings=(bug,), stability={"poles": []})
     page = page_of(night)
-    told = section(page, "architectures")
-    assert "MLA + MoE" in told and "beyond the length it was trained at" in told
-    assert "4.2e-07" in told and "1 / 2" in told and "3.0e-04" in told
-    assert "fourth bug alive" in told
+    words = section(page, "architectures")
+    assert "MLA + MoE" in words and "beyond the length it was trained at" in words
+    assert "4.2e-07" in words and "1 / 2" in words and "3.0e-04" in words
+    assert "fourth bug alive" in words
     assert "mla-moe long" not in section(page, "logits")
-    assert "24 of 24 planted defects caught" in told
-    assert "guarded" in told and "<svg" in told
+    assert "24 of 24 planted defects caught" in words
+    assert "guarded" in words and "<svg" in words
     without = section(page_of(run(measurement())), "architectures")
     assert "knows one architecture" in without

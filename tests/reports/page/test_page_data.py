@@ -16,7 +16,7 @@ from reports.page.render import DRILLED, render
 from reports.page.sections import facts
 from reports.page.sections.drilldown import BARS, drilldown
 from reports.page.sections.heat import heat_maps
-from reports.page.sections.records import COLUMNS, embedded, id_of
+from reports.page.sections.records import COLUMNS, embed, id_of
 from reports.page.sections.tables import frame
 from reports.page.sections.trends import trends
 from reports.store.runs import StoreError, read_run, write_run
@@ -29,13 +29,13 @@ from tests.reports.nights import described, earlier, failing, finding, manifest,
 
 def unpacked(night, history=None, drilldowns=None):
     rows = night.measurements
-    text = embedded(rows, night, history or History(), drilldowns or {})
+    text = embed(rows, night, history or History(), drilldowns or {})
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
 def column(document, name):
-    found = document["columns"][name]
-    return found if isinstance(found, list) else [found["names"][i] for i in found["at"]]
+    result = document["columns"][name]
+    return result if isinstance(result, list) else [result["names"][i] for i in result["at"]]
 
 
 def test_rows_are_embedded_exactly_and_the_worst_come_first():
@@ -46,14 +46,14 @@ def test_rows_are_embedded_exactly_and_the_worst_come_first():
         measurement(metric="cosine", value=1.0, tolerance=math.nan, verdict=Verdict.INFO),
         findings=(finding(severity=Severity.ERROR, subject="w"), finding(subject="fine")),
     )
-    found = unpacked(night)
-    assert tuple(found["columns"]) == COLUMNS
-    assert column(found, "quantity") == ["a", "b", "w", "logits", "fine", "logits"]
-    assert column(found, "value")[:2] == ["nan", 5e-5]
-    assert 1 / 3e6 in column(found, "value")
-    assert column(found, "suite").count("stability") == 2
+    result = unpacked(night)
+    assert tuple(result["columns"]) == COLUMNS
+    assert column(result, "quantity") == ["a", "b", "w", "logits", "fine", "logits"]
+    assert column(result, "value")[:2] == ["nan", 5e-5]
+    assert 1 / 3e6 in column(result, "value")
+    assert column(result, "suite").count("stability") == 2
     # What only informs is no row to link to.
-    assert [bool(i) for i in column(found, "id")] == [True] * 5 + [False]
+    assert [bool(i) for i in column(result, "id")] == [True] * 5 + [False]
 
 
 def test_an_id_is_the_same_every_night_and_of_one_row_only():
@@ -69,9 +69,9 @@ def test_a_trend_is_in_hundredths_of_a_decade_with_gaps():
     m = measurement()
     shares = (0.1, None, 1.0, math.inf, 0.0)
     history = History(runs=tuple("abcde"), series={m.key: shares})
-    found = unpacked(run(m), history)
-    assert found["nights"] == list("abcde")
-    assert found["trends"] == {"0": [-100, None, 0, "x", -900]}
+    result = unpacked(run(m), history)
+    assert result["nights"] == list("abcde")
+    assert result["trends"] == {"0": [-100, None, 0, "x", -900]}
 
 
 def test_a_replay_quotes_what_it_is_given():
@@ -89,11 +89,11 @@ def nights(m, shares):
 @pytest.mark.parametrize(("now", "moved"), [(0.5, 0), (0.52, 0), (0.75, 1), (0.25, 1)])
 def test_gates_that_left_their_median_are_named(now, moved):
     m = measurement(value=now * 4e-6)
-    found = trends(frame([m]), nights(m, [0.5, 0.49, 0.51, None, 0.5] * 13))
-    assert found["nights"] == 66
-    assert len(found["moved"]) == moved
-    assert [r["cell"].id for r in found["moved"]] == [id_of(m)] * moved
-    points = found["lines"][0].points
+    result = trends(frame([m]), nights(m, [0.5, 0.49, 0.51, None, 0.5] * 13))
+    assert result["nights"] == 66
+    assert len(result["moved"]) == moved
+    assert [r["cell"].id for r in result["moved"]] == [id_of(m)] * moved
+    points = result["lines"][0].points
     assert len(points) == 66
     assert points[-1] == (0, math.log10(now))
     assert math.isnan(points[3][1])
@@ -101,8 +101,8 @@ def test_gates_that_left_their_median_are_named(now, moved):
 
 def test_a_trend_shows_a_night_that_was_not_finite_as_a_gap():
     m = failing(value=math.nan)
-    found = trends(frame([m]), nights(m, [math.inf, 0.5]))
-    assert [math.isfinite(y) for _, y in found["lines"][0].points] == [False, True, False]
+    result = trends(frame([m]), nights(m, [math.inf, 0.5]))
+    assert [math.isfinite(y) for _, y in result["lines"][0].points] == [False, True, False]
     assert trends(frame([m]), History()) is None
 
 
@@ -132,11 +132,11 @@ def test_a_stream_has_no_heat_map_where_there_are_cases_with_stages():
 def test_the_environment_is_set_against_the_baseline():
     now = manifest(versions={"jax": "2", "new": "1"}, threads=4)
     then = manifest(versions={"jax": "1", "old": "1"}, threads=4)
-    found = facts.environment(now, then)
-    assert ("jax", "1", "2") in found["changed"]
-    assert ("new", "absent", "1") in found["changed"]
-    assert ("old", "1", "absent") in found["changed"]
-    assert ("threads", "4", "4") in found["same"]
+    result = facts.environment(now, then)
+    assert ("jax", "1", "2") in result["changed"]
+    assert ("new", "absent", "1") in result["changed"]
+    assert ("old", "1", "absent") in result["changed"]
+    assert ("threads", "4", "4") in result["same"]
     assert facts.environment(now, now)["changed"] == []
     assert facts.environment(now, None)["changed"] == []
 
@@ -162,16 +162,16 @@ TENSOR = Deviation(
 
 
 def test_a_tensor_is_told_with_both_values_and_their_bits():
-    told = drilldown(TENSOR)
-    assert told["sentence"] == "2 × 3 (float32): 5 of 6 elements differ, 1 not finite."
-    names = {b.name: b.count for b in told["bins"]}
+    words = drilldown(TENSOR)
+    assert words["sentence"] == "2 × 3 (float32): 5 of 6 elements differ, 1 not finite."
+    names = {b.name: b.count for b in words["bins"]}
     assert names["equal"] == 1
     # From 1 to beyond 2⁵² there are more powers than bars: each bar holds three of them.
     assert names["≤ 4"] == names["> 2⁵²"] == 2
     assert names["not finite"] == 1
-    assert len(told["bins"]) <= BARS + 2
-    assert sum(b.count for b in told["bins"]) == sum(TENSOR.histogram)
-    near, odd = told["worst"]
+    assert len(words["bins"]) <= BARS + 2
+    assert sum(b.count for b in words["bins"]) == sum(TENSOR.histogram)
+    near, odd = words["worst"]
     assert near["index"] == "[1, 2]"
     assert near["actual_bits"] == ("3f80000", "0")
     assert near["expected_bits"] == ("3f80000", "1")

@@ -53,10 +53,10 @@ def test_the_command_prints_the_worst_of_each_kind_and_the_rules(monkeypatch) ->
 
 
 def test_json_has_every_cost_and_the_rules(monkeypatch) -> None:
-    told = json.loads(call(monkeypatch, "--json", "--quiet").stdout)
-    assert told["gemm_backend"] == [["model.layers.1.attn.wz", "default"], ["model.*", "nvfp4"]]
-    assert len(told["costs"]) == len(HELD) * 3 * len(what_if.FORMATS)
-    assert all(np.isfinite(row["fraction"]) for row in told["costs"])
+    words = json.loads(call(monkeypatch, "--json", "--quiet").stdout)
+    assert words["gemm_backend"] == [["model.layers.1.attn.wz", "default"], ["model.*", "nvfp4"]]
+    assert len(words["costs"]) == len(HELD) * 3 * len(what_if.FORMATS)
+    assert all(np.isfinite(row["fraction"]) for row in words["costs"])
 
 
 @pytest.mark.parametrize("content", [None, b"short"])
@@ -92,13 +92,13 @@ def test_the_doctor_says_how_products_are_taken(tmp_path: Path) -> None:
 
 def test_a_bench_shows_a_backend_against_the_default() -> None:
     shared = {"dtype": "float32", "device": "cpu", "identity": "same"}
-    found = backend_timings("mxfp8", (1.0, 2.0, 3.0), (4.0, 4.0, 5.0), shared)
-    assert [(t.metric, t.value) for t in found] == [("jax_seconds", 4.0), ("default_ratio", 0.5)]
-    assert found[1].rounds == (0.25, 0.5, 0.6)
+    result = backend_timings("mxfp8", (1.0, 2.0, 3.0), (4.0, 4.0, 5.0), shared)
+    assert [(t.metric, t.value) for t in result] == [("jax_seconds", 4.0), ("default_ratio", 0.5)]
+    assert result[1].rounds == (0.25, 0.5, 0.6)
     past = bench()
     row = next(
         row
-        for row in speed_rows([type(past)(past.manifest, timings=found)])
+        for row in speed_rows([type(past)(past.manifest, timings=result)])
         if row["work"].startswith("train step on mxfp8")
     )
     assert (row["ratio"], row["jax"], row["reference"]) == ("0.50", "4.00 s", "–")

@@ -18,14 +18,14 @@ from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports.page.sections.marks import of_sections
 from reports.provenance import host
 from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint
-from reports.registry.lookup import change_lines, held_against, judged, listed
+from reports.registry.lookup import change_lines, comparison_lines, judge_stored, summarise_runs
 from reports.registry.retention import plan
 from reports.store.runs import Run, write_run
 from reports.verdict import levels, pins
 from reports.verdict.anchors import find_anchors
 from reports.verdict.changes import What
 from reports.verdict.decide import Word, decide
-from reports.verdict.drift import hold, levels_of, limit
+from reports.verdict.drift import compare_with_pins, levels_of, limit
 from reports.verdict.history import Past
 from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
@@ -84,13 +84,13 @@ def test_a_processor_is_more_than_its_name(tmp_path: Path, monkeypatch, text, ve
         (tmp_path / "cpuinfo").write_text(f"{content}\n{content}", encoding="utf-8")
         return host.host()
 
-    known = read(text)
-    assert known["vendor"] == vendor
-    assert UNKNOWN not in known.values()
+    names = read(text)
+    assert names["vendor"] == vendor
+    assert UNKNOWN not in names.values()
     # A kernel that knows of another mitigation computes as before; another vector unit does not.
-    assert read(text.replace("ibpb", "ibpb ibrs")) == known
+    assert read(text.replace("ibpb", "ibpb ibrs")) == names
     wider = read(text.replace(" avx2", " avx2 avx512f").replace(" sve", " sve sve2"))
-    assert {n for n in FIELDS if wider[n] != known[n]} == {"instructions"}
+    assert {n for n in FIELDS if wider[n] != names[n]} == {"instructions"}
 
 
 def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch) -> None:
@@ -99,8 +99,8 @@ def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch
     assert {host.host()[name] for name in FIELDS} == {UNKNOWN}
     unknown = night(host={})
     assert fingerprint(unknown.manifest.environment) is None
-    [held] = hold(unknown, levels_of(unknown, {}), [pin_of(unknown, {})])
-    assert not held.same
+    [comparison] = compare_with_pins(unknown, levels_of(unknown, {}), [pin_of(unknown, {})])
+    assert not comparison.same
     assert "cannot be read" in decide(unknown, None).sentence
 
 
@@ -149,10 +149,10 @@ def test_a_change_beyond_rounding_names_both_machines_the_furthest_first() -> No
     rows = [measurement(), measurement(case="slow", value=1e-6)]
     pin = pin_of(run(*rows), {}, "as measured", "2026-11-01")
     now = [replace(rows[0], value=1.4e-6), replace(rows[1], value=1.9e-6)]
-    found = decide(run(*now, host=THERE, reference={"kind": "live"}), None, {}, [pin])
-    assert [c.case for c in found.changes] == ["slow", "baseline"]
-    assert "slow" in found.sentence
-    [line, _] = change_lines(found.changes)
+    result = decide(run(*now, host=THERE, reference={"kind": "live"}), None, {}, [pin])
+    assert [c.case for c in result.changes] == ["slow", "baseline"]
+    assert "slow" in result.sentence
+    [line, _] = change_lines(result.changes)
     assert "1.90 times that of run" in line
     # Both machines and both kinds of reference.
     assert "reference recorded" in line and "here x86_64" in line and "reference live" in line
@@ -163,31 +163,31 @@ def test_the_first_night_on_a_machine_passes_and_says_what_it_is(tmp_path: Path,
     root = tmp_path / "runs"
     pinned(night(spreads={GROUP: [0.1, 0.1]}))
     folder = write_run(root, night(1.5e-6, host=THERE, spreads={GROUP: [0.1, 0.1]}))
-    found = judged(folder)
-    assert found.decision.word is Word.PASS
-    for said in ("first night on this machine, and the anchor", "ratio is 1.50", "up to 1.76"):
-        assert said in found.decision.sentence
-    assert "1 of 1 level comparable" in held_against(found)[0]
+    result = judge_stored(folder)
+    assert result.decision.word is Word.PASS
+    for text in ("first night on this machine, and the anchor", "ratio is 1.50", "up to 1.76"):
+        assert text in result.decision.sentence
+    assert "1 of 1 level comparable" in comparison_lines(result)[0]
     # The next one has an anchor, and is held to it as closely as ever.
     later = [night(value, day, host=THERE) for day, value in ((2, 1.7e-6), (3, 2.0e-6))]
-    near, far = (judged(write_run(root, made)).decision for made in later)
+    near, far = (judge_stored(write_run(root, made)).decision for made in later)
     assert "first night" not in near.sentence
     assert (near.word, far.word) == (Word.CHANGED, Word.REGRESSED)
     assert "the oldest healthy run on this machine" in far.against[0]
 
 
 def test_nothing_to_compare_with_is_said(tmp_path: Path, pinned) -> None:
-    found = judged(write_run(tmp_path / "runs", night()))
-    assert found.decision.word is Word.PASS
-    assert "nothing could be compared: no pinned run is there" in found.decision.sentence
+    result = judge_stored(write_run(tmp_path / "runs", night()))
+    assert result.decision.word is Word.PASS
+    assert "nothing could be compared: no pinned run is there" in result.decision.sentence
     pinned(night(row={"identity": "other work"}))
-    found = judged(write_run(tmp_path / "runs", night(host=THERE, day=2)))
-    assert "nothing could be compared" in found.decision.sentence
+    result = judge_stored(write_run(tmp_path / "runs", night(host=THERE, day=2)))
+    assert "nothing could be compared" in result.decision.sentence
     (pins.FOLDER / "cpu.json").write_text(json.dumps({"schema": 2}), encoding="utf-8")
-    found = judged(write_run(tmp_path / "runs", night(day=3)))
+    result = judge_stored(write_run(tmp_path / "runs", night(day=3)))
     assert any(
         "cpu.json is not used: expected a pinned baseline of schema" in s
-        for s in held_against(found)
+        for s in comparison_lines(result)
     )
 
 
@@ -205,10 +205,10 @@ def test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow(tmp_path: Pa
     for made in unfit:
         write_run(root, made)
     folders = [write_run(root, night(1e-6 * 1.06**n, 6 + n)) for n in range(6)]
-    words = [judged(folder).decision.word for folder in folders]
+    words = [judge_stored(folder).decision.word for folder in folders]
     assert words == [Word.CHANGED] * 5 + [Word.REGRESSED]
-    found = judged(folders[-1]).decision
-    assert folders[0].name in found.against[0]
+    result = judge_stored(folders[-1]).decision
+    assert folders[0].name in result.against[0]
     # An anchor is never pruned, also that of another machine.
     spared = {folder.name[:10]: why for folder, why in plan(root, 1).spared}
     assert spared["2026-11-06"].startswith("anchor of the machine of 2026-11-11")
@@ -220,13 +220,13 @@ def test_the_baseline_is_of_the_same_machine_where_there_is_one(tmp_path: Path, 
     root = tmp_path / "runs"
     for day, where in ((1, HERE), (2, THERE)):
         write_run(root, night(day=day, host=where))
-    decision = judged(write_run(root, night(1.01e-6, day=3))).decision
+    decision = judge_stored(write_run(root, night(1.01e-6, day=3))).decision
     assert (decision.word, decision.baseline_id[:10]) == (Word.CHANGED, "2026-11-01")
 
 
 def test_a_list_shows_what_was_said_of_each_run(tmp_path: Path) -> None:
     write_run(tmp_path, night(verdict="REGRESSED"))
-    assert listed(tmp_path)[0][0].verdict == "REGRESSED"
+    assert summarise_runs(tmp_path)[0][0].verdict == "REGRESSED"
 
 
 def test_red_sections_are_marked() -> None:
@@ -254,8 +254,12 @@ def test_the_spread_of_a_level_is_that_of_repeating_it() -> None:
         return np.exp(0.3 * shared + 0.1 * own)
 
     expected = math.hypot(0.3, 0.1 / math.sqrt(8))
-    seeds = np.mean([levels.scattered(draw(10).tolist())[0] ** 2 for _ in range(400)]) ** 0.5
-    draws = np.mean([levels.jackknifed(draw(16).tolist())[0] ** 2 for _ in range(400)]) ** 0.5
+    seeds = (
+        np.mean([levels.spread_over_seeds(draw(10).tolist())[0] ** 2 for _ in range(400)]) ** 0.5
+    )
+    draws = (
+        np.mean([levels.spread_by_jackknife(draw(16).tolist())[0] ** 2 for _ in range(400)]) ** 0.5
+    )
     sampling = 4 / math.sqrt(2 * 9 * 400)  # Relative error of a deviation, four times.
     assert abs(seeds / expected - 1) < sampling
     assert abs(draws * 4 / expected - 1) < sampling
@@ -267,7 +271,7 @@ def test_what_was_pooled_has_its_level_there() -> None:
     rows = [measurement(edge="port32:port64", metric=metric) for metric in ("rel_l2", POOLED)] + [
         measurement(edge="port32:original32")
     ]
-    assert [(e, metric) for _, e, _, metric in levels.grouped(rows)] == [
+    assert [(e, metric) for _, e, _, metric in levels.group_gates(rows)] == [
         ("port32:original32", "rel_l2"),
         ("port32:port64", POOLED),
     ]
@@ -281,13 +285,13 @@ def test_a_loosened_tolerance_is_no_drift(old: bool) -> None:
         then, now = night(value), night(value, 2, row={"tolerance": 15e-6})
         pin = pin_of(then, {}, "as measured", "2026-11-01")
         if old:
-            known = {g: replace(it, tolerance=0.0, floored=0) for g, it in pin.groups.items()}
-            pin = replace(pin, groups=known)
+            names = {g: replace(it, tolerance=0.0, floored=0) for g, it in pin.groups.items()}
+            pin = replace(pin, groups=names)
         decision = decide(now, then, pins=[pin])
         assert decision.word is Word.PASS, decision.sentence
         notes = [c.note for c in decision.changes if "tolerance changed from 4.0e-06" in c.note]
         assert bool(notes) is says
-        assert decision.held[0].comparable == (0 if says else 1)
+        assert decision.comparisons[0].comparable == (0 if says else 1)
 
 
 def test_a_level_that_rests_on_its_tolerance_may_still_rise_above_it() -> None:
@@ -314,10 +318,10 @@ def test_of_other_machines_one_with_the_same_reference_is_preferred_then_the_new
         return pin_of(night(id=name, host=THERE, reference={"kind": kind}), {}, "", "2026-11-01")
 
     candidates = [pinned("newest", "recorded"), pinned("newer", "live"), pinned("old", "live")]
-    [held] = hold(run_here, levels_of(run_here, {}), candidates)
-    assert (held.pin.run, held.same) == ("newer", False)
-    [held] = hold(run_here, levels_of(run_here, {}), candidates[:1])
-    assert held.pin.run == "newest"
+    [comparison] = compare_with_pins(run_here, levels_of(run_here, {}), candidates)
+    assert (comparison.pin.run, comparison.same) == ("newer", False)
+    [comparison] = compare_with_pins(run_here, levels_of(run_here, {}), candidates[:1])
+    assert comparison.pin.run == "newest"
 
 
 def test_pins_are_read_newest_first_and_a_new_one_replaces_its_machine_s(pinned) -> None:
@@ -337,9 +341,9 @@ def test_a_pin_of_another_schema_is_named_and_not_used(pinned) -> None:
     pins.write(pin, path)
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(f'"schema": {pins.SCHEMA}', '"schema": 2'), encoding="utf-8")
-    known = pins.load("cpu")
-    assert (known.pins, len(known.unusable)) == ((), 1)
-    assert f"expected a pinned baseline of schema {pins.SCHEMA}" in known.unusable[0]
+    names = pins.load("cpu")
+    assert (names.pins, len(names.unusable)) == ((), 1)
+    assert f"expected a pinned baseline of schema {pins.SCHEMA}" in names.unusable[0]
 
 
 def test_a_spread_that_one_side_lacks_is_the_others() -> None:
@@ -373,10 +377,10 @@ def test_a_level_is_a_geometric_mean_and_the_worst_of_its_gates() -> None:
 def test_a_group_that_was_calibrated_in_part_has_no_spread() -> None:
     rows = [measurement(quantity=name, kind=Kind.BLOCK) for name in ("one", "two")]
     responses = {"one": [1e-7, 2e-7, 3e-7], "two": [2e-7, 3e-7, 1e-7]}
-    known = {("baseline", "rel_l2"): responses}
-    assert len(levels.spreads_of(rows, known)) == 1
+    names = {("baseline", "rel_l2"): responses}
+    assert len(levels.spreads_of(rows, names)) == 1
     del responses["two"]
-    assert levels.spreads_of(rows, known) == {}
+    assert levels.spreads_of(rows, names) == {}
 
 
 def test_an_anchor_measured_all_gates_of_its_level(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_an_edge_says_the_suite_of_a_run_of_schema_3(tmp_path: Path) -> None:
     pq.write_table(table.drop_columns("suite"), folder / "measurements.parquet")
     old = json.loads((folder / "run.json").read_text(encoding="utf-8")) | {"schema": 3}
     (folder / "run.json").write_text(json.dumps(old), encoding="utf-8")
-    found = [suite_of(m) for m in read_run(folder).measurements]
-    assert found == ["parity", "mla-moe", "products"]
+    result = [suite_of(m) for m in read_run(folder).measurements]
+    assert result == ["parity", "mla-moe", "products"]
     assert suite_of(measurement(edge="port32:port64", suite="mistral")) == "mistral"
 
 

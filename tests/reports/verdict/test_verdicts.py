@@ -262,8 +262,8 @@ def test_a_loosened_tolerance_is_noted() -> None:
     ],
 )
 def test_only_findings_of_severity_error_regress(severity: Severity, word: Word) -> None:
-    found = finding(severity=severity, message="three values are not finite")
-    decision = decide(run(measurement(), findings=(found,)), None)
+    result = finding(severity=severity, message="three values are not finite")
+    decision = decide(run(measurement(), findings=(result,)), None)
     assert decision.word is word
     assert ("three values are not finite" in decision.sentence) is (word is Word.REGRESSED)
 

@@ -1,0 +1,78 @@
+"""The words of the glossary on the page: each shows its sentence on hover, where it stands first.
+
+`glossary.md` is the copy of docs/glossary.md that is installed with the page; a test equates them.
+Source: docs/reports.md "The page".
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from jinja2.ext import Extension
+from markupsafe import Markup, escape
+
+ORDINARY = {"kind", "drift"}
+"""Words of the glossary that the page has in their everyday meaning too, and does not explain."""
+_SKIPPED = "a|abbr|button|code|label|noscript|script|select|style|template|title"
+_PIECES = re.compile(r"(\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:\{\{.*?\}\}|\{%.*?%\}|[^>])*>)", re.S)
+
+
+@cache
+def glossary() -> dict[str, str]:
+    """Return the sentence of each word, as plain text."""
+    text = (Path(__file__).parent / "glossary.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- \*\*(.+?)\*\*(?:, \w+)?: (.*?)(?=^- |\Z)", text, re.M | re.S)
+    # Links into the documents lead nowhere from the page; the rest of the markup is emphasis.
+    markup = re.compile(r"\s*\(\[[^]]*\]\([^)]*\)\)|[*`]")
+    return {word: " ".join(markup.sub("", sentence).split()) for word, sentence in entries}
+
+
+def explain(text: str) -> Markup:
+    """Return data as markup; a word of the glossary shows its sentence on hover."""
+    if sentence := glossary().get(text):
+        return Markup('<abbr title="{}">{}</abbr>').format(sentence, text)
+    return escape(text)
+
+
+class Hover(Extension):
+    """Explains words in the text of a template, never in the data that is filled in later.
+
+    The first use in a section or macro, on each way through its conditions and loops, becomes an
+    `abbr` whose title is the sentence.
+    """
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        """Return the template with its words explained."""
+        words = glossary().keys() - ORDINARY
+        # A verdict in capitals is itself only; other words may begin a sentence or be several.
+        forms = {word if word.isupper() else f"{word[0].upper()}{word[1:]}": word for word in words}
+        forms |= {word: word for word in words}
+        longest_first = "|".join(sorted(map(re.escape, forms), key=len, reverse=True))
+        pattern = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])")
+        unused, skipped, out = set(words), "", []
+        outside: list[set[str]] = []
+
+        def explained(match: re.Match[str]) -> str:
+            word = forms[match[1]]
+            if word not in unused:
+                return match[0]
+            unused.discard(word)
+            return Markup('<abbr title="{}">{}</abbr>').format(glossary()[word], match[0])
+
+        for piece in _PIECES.split(source):
+            if opened := re.match(rf'<({_SKIPPED})\b|<(\w+)[^>]*class="sr"', piece):
+                skipped = skipped or opened[1] or opened[2]
+            elif piece == f"</{skipped}>":
+                skipped = ""
+            elif piece.startswith("<section") or "macro" in piece[:9]:
+                unused = set(words)
+            elif block := re.match(r"\{%-? *(end|el)?(?:if|for|se)\b", piece):
+                # What a branch explains is unexplained where another one is taken.
+                unused = set(outside.pop() if block[1] else unused)
+                outside += [] if block[1] == "end" else [set(unused)]
+            elif not skipped and not piece.startswith(("<", "{")):
+                piece = pattern.sub(explained, piece)
+            out.append(piece)
+        return "".join(out)
