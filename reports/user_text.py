@@ -12,6 +12,8 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 
 BYTES = 256
+STEP = (2, 256)
+"""Rows and tokens of a single step on a user's text."""
 
 
 def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
@@ -30,6 +32,21 @@ def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
         )
     if (size := text.stat().st_size) < least:
         raise ValueError(f"{text} has {size}, at least {least} bytes are needed; {otherwise}")
+
+
+def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
+    """Return token ids (2, 256) int32 for a step: the first bytes of a text, or drawn without one.
+
+    Raises:
+        FileNotFoundError: the text is not there.
+        ValueError: it is too short, or the vocabulary has no room for bytes.
+    """
+    if text is None:
+        return np.random.default_rng(0).integers(0, vocab_size, STEP).astype(np.int32)
+    size = STEP[0] * STEP[1]
+    check_text(text, vocab_size, size, "leave --text out to draw token ids.")
+    content = np.frombuffer(text.read_bytes(), np.uint8)
+    return content[:size].reshape(STEP).astype(np.int32)
 
 
 def read_ids(

@@ -107,6 +107,34 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
         raise click.UsageError(f"{', '.join(names)} {wants}; leave it out.", ctx)
 
 
+@click.command(
+    epilog=examples("activations checkpoint --text book.txt", "activations checkpoint --json")
+)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Take the step on this file's bytes, not on drawn token ids.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every finding as JSON.")
+@quiet_option
+@click.pass_context
+def activations(ctx, path, text, as_json, quiet) -> None:
+    """Say which activations and gradients of the checkpoint PATH leave narrow formats in one step.
+
+    Ranges of every named intermediate, its derivative and every gradient; the largest attention
+    logit and the entropy of each head.
+
+    Exit code 0: nothing, or warnings; 1: an error, such as what is not finite; 2: bad input.
+    """
+    unchecked()
+    from reports.cli.views import activations as module
+
+    findings = module.examine(path, text, progress(quiet))
+    click.echo(json.dumps(module.as_document(findings)) if as_json else module.as_text(findings))
+    ctx.exit(REGRESSED if module.broken(findings) else OK)
+
+
 @click.command(epilog=examples("drill", "drill --steps 20 --out drill.json"))
 @click.option("--steps", type=click.IntRange(min=1), help="Optimiser steps.  [default: 120]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and batches.")
@@ -135,4 +163,4 @@ def drill(steps, seed, out, as_json, quiet) -> None:
     click.echo(text)
 
 
-COMMANDS = (stability, drill)
+COMMANDS = (stability, activations, drill)

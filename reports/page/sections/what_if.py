@@ -18,10 +18,9 @@ from megalodon_jax.quantization.products import DIRECTIONS
 from reports.page.sections.heat import HeatCell, HeatMap
 from reports.store.runs import Run
 from reports.text import label, number, share
-from reports.user_text import check_text
+from reports.user_text import first_tokens
 from stability.products import what_if
 from stability.products.what_if import FORMATS, LADDER, Cost
-from stability.suite import LENGTH
 
 _WORDS = {
     "forward": "forward",
@@ -43,7 +42,7 @@ def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[C
         ValueError: it is no Megalodon, or the text is too short or does not fit the vocabulary.
     """
     model = load_from_pretrained(path)
-    ids = _ids(text, model.config.vocab_size)
+    ids = first_tokens(text, model.config.vocab_size)
     say(f"one step on {ids.size} tokens of {text.name if text else 'drawn ids'}")
     products = what_if.captured(model, ids)
     say(f"{len(products)} matrices, {len(DIRECTIONS)} products each, {len(FORMATS)} formats")
@@ -143,11 +142,3 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 
 def _kind(name: str) -> str:
     return re.sub(r"^(model\.)?(layers\.\d+\.)?", "", name)
-
-
-def _ids(text: Path | None, vocab_size: int) -> np.ndarray:
-    if text is None:
-        return np.random.default_rng(0).integers(0, vocab_size, (2, LENGTH)).astype(np.int32)
-    check_text(text, vocab_size, 2 * LENGTH, "leave --text out to draw token ids.")
-    content = np.frombuffer(text.read_bytes(), np.uint8)
-    return content[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)

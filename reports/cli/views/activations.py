@@ -1,0 +1,63 @@
+"""Ranges of activations and gradients, and attention by head, of a user's checkpoint.
+
+Source: docs/audits.md "Activations and attention".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megalodon_jax.convert import load_from_pretrained
+from reports.text import count, for_json
+from reports.user_text import first_tokens
+from stability.activations.attention import attention_findings, measure_heads
+from stability.activations.ranges import measure_ranges, range_findings
+from stability.core.findings import Finding, Severity
+
+
+def examine(path: Path, text: Path | None, report: Callable[[str], None]) -> list[Finding]:
+    """Return what one step of the checkpoint at `path` says of narrow formats.
+
+    Args:
+        path: a folder, or a weights file with its `config.json` beside it.
+        text: the file whose bytes the step is taken on; None draws token ids.
+        report: gets lines of progress.
+
+    Raises:
+        FileNotFoundError: the checkpoint or the text is not there.
+        ValueError: it is no Megalodon, or the text is too short or does not fit the vocabulary.
+    """
+    model = load_from_pretrained(path)
+    ids = first_tokens(text, model.config.vocab_size)
+    report(f"one step on {ids.size} tokens of {text.name if text else 'drawn ids'}")
+    ranges = range_findings(measure_ranges(model, ids))
+    report("logits and entropies by head")
+    return [*ranges, *attention_findings(measure_heads(model, ids))]
+
+
+def broken(findings: Sequence[Finding]) -> bool:
+    """Whether something is wrong already, rather than near the end of a range."""
+    return any(f.severity is Severity.ERROR for f in findings)
+
+
+def as_document(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return findings as JSON has them: numbers that are not finite are None."""
+    return [for_json(asdict(f)) for f in findings]
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return errors and warnings, the gravest first, and how many arrays hold."""
+    grave = [f for f in findings if f.severity.gravity() >= Severity.WARNING.gravity()]
+    grave.sort(key=lambda f: -f.severity.gravity())
+    lines = [
+        f"{f.severity.upper()} {f.subject}: {f.message}{f'; {f.remedy}' if f.remedy else ''}"
+        for f in grave
+    ]
+    arrays = {f.subject for f in findings if f.probe == "activation_range"}
+    lines.append(
+        f"{count(len(arrays), 'array')} looked at, {count(len(grave), 'warning')} or worse"
+    )
+    return "\n".join(lines)
