@@ -228,7 +228,7 @@ def test_no_bound_lets_through_what_it_is_there_to_stop():
 
 
 def test_a_bound_is_the_larger_of_what_a_row_says():
-    row = Rule("edge", (Kind.BLOCK,), "reason", absolute=2.0, noise_factor=3.0)
+    row = Rule(MegalodonEdge.JAX64_ORACLE, (Kind.BLOCK,), "reason", absolute=2.0, noise_factor=3.0)
     assert (bound_from(row, 0.5), bound_from(row, 1.0)) == (2.0, 3.0)
     assert math.isnan(bound_from(row, math.nan))
 
