@@ -16,17 +16,20 @@ from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.megalodon.reference import why_unavailable
 from stability.core.findings import Finding, Severity
+from stability.core.parameter_leaves import kind_of
 from stability.dtype_audit import PROGRAMS, pinned_findings, read_pinned
+from stability.dtype_audit.pinned_rows import PROBE
 from stability.products import what_if
 from stability.storage import ema_pole_findings
-from stability.storage.diagnose import kind_of
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.remedies import try_remedies
 from stability.storage.survival import AdamW, probe
 from stability.storage.value_audit import audit_parameters
 
 STEPS, BATCH_SIZE, LENGTH = 20, 4, 128
+"""Steps, rows and tokens the survival probe trains on: few, as it trains a control beside it."""
 POLE_STEPS = 200
+"""Steps the memory of poles is followed for: those of `stability.storage.simulate`."""
 KINDS = 3
 """Kinds of leaf that remedies are tried on each night; the command `stability` tries all."""
 
@@ -66,13 +69,13 @@ class Checkpoint:
         """Token ids (steps, B, L) cut from the text at evenly spaced starts."""
         text = np.frombuffer(self.text.read_bytes(), np.uint8)
         starts = np.linspace(0, len(text) - LENGTH, STEPS * BATCH_SIZE).astype(int)
-        cut = text[starts[:, None] + np.arange(LENGTH)].astype(np.int32)
-        return cut.reshape(BATCH_SIZE, STEPS, LENGTH).swapaxes(0, 1)
+        ids = text[starts[:, None] + np.arange(LENGTH)].astype(np.int32)
+        return ids.reshape(BATCH_SIZE, STEPS, LENGTH).swapaxes(0, 1)
 
 
 @dataclass
-class Probed:
-    """What the probes of one run said; a probe that broke down is named, and hides no other."""
+class ProbeResults:
+    """Findings of the probes of one run; a probe that broke down is named, and hides no other."""
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
@@ -81,30 +84,30 @@ class Probed:
     failures: list[str] = field(default_factory=list)
 
 
-def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> Probed:
+def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
     """Audit what is stored, probe what a bfloat16 copy would lose, and try what would help."""
-    said = Probed()
+    results = ProbeResults()
     for name, probe_one in PROBES.items():
         try:
-            found, section = probe_one(checkpoint, model, said)
+            findings, section = probe_one(checkpoint, model, results)
         except (ArithmeticError, OSError, LookupError, RuntimeError, TypeError, ValueError) as e:
-            said.failures.append(f"{name}: {type(e).__name__}: {e}"[:400])
+            results.failures.append(f"{name}: {type(e).__name__}: {e}"[:400])
             continue
-        said.findings += found
-        said.shown |= {name: section} if section is not None else {}
-        said.executed += 1
-    return said
+        results.findings += findings
+        results.shown |= {name: section} if section is not None else {}
+        results.executed += 1
+    return results
 
 
 Answer = tuple[list[Finding], Any]
 
 
-def _survival(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+def _survival(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
     batches, rule = checkpoint.batches(), checkpoint.optimiser
     return [*audit_parameters(model), *probe(model, batches, rule)], None
 
 
-def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
     rows = ema_pole_findings.memory_rows(model, checkpoint.optimiser, steps=POLE_STEPS)
     # JSON has no infinity: None is a pole that never forgets.
     for row in rows:
@@ -112,20 +115,20 @@ def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) ->
     return ema_pole_findings.findings(model), rows
 
 
-def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
     frozen = {
         f.subject: f.value
-        for f in said.findings
+        for f in earlier.findings
         if f.probe == "survival" and f.metric == "frozen_fraction" and f.value > 0
     }
-    if not said.executed:
+    if not earlier.executed:
         raise ValueError("which leaves freeze is not known: the survival probe did not finish")
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-frozen[n], n)):
         worst.setdefault(kind_of(name), name)
-    chosen = dict(list(worst.items())[:KINDS])
+    worst = dict(list(worst.items())[:KINDS])
     leaves, rule = named_leaves(model), checkpoint.optimiser
-    tried = try_remedies({n: np.asarray(leaves[n]) for n in chosen.values()}, rule, size=SIZE)
+    trials = try_remedies({n: np.asarray(leaves[n]) for n in worst.values()}, rule, size=SIZE)
     basis = f"bfloat16 storage, {rule.describe()}, {REMEDY_STEPS:,} steps, synthetic gradients"
     return [], [
         {
@@ -139,45 +142,45 @@ def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed)
             "frozen": trial.survival.frozen,
             "works": trial.works,
         }
-        for kind, name in chosen.items()
-        for trial in tried[name]
+        for kind, name in worst.items()
+        for trial in trials[name]
     ]
 
 
-def _pinned_dtypes(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
+def _pinned_dtypes(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> Answer:
     """Return what differs from the committed audits, the compiled view left out for its time."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     reason = why_unavailable()
-    for name, program in PROGRAMS.items():
-        audit: Any = program
-        torch = name.startswith("torch")
-        pinned = read_pinned(name)
+    for name, audit in PROGRAMS.items():
+        torch, pinned = name.startswith("torch"), read_pinned(name)
         if torch and reason is not None:
-            found.append(_left_out(name, len(pinned.rows), f"torch cannot be audited: {reason}"))
+            why = f"torch cannot be audited: {reason}"
+            findings.append(_not_compared(name, len(pinned.rows), why))
             continue
         rows = audit() if torch else audit(compiled=False)
         views = {row.view for row in rows}
-        kept = [row for row in pinned.rows if row.view not in views]
-        found += pinned_findings(name, [*rows, *kept])
-        if kept:
+        others = [row for row in pinned.rows if row.view not in views]
+        findings += pinned_findings(name, [*rows, *others])
+        if others:
             why = "the compiled program is compared by `megalodon-numerics dtypes check`"
-            found.append(_left_out(name, len(kept), why))
-    return found, None
+            findings.append(_not_compared(name, len(others), why))
+    return findings, None
 
 
-def _left_out(name: str, rows: int, why: str) -> Finding:
-    source = f"stability/data/audits/{name}.json"
-    message = f"{rows} rows not compared here: {why}"
-    nan = float("nan")
-    return Finding("dtype_golden", Severity.NOTE, name, "not_compared", rows, nan, source, message)
+def _not_compared(name: str, rows: int, why: str) -> Finding:
+    source, message = f"stability/data/audits/{name}.json", f"{rows} rows not compared here: {why}"
+    note, nan = Severity.NOTE, math.nan
+    return Finding(PROBE, note, name, "not_compared", rows, nan, source, message)
 
 
-def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, said: Probed) -> Answer:
-    found = list(what_if.costs(what_if.captured(model, checkpoint.batches()[0, :2])))
-    return what_if.findings(found), what_if.rows(found)
+def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
+    costs = list(what_if.costs(what_if.captured(model, checkpoint.batches()[0, :2])))
+    return what_if.findings(costs), what_if.rows(costs)
 
 
-PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, Probed], Answer]] = {
+PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Answer]] = {
     "survival": _survival,
     "poles": _poles,
     "remedies": _remedies,

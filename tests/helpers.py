@@ -31,17 +31,6 @@ EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 EXACT_GRADIENT = rule("jax64:oracle", Kind.GRADIENT).absolute
 ROUNDING = rule("jax32:oracle", Kind.BLOCK).absolute
 """Relative L2 of one layer in float32 against float64."""
-LOST_APPLIED = 0.7
-"""Share of a token-by-token stream's error left when what rounding the poles lost is applied: 0.42
-and 0.51 measured, at 16,384 and 4,096 tokens; the rest is the rounding of the state itself."""
-LONG_CONTEXT = 1e-6
-"""Relative L2 of a float32 EMA with slow poles against float64, at 131,072 tokens."""
-LONG_CONTEXT_REFERENCE = 1e-3
-"""... and what it is at least when powers of the poles are computed in float32."""
-LONG_CONTEXT_GRADIENT = 2e-6
-"""... of the gradients, at 16,384 tokens; at most 8e-7 measured, on theta."""
-MEMORY_PER_DOUBLING = 2.2
-"""Largest growth of a program's memory when its sequence gets twice as long: linear, and slack."""
 
 TINY = MegalodonConfig(
     vocab_size=17,

@@ -6,6 +6,7 @@ This is the one place that builds and reads the prefixes of their names. Source:
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from parity.engine.measurement import Kind
@@ -41,6 +42,8 @@ class Role(StrEnum):
     """What a step of training left: a moment of the optimiser, or how far a parameter moved."""
 
 
+# A port may well call an intermediate `step_size`: only a counted step is one of training.
+_STEP = re.compile(r"step(\d+)/([^/]+)/")
 _DERIVED = {
     Role.GRADIENT: Kind.GRADIENT,
     Role.COTANGENT: Kind.GRADIENT,
@@ -77,7 +80,9 @@ class Quantity(str):
     @property
     def role(self) -> Role:
         """What it is of what it is named after."""
-        prefixed = (r for r in Role if r is not Role.VALUE and self.startswith(r))
+        if _STEP.match(self):
+            return Role.STEP
+        prefixed = (r for r in (Role.GRADIENT, Role.COTANGENT, Role.STATE) if self.startswith(r))
         return next(prefixed, Role.VALUE)
 
     @property
@@ -88,10 +93,8 @@ class Quantity(str):
     @property
     def moment(self) -> tuple[str, str] | None:
         """Of a step of training, which it is and what is compared, such as (`1`, `mu`)."""
-        step, slash, rest = self.partition("/")
-        if self.role is not Role.STEP or not slash:
-            return None
-        return step.removeprefix(Role.STEP), rest.partition("/")[0]
+        step = _STEP.match(self)
+        return (step[1], step[2]) if step else None
 
     @property
     def stage(self) -> str:

@@ -66,7 +66,7 @@ def gemm_drill(document: Path, steps: int | None) -> None:
 
     plan = drill.Plan() if steps is None else drill.Plan(steps=steps)
     outcomes = drill.run(plan, module.VARIANTS, report=click.echo)
-    others = module.taken_over()
+    others = module.losses_without_training()
     module.write(document, outcomes, others)
     click.echo(module.table(outcomes, others))
 

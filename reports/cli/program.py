@@ -28,8 +28,8 @@ from reports.cli.console import INCOMPLETE, INTERNAL_ERROR, USAGE, examples
 PROGRAM = "megalodon-numerics"
 
 
-FORMER = {"bless": "pin"}
-"""Commands by the names they had."""
+FORMER = {("bless",): "pin", ("subject", "record"): "parity record --subject mla-moe"}
+"""What commands are called now, by the words they had."""
 
 
 class Guarded(click.Group):
@@ -37,8 +37,9 @@ class Guarded(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Return the command that was asked for; one that was renamed is answered with its name."""
-        if args and args[0] in FORMER:
-            raise click.UsageError(f"{args[0]!r} is now {FORMER[args[0]]!r}.", ctx)
+        for words, name in FORMER.items():
+            if tuple(args[: len(words)]) == words:
+                raise click.UsageError(f"{' '.join(words)!r} is now {name!r}.", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -59,7 +59,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
     unchecked()
     from stability.moe import results
 
-    found = results.compared(reference, progress(quiet))
+    found = results.compare_all(reference, progress(quiet))
     click.echo(results.parity_markdown(found))
     ctx.exit(REGRESSED if any(f.broken for f in found) else OK)
 
@@ -95,12 +95,6 @@ def train(quiet: bool) -> None:
     path = documents.path_of(documents.TRAINING)
     documents.write(path, content)
     click.echo(f"{results.training_markdown(content)}\n\n{path}")
-
-
-@subject.command(hidden=True)
-def record() -> None:
-    """Name the command that this one became."""
-    raise click.UsageError("'subject record' is now 'parity record --subject mla-moe'.")
 
 
 COMMANDS = (subject,)

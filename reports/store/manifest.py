@@ -6,7 +6,7 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Manifest:
     """The table in force that night: edge, kind, bound, reason."""
     seams: tuple[Mapping[str, Any], ...] = ()
     """Every known difference, and its value where it was measured."""
-    spreads: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """How far rounding scatters each level (`reports.verdict.levels`)."""
     stability: Mapping[str, Any] = field(default_factory=dict)
     """What probes show beside their findings, by section of the page."""

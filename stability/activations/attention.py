@@ -1,4 +1,4 @@
-"""Attention under scrutiny: how large the logits get, and how much they still distribute.
+"""Attention logits and entropy: how large logits get, and over how many keys heads attend.
 
 Logits that grow until a softmax sees one key alone end a training run. In bfloat16 a logit of
 magnitude x is off by up to x * 2^-9, and a softmax weight by the exponential of that. Source:
@@ -14,9 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from megalodon_jax.layers.attention import MegalodonAttention
+from megalodon_jax.model import MegalodonForCausalLM
 from parity.megalodon.intermediates import capture
 from stability.activations.ranges import token_ids
 from stability.core.findings import Finding, Severity, judge
@@ -43,7 +45,9 @@ class Heads:
     or more; NaN without any."""
 
 
-def measure_heads(model: Any, ids: Any, mask: Any = None) -> tuple[Heads, ...]:
+def measure_heads(
+    model: MegalodonForCausalLM, ids: ArrayLike, mask: ArrayLike | None = None
+) -> tuple[Heads, ...]:
     """Return logits and entropies of every layer for one uncached batch.
 
     Logits are taken in float32 from the queries and keys the model computes.
@@ -118,7 +122,7 @@ def _entropy(subject: str, entropy: float, relative: float) -> Finding:
 
 
 @eqx.filter_jit
-def _measure(model: Any, ids: Array, valid: Array):
+def _measure(model: MegalodonForCausalLM, ids: Array, valid: Array) -> tuple[Any, ...]:
     params, static = eqx.partition(model, eqx.is_array)
 
     def logits(params: Any, ids: Array, mask: Array) -> Array:

@@ -10,13 +10,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
+from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.engine.quantity import Quantity
 from parity.megalodon.intermediates import computed
@@ -48,7 +50,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What one step computes: ranges by name, all in order of computation."""
+    """Ranges of what one step computes, by name, in order of computation."""
 
     intermediates: Mapping[str, Range]
     cotangents: Mapping[str, Range]
@@ -59,7 +61,12 @@ class Ranges:
     """L2 norm of the gradient by module, squared and summed in float32."""
 
 
-def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -> Ranges:
+def measure_ranges(
+    model: MegalodonForCausalLM,
+    ids: ArrayLike,
+    mask: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+) -> Ranges:
     """Return ranges of all intermediates, their cotangents and all gradients for one batch.
 
     All of them are in memory at once: some 30 arrays (B, L, D) per layer.
@@ -102,7 +109,7 @@ def measure_ranges(model: Any, ids: Any, mask: Any = None, labels: Any = None) -
     )
 
 
-def token_ids(ids: Any, caller: str) -> Int32[Array, "B L"]:
+def token_ids(ids: ArrayLike, caller: str) -> Int32[Array, "B L"]:
     """Return token ids as int32.
 
     Raises:

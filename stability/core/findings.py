@@ -1,4 +1,4 @@
-"""What a probe says: one `Finding` per parameter or op.
+"""Findings, the answers of probes: one per parameter or op, with its number and its remedy.
 
 Source: docs/stability.md "Findings".
 """
@@ -21,6 +21,10 @@ class Severity(StrEnum):
     NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
+
+    def gravity(self) -> int:
+        """Return its place in the order, 0 for the mildest."""
+        return list(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ Source: docs/stability.md "Update survival", docs/formats.md "The formats".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ E8M0 = Format("float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu))
 """Powers of two without a sign or a zero: a scale of blocks (`block_formats`)."""
 
 
-def format_of(dtype: Any) -> Format | None:
+def format_of(dtype: DTypeLike) -> Format | None:
     """Return the format a dtype stores, None for float32 and wider."""
     return {fmt.dtype: fmt for fmt in FORMATS}.get(np.dtype(dtype))
 

@@ -121,8 +121,8 @@ def check_names(leaves: Mapping[str, Leaf], config: MegalodonConfig) -> None:
     table = {row.name: row.shape for row in weight_table(config)}
     missing = [n for n in table if n not in leaves]
     extra = [n for n in leaves if n not in table and n != HEAD]
-    held = {n: leaves[n].shape for n in table if n in leaves}
-    wrong = [f"{n} {shape}" for n, shape in held.items() if shape != table[n]]
+    shapes = {n: leaves[n].shape for n in table if n in leaves}
+    wrong = [f"{n} {shape}" for n, shape in shapes.items() if shape != table[n]]
     if missing or extra or wrong:
         raise ValueError(
             "these are not the weights of a Megalodon of this configuration: "
@@ -142,6 +142,11 @@ def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
     return role_of(name) is Role.LINEAR if megalodon else len(shape) >= 2
 
 
+def kind_of(name: str) -> str:
+    """Return a leaf's path with its layer numbers replaced: `model.layers.*.ffn.norm.weight`."""
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
+
+
 def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np.ndarray:
     """Return at most `size` elements, float32, drawn without replacement by the leaf's name.
 
@@ -158,9 +163,9 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
     if not matrix:
         return values.reshape(-1)[np.sort(rng.choice(values.size, size, replace=False))]
     scale = math.sqrt(size / values.size)
-    kept = [max(2, int(n * scale)) for n in values.shape]
+    sizes = [max(2, int(n * scale)) for n in values.shape]
     rows, columns = (
-        np.sort(rng.choice(n, k, replace=False)) for n, k in zip(values.shape, kept, strict=True)
+        np.sort(rng.choice(n, k, replace=False)) for n, k in zip(values.shape, sizes, strict=True)
     )
     return values[np.ix_(rows, columns)]
 
@@ -190,8 +195,8 @@ def _from_tensor(name: str, tensor: Any) -> Leaf:
     dtype = str(tensor.dtype).removeprefix("torch.")
 
     def load() -> np.ndarray:
-        held = tensor.detach().cpu()
+        host = tensor.detach().cpu()
         # NumPy has no bfloat16 of its own; widening to float32 is exact.
-        return (held.float() if dtype.startswith(("bfloat", "float8")) else held).numpy()
+        return (host.float() if dtype.startswith(("bfloat", "float8")) else host).numpy()
 
     return Leaf(name, tuple(tensor.shape), dtype, load)

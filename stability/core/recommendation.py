@@ -17,7 +17,7 @@ NEVER = (
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to train in."""
+    """A precision to train in, and why."""
 
     precision: str
     reason: str

@@ -11,10 +11,9 @@ EXP, LOG, ROOT, POWER, TRIG = "exp", "log", "sqrt", "power", "trigonometric"
 SIGMOID, FFT, CONVERT, ELEMENTWISE = "sigmoid", "fft", "convert", "elementwise"
 SOFTMAX = "softmax"
 
-FAMILIES = (
-    *(DOT, SUM, PEAK, ACCUMULATE, SCAN, EXP, LOG, ROOT, POWER, TRIG),
-    *(SIGMOID, FFT, CONVERT, ELEMENTWISE, SOFTMAX),
-)
+_SUMS = (DOT, SUM, PEAK, ACCUMULATE, SCAN)
+_FUNCTIONS = (EXP, LOG, ROOT, POWER, TRIG, SIGMOID, SOFTMAX, FFT)
+FAMILIES = (*_SUMS, *_FUNCTIONS, CONVERT, ELEMENTWISE)
 
 
 def _families(**groups: str) -> dict[str, str]:

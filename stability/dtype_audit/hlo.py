@@ -63,8 +63,8 @@ def rows_of_hlo(text: str) -> tuple[Row, ...]:
     peaks = {i.computation for i in instructions if i.op in ("maximum", "minimum")}
     sums = {i.computation for i in instructions if i.op in ("add", "multiply")}
     combiners = {i.called for i in instructions} - {""}
-    found = (_row(i, peaks - sums) for i in instructions if i.computation not in combiners)
-    return aggregated(row for row in found if row is not None)
+    rows = (_row(i, peaks - sums) for i in instructions if i.computation not in combiners)
+    return aggregated(row for row in rows if row is not None)
 
 
 def parse(text: str) -> Iterator[Instruction]:
@@ -113,8 +113,8 @@ def _row(instruction: Instruction, peaks: set[str]) -> Row | None:
     family = _family(instruction, peaks)
     if family is None:
         return None
-    known = [d for d in (*instruction.inputs, instruction.output) if d in _DTYPES.values()]
-    if not any(is_inexact(dtype) for dtype in known):
+    dtypes = [d for d in (*instruction.inputs, instruction.output) if d in _DTYPES.values()]
+    if not any(is_inexact(dtype) for dtype in dtypes):
         return None
     row = Row(
         view="hlo",

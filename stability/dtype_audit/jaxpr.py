@@ -78,8 +78,8 @@ def walk(jaxpr: Jaxpr, stack: str = "", source: str = "", trips: int = 1) -> Ite
 def is_library(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr is of a function that JAX defines, such as `jax.nn.silu`."""
     info = getattr(jaxpr, "debug_info", None)
-    said = str(getattr(info, "func_src_info", "") or "")
-    return str(_JAX) in said
+    source = str(getattr(info, "func_src_info", "") or "")
+    return str(_JAX) in source
 
 
 def source_of(eqn: JaxprEqn) -> str:

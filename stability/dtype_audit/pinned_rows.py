@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -22,20 +22,25 @@ from stability.core.findings import Finding, Severity
 from stability.dtype_audit.programs import audit_config
 from stability.dtype_audit.rows import Change, Row, diff, from_json, to_json
 
+if TYPE_CHECKING:
+    from parity.megalodon.reference.dispatch import Mode
+
 FOLDER = Path(__file__).parents[1] / "data" / "audits"
 SCHEMA = 1
+PROBE = "dtype_golden"
+"""The probe's name in stored runs, which outlives the word."""
 PLAIN = MegalodonConfig(swiglu=True)
 NARROW = MegalodonConfig(swiglu=True, compute_dtype="bfloat16")
 RENEW = "megalodon-numerics dtypes renew"
 
 
-def _torch(config: MegalodonConfig, mode: Any) -> tuple[Row, ...]:
+def _torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
     from stability.dtype_audit.torch_side import audit_torch
 
     return audit_torch(config, mode)
 
 
-PROGRAMS: Mapping[str, Callable[[], tuple[Row, ...]]] = {
+PROGRAMS: Mapping[str, Callable[..., tuple[Row, ...]]] = {
     "float32": partial(audit_config, PLAIN),
     "bfloat16_compute": partial(audit_config, NARROW),
     "torch_autocast": partial(_torch, PLAIN, "autocast"),
@@ -119,12 +124,12 @@ def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> li
     changes = diff(pinned.rows, rows)
     if not changes:
         message = f"{len(pinned.rows)} rows, none changed"
-        return [Finding("dtype_golden", Severity.OK, name, "changes", 0.0, 0.0, source, message)]
+        return [Finding(PROBE, Severity.OK, name, "changes", 0.0, 0.0, source, message)]
     same = dict(pinned.versions) == now
     made = ", ".join(f"{k} {v}" for k, v in pinned.versions.items())
     return [
         Finding(
-            "dtype_golden",
+            PROBE,
             _severity(change.row, same),
             f"{change.row.module or '(no module)'} {change.row.op}",
             change.kind,

@@ -18,13 +18,12 @@ from stability.dtype_audit.families import CONVERT, FAMILIES
 from stability.dtype_audit.jaxpr import PROMOTION, ROUND_TRIP
 from stability.dtype_audit.rows import Row, is_narrow
 
+PROBE = "dtype_audit"
 VERSION = 1
 KINDS = ("forbidden", "wide", "accumulator", "promotion", "elided")
 SOURCE = "stability/data/dtype_policy.toml"
-_RULE_KEYS = {
-    *("name", "kind", "severity", "remedy", "dtypes", "modules", "families", "phases", "views"),
-    "allowed",
-}
+_SCOPE_KEYS = ("modules", "families", "phases", "views")
+_RULE_KEYS = {"name", "kind", "severity", "remedy", "dtypes", "allowed", *_SCOPE_KEYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,11 @@ class Policy:
         table = tuple(rows)
         findings: list[Finding] = []
         for rule in self.rules:
-            broken = [row for row in broken_by(rule, table) if not _excuse(rule, row)]
+            broken = [
+                row
+                for row in broken_by(rule, table)
+                if not any(scope.holds(row) for scope, _ in rule.allowed)
+            ]
             findings += [_finding(rule, row) for row in broken] or [_clean(rule, table)]
         return findings
 
@@ -137,38 +140,29 @@ def _numbers(row: Row) -> tuple[str, ...]:
     return tuple(d for d in (*row.inputs, row.output) if d not in ("", "other"))
 
 
-def _excuse(rule: Rule, row: Row) -> str:
-    """Return the reason why a row is excepted, or nothing."""
-    return next((reason for scope, reason in rule.allowed if scope.holds(row)), "")
-
-
 def _finding(rule: Rule, row: Row) -> Finding:
     place = f" at {row.source}" if row.source else ""
+    subject = f"{row.module or '(no module)'} {row.op}"
+    source = f"{SOURCE}, {rule.name}"
+    message = f"{row.view}: {row.describe()}, {row.count} times{place}"
     return Finding(
-        "dtype_audit",
+        PROBE,
         rule.severity,
-        f"{row.module or '(no module)'} {row.op}",
+        subject,
         rule.name,
         float(row.count),
         0.0,
-        f"{SOURCE}, {rule.name}",
-        f"{row.view}: {row.describe()}, {row.count} times{place}",
+        source,
+        message,
         rule.remedy,
     )
 
 
 def _clean(rule: Rule, table: tuple[Row, ...]) -> Finding:
-    seen = sum(rule.scope.holds(row) for row in table)
-    return Finding(
-        "dtype_audit",
-        Severity.OK,
-        rule.name,
-        rule.name,
-        0.0,
-        0.0,
-        f"{SOURCE}, {rule.name}",
-        f"{seen} kinds of operation in its scope, none breaks it",
-    )
+    count = sum(rule.scope.holds(row) for row in table)
+    message = f"{count} kinds of operation in its scope, none breaks it"
+    source = f"{SOURCE}, {rule.name}"
+    return Finding(PROBE, Severity.OK, rule.name, rule.name, 0.0, 0.0, source, message)
 
 
 def _rule(entry: Mapping[str, Any]) -> Rule:
@@ -197,7 +191,7 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
 
 
 def _scope(name: str, entry: Mapping[str, Any]) -> Scope:
-    parts = {k: tuple(entry.get(k, ())) for k in ("modules", "families", "phases", "views")}
+    parts = {k: tuple(entry.get(k, ())) for k in _SCOPE_KEYS}
     unknown = sorted(set(parts["families"]) - set(FAMILIES))
     _require(name, not unknown, f"unknown families {unknown}, expected some of {FAMILIES}")
     return Scope(**parts)

@@ -22,6 +22,7 @@ from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
 
 BATCH = 2
+"""Rows of a batch: sums over the batch are there from two on."""
 
 
 def audit_function(
@@ -40,7 +41,8 @@ def audit_function(
     Returns:
         Rows of both views, aggregated.
     """
-    dynamic, static = eqx.partition(args, _is_abstract)
+    array = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    dynamic, static = eqx.partition(args, lambda leaf: isinstance(leaf, array))
 
     def run(dynamic: Any) -> Any:
         out = function(*eqx.combine(dynamic, static))
@@ -119,7 +121,3 @@ def dtype_findings(
 
 def _loss(model: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
     return model.compute_loss(ids, ids, mask)
-
-
-def _is_abstract(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))

@@ -72,16 +72,14 @@ def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
     groups: dict[Identity, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.identity].append(row)
-    return tuple(_merged(groups[identity]) for identity in sorted(groups))
-
-
-def _merged(group: Sequence[Row]) -> Row:
-    sources = sorted({row.source for row in group} - {""})
-    return replace(
-        group[0],
-        count=sum(row.count for row in group),
-        trips=max(row.trips for row in group),
-        source=sources[0] if sources else "",
+    return tuple(
+        replace(
+            group[0],
+            count=sum(row.count for row in group),
+            trips=max(row.trips for row in group),
+            source=min((row.source for row in group if row.source), default=""),
+        )
+        for _, group in sorted(groups.items())
     )
 
 
@@ -106,18 +104,14 @@ def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[Change, ...]:
     right = {row.identity: row for row in aggregated(new)}
     changes = []
     for identity in sorted(left.keys() | right.keys()):
-        before, after = left.get(identity), right.get(identity)
+        before, after, counts = left.get(identity), right.get(identity), identity[0] != "hlo"
         if before is None and after is not None:
             changes.append(Change("added", after, 0, after.count))
         elif after is None and before is not None:
             changes.append(Change("removed", before, before.count, 0))
-        elif before is not None and after is not None and _differ(before, after):
+        elif before is not None and after is not None and counts and before.count != after.count:
             changes.append(Change("changed", after, before.count, after.count))
     return tuple(changes)
-
-
-def _differ(before: Row, after: Row) -> bool:
-    return before.view != "hlo" and before.count != after.count
 
 
 def to_json(rows: Iterable[Row]) -> list[list[Any]]:
@@ -170,10 +164,11 @@ def side_by_side(tables: Mapping[str, Iterable[Row]]) -> tuple[Line, ...]:
     for name, rows in tables.items():
         for row in rows:
             if row.phase != "jvp":
-                cells[row.module, row.phase, row.family][name].add(_cell(row))
+                cell = f"{' x '.join(row.inputs)} -> {row.output}"
+                cells[row.module, row.phase, row.family][name].add(cell)
     return tuple(
-        Line(*place, {name: " | ".join(sorted(found.get(name, ()))) for name in tables})
-        for place, found in sorted(cells.items())
+        Line(*place, {name: " | ".join(sorted(by_name.get(name, ()))) for name in tables})
+        for place, by_name in sorted(cells.items())
     )
 
 
@@ -182,11 +177,7 @@ def by_view(name: str, rows: Iterable[Row]) -> dict[str, tuple[Row, ...]]:
     views: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         views[name if row.view == "torch" else f"{name} {row.view}"].append(row)
-    return {view: tuple(found) for view, found in views.items()}
-
-
-def _cell(row: Row) -> str:
-    return f"{' x '.join(row.inputs)} -> {row.output}"
+    return {view: tuple(of_view) for view, of_view in views.items()}
 
 
 def is_inexact(dtype: str) -> bool:

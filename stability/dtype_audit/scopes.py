@@ -36,8 +36,8 @@ def announced(model: Model) -> Model:
 
 def module_of(stack: str) -> str:
     """Return the path of the innermost announced module in a name stack; empty if there is none."""
-    found = _SCOPE.findall(stack)
-    return found[-1] if found else ""
+    modules = _SCOPE.findall(stack)
+    return modules[-1] if modules else ""
 
 
 def phase_of(stack: str) -> Phase:
@@ -81,8 +81,8 @@ def _announcing(cls: type, path: str, methods: tuple[tuple[str, Any], ...]) -> t
 
 
 def _methods(cls: type) -> tuple[tuple[str, Any], ...]:
-    found = ((name, _plain_method(cls, name)) for name in dir(cls))
-    return tuple((name, method) for name, method in found if method is not None)
+    members = ((name, _plain_method(cls, name)) for name in dir(cls))
+    return tuple((name, method) for name, method in members if method is not None)
 
 
 def _plain_method(cls: type, name: str) -> Any:

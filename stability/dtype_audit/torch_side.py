@@ -46,9 +46,9 @@ def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
 
 def torch_findings(rows: Iterable[Row], policy: Policy | None = None) -> list[Finding]:
     """Return what the policy says about the reference, broken rules as notes."""
-    said = (policy or load_policy()).check(rows)
-    kept = (Severity.OK, Severity.NOTE)
-    return [f if f.severity in kept else replace(f, severity=Severity.NOTE) for f in said]
+    findings = (policy or load_policy()).check(rows)
+    mild = (Severity.OK, Severity.NOTE)
+    return [f if f.severity in mild else replace(f, severity=Severity.NOTE) for f in findings]
 
 
 def _row(call: Dispatched) -> Row | None:
@@ -58,20 +58,15 @@ def _row(call: Dispatched) -> Row | None:
         return None
     if call.op == "_to_copy" and call.inputs == (call.output,):
         return None
-    elementwise = family == ELEMENTWISE
+    elementwise, module = family == ELEMENTWISE, re.sub(r"\.\d+(?=\.|$)", ".*", call.module)
     inputs = tuple(sorted(set(call.inputs))) if elementwise else call.inputs
     return Row(
         view="torch",
         phase="backward" if call.backward else "forward",
-        module=_module(call.module),
+        module=_SAME.get(module, module),
         family=family,
         op=ELEMENTWISE if elementwise else call.op,
         inputs=inputs[:2] if family == DOT and call.op != "addmm" else inputs,
         output=call.output,
         count=call.count,
     )
-
-
-def _module(path: str) -> str:
-    path = re.sub(r"\.\d+(?=\.|$)", ".*", path)
-    return _SAME.get(path, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from megalodon_jax.files import written_aside
@@ -24,3 +24,9 @@ def renew(doc: Path, begin: str, end: str, table: str, charts: Mapping[str, str]
     for name, content in files.items():
         with written_aside(doc.with_name(name)) as aside:
             aside.write_text(content, encoding="utf-8")
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

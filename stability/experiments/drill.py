@@ -8,7 +8,7 @@ docs/stability.md "Training drill".
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +20,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import GemmBackend, MegalodonConfig
@@ -30,11 +29,12 @@ from megalodon_jax.policy import Policy
 from megalodon_jax.weights import SENSITIVE, Role, named_leaves, replace_leaves, role_of
 from stability.core.number_formats import BF16
 from stability.core.rounding import check_rounding
-from stability.experiments.train import BYTE_LM_CONFIG, read_text, windows
+from stability.experiments.norm_rates import adamw, nbytes
+from stability.experiments.train import BYTE_LM_CONFIG, read_text, spread_windows, windows
 from stability.storage.ema_pole_findings import QUANTILES
 from stability.storage.ema_poles import Poles, find_poles
 from stability.storage.narrow_optimisers import apply_updates
-from stability.storage.simulate import WRAPPERS, Survival, TallyState, summary, tally
+from stability.storage.simulate import WRAPPERS, Survival, summary, tally, total_of
 
 NARROW = jnp.bfloat16
 _COMPILING: dict[MegalodonConfig, Lock] = {}
@@ -106,7 +106,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one variant."""
+    """Results of one variant."""
 
     variant: Variant
     loss: list[tuple[int, float]]
@@ -175,7 +175,10 @@ def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG
     state: Any = transform.init(eqx.filter(model, eqx.is_array))
     changed = {n: jnp.zeros(x.shape, bool) for n, x in named_leaves(model).items()}
     losses, norm_drift, pole_drift = [], [(0, 0.0)], [(0, 0.0)]
-    for index, ids in _batches(text, plan):
+    rng = np.random.default_rng(plan.seed)
+    for index in range(1, plan.steps + 1):
+        starts = rng.integers(0, len(text) - plan.length, plan.batch_size)
+        ids = windows(text, starts, plan.length)
         with compiling if index == 1 else nullcontext():
             loss, grads = _graded(model, ids, ones, centre)
         model, state, changed = update(grads, model, state, changed)
@@ -183,13 +186,14 @@ def train(variant: Variant, plan: Plan, config: MegalodonConfig = BYTE_LM_CONFIG
             losses.append((index, float(loss)))
             norm_drift.append((index, _distance(first, _values(model, ones), ones)))
             pole_drift.append((index, _memory_change(poles, _all_poles(model))))
-    tallied = state if isinstance(state, TallyState) else state.inner
-    last, intended = _values(model), _values(tallied.total)
+    total = total_of(state)
+    last, intended = _values(model), _values(total)
     count = sum(x.size for x in first.values())
-    used = _nbytes(model) + _nbytes(state) - _nbytes(tallied.total)
+    used = nbytes(model) + nbytes(state) - nbytes(total)
     final = _all_poles(model)
+    ids = spread_windows(held_out, plan.held_out, plan.length)
     with compiling:
-        held_out_loss = _held_out(model, held_out, plan, ones, centre)
+        held_out_loss = float(_held_out_loss(model, ids, ones, centre))
     narrow = {n for n, x in named_leaves(model).items() if x.dtype == NARROW}
     of = partial(_survival, first, last, intended, changed, narrow)
     return Outcome(
@@ -225,22 +229,10 @@ def _start(
     return replace_leaves(model, stored), ones
 
 
-def _adamw(lr: float, norm_lr: float, ones: frozenset[str]) -> optax.GradientTransformation:
-    rates = {"norm": lr * norm_lr, "other": lr}
-
-    def labels(params: Any) -> Any:
-        return replace_leaves(
-            params, {n: "norm" if n in ones else "other" for n in named_leaves(params)}
-        )
-
-    each: Any = {n: optax.adamw(lr, weight_decay=0.0) for n, lr in rates.items()}
-    return each["other"] if norm_lr == 1.0 else optax.partition(each, labels)
-
-
 @cache
 def _updated(wrapper: str, lr: float, norm_lr: float, ones: frozenset[str]) -> Any:
     """Return the optimiser, and its compiled update of model, state and which elements changed."""
-    transform = WRAPPERS[wrapper](tally(_adamw(lr, norm_lr, ones)))
+    transform = WRAPPERS[wrapper](tally(adamw(lr, norm_lr, ones.__contains__)))
 
     # Gradients are not given away: no output has room for them, and Equinox hides JAX's warning of
     # that by filters of the whole process, which other threads put back.
@@ -270,25 +262,6 @@ def _loss(
 _graded = eqx.filter_jit(eqx.filter_value_and_grad(_loss))
 
 
-def _batches(text: np.ndarray, plan: Plan) -> Iterator[tuple[int, jax.Array]]:
-    rng = np.random.default_rng(plan.seed)
-    for index in range(1, plan.steps + 1):
-        starts = rng.integers(0, len(text) - plan.length, plan.batch_size)
-        yield index, windows(text, starts, plan.length)
-
-
-def _held_out(
-    model: MegalodonForCausalLM,
-    text: np.ndarray,
-    plan: Plan,
-    ones: frozenset[str],
-    centre: jax.Array,
-) -> float:
-    starts = np.linspace(0, len(text) - plan.length, plan.held_out).astype(int)
-    ids = windows(text, starts, plan.length)
-    return float(_held_out_loss(model, ids, ones, centre))
-
-
 _held_out_loss = eqx.filter_jit(_loss)
 
 
@@ -316,8 +289,8 @@ def _survival(
     # In a short run a compensated element may rightly not have reached its next number yet.
     due = flat({n: target(n) != first[n] for n in names})
     frozen = float(np.mean(~flat(changed)[due])) if due.any() else 0.0
-    found = summary(*(flat(values) for values in (first, last, intended, changed)))
-    return replace(found, frozen=frozen)
+    whole = summary(*(flat(values) for values in (first, last, intended, changed)))
+    return replace(whole, frozen=frozen)
 
 
 def _distance(first: Mapping[str, Any], now: Mapping[str, Any], names: Any) -> float:
@@ -336,7 +309,3 @@ def _memory_change(before: Mapping[str, Poles], now: Mapping[str, Poles]) -> flo
 def _quantiles(poles: Mapping[str, Poles]) -> list[float]:
     memory = np.concatenate([p.memory().reshape(-1) for p in poles.values()])
     return [float(v) for v in np.quantile(memory, QUANTILES, method="lower")]
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(tree) if eqx.is_array(x))

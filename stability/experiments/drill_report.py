@@ -1,4 +1,4 @@
-"""What a training drill says: plain data that is stored as JSON, and a conclusion in words.
+"""The report of a training drill: plain data that is stored as JSON, a conclusion in words.
 
 `stability/data/drill.json` is the committed drill of the byte-level model, a document that pages
 show (`stability.core.documents`).
@@ -53,17 +53,17 @@ def conclusion(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     control = next((e for e in finite if e["kind"] == "control"), None)
     if control is None:
         return ["Without a float32 run that stays finite nothing can be compared."]
-    said = [
+    sentences = [
         f"In float32 the held-out loss is {control['held_out']:.3f} nats per byte; "
         f"{_norms(control)}."
     ]
     for e in finite:
         if e["kind"] == "amp":
-            said.append(f"{e['name']} ({e['what']}): {_gap(e, control)}; {_norms(e)}.")
+            sentences.append(f"{e['name']} ({e['what']}): {_gap(e, control)}; {_norms(e)}.")
         if e["kind"] == "blanket":
-            said.append(_blanket(e, control))
-    said += _remedies([e for e in finite if e["kind"] == "remedy"], control)
-    return said + [
+            sentences.append(_blanket(e, control))
+    sentences += _remedies([e for e in finite if e["kind"] == "remedy"], control)
+    return sentences + [
         f"{e['name']} does not stay finite, so no number of it is compared."
         for e in entries
         if e not in finite
@@ -90,14 +90,14 @@ def _remedies(remedies: Sequence[Mapping[str, Any]], control: Mapping[str, Any])
         return thawed and abs(e["whole"]["fidelity"] - 1.0) <= ENOUGH
 
     good = sorted((e for e in remedies if works(e)), key=lambda e: e["bytes"])
-    said = [
+    sentences = [
         f"{e['name']} works at {e['bytes']:.0f} bytes per parameter: "
         f"{e['whole']['fidelity']:.0%} of the updates arrives; {_gap(e, control)}."
         for e in good
     ]
     if remedies and not good:
-        said.append(f"No remedy applies the updates to within {ENOUGH:.0%}.")
-    return said + [
+        sentences.append(f"No remedy applies the updates to within {ENOUGH:.0%}.")
+    return sentences + [
         f"{e['name']} is not enough: {_norms(e)}, but {e['whole']['fidelity']:.0%} of the updates "
         f"arrives; {_gap(e, control)}."
         for e in remedies

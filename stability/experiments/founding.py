@@ -21,14 +21,16 @@ import numpy as np
 import optax
 
 from megalodon_jax.optimiser import optimiser_update
-from megalodon_jax.weights import named_leaves
+from megalodon_jax.weights import dotted, named_leaves
 from stability.experiments.chart import line_chart
-from stability.experiments.document import renew
+from stability.experiments.document import markdown, renew
+from stability.experiments.norm_rates import adamw, nbytes
 from stability.experiments.train import read_text
 from stability.storage.narrow_optimisers import apply_updates, kahan, stochastic_rounding
-from stability.storage.simulate import Survival, summary, tally
+from stability.storage.simulate import Survival, summary, tally, total_of
 
 CONTEXT = 8
+"""Bytes that are read to predict the next; each gets an equal part of the width."""
 BEGIN, END = "<!-- founding case: begin -->", "<!-- founding case: end -->"
 Wrapper = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
@@ -86,7 +88,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one variant."""
+    """Results of one variant."""
 
     variant: Variant
     norms: Survival
@@ -121,7 +123,7 @@ def init_params(variant: Variant, size: Size, seed: int = 0) -> dict[str, Any]:
     }
 
     def stored(path: Any, x: jax.Array) -> jax.Array:
-        wide = not variant.narrow or (variant.wide_norms and _is_norm(path))
+        wide = not variant.narrow or (variant.wide_norms and _is_norm(dotted(path)))
         return x if wide else x.astype(jnp.bfloat16)
 
     return jax.tree_util.tree_map_with_path(stored, params)
@@ -143,7 +145,7 @@ def train(variant: Variant, size: Size, seed: int = 0) -> Result:
     text, held_out = (jnp.asarray(t.astype(np.int32)) for t in read_text())
     params = init_params(variant, size, seed)
     count = sum(x.size for x in jax.tree.leaves(params))
-    transform = variant.wrap(tally(_adamw(variant, size)))
+    transform = variant.wrap(tally(adamw(size.lr, variant.norm_lr, _is_norm)))
     loss = partial(loss_of, centred=variant.centred, compute=variant.compute)
 
     def step(carry: Any, index: jax.Array) -> tuple[Any, None]:
@@ -169,15 +171,15 @@ def train(variant: Variant, size: Size, seed: int = 0) -> Result:
     curve = [(0.0, 0.0)]
     for start in range(0, size.steps, size.every):
         carry = stretch(carry, jnp.int32(start))
-        curve.append((float(start + size.every), _drift(params, carry[0])))
-    last, changed = carry[0], carry[2]
-    state = carry[1]
-    tallied: Any = state if hasattr(state, "total") else state.inner
-    norms = summary(*(_norms(tree) for tree in (params, last, tallied.total, changed)))
+        drift = float(np.mean(np.abs(_norms(carry[0]) - _norms(params))))
+        curve.append((float(start + size.every), drift))
+    last, state, changed = carry
+    total = total_of(state)
+    norms = summary(*(_norms(tree) for tree in (params, last, total, changed)))
     starts = jnp.arange(0, len(held_out) - CONTEXT - 1, 5)
-    held = jax.jit(loss)(last, _windows(held_out, starts))
-    used = _nbytes(last) + _nbytes(state) - _nbytes(tallied.total)
-    return Result(variant, norms, curve[-1][1], float(held), used / count, curve)
+    held_out_loss = jax.jit(loss)(last, _windows(held_out, starts))
+    used = nbytes(last) + nbytes(state) - nbytes(total)
+    return Result(variant, norms, curve[-1][1], float(held_out_loss), used / count, curve)
 
 
 def compare(size: Size = DEFAULT, variants: Sequence[Variant] = VARIANTS) -> list[Result]:
@@ -187,18 +189,20 @@ def compare(size: Size = DEFAULT, variants: Sequence[Variant] = VARIANTS) -> lis
 
 def table(results: Sequence[Result]) -> str:
     """Return the results as a Markdown table."""
-    rows = [
-        "| storage | which | norms frozen | norm fidelity | mean norm drift | held-out loss | "
-        "bytes per parameter |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    rows += [
-        f"| {r.variant.name} | {r.variant.option} "
-        f"| {r.norms.frozen:.0%} | {r.norms.fidelity:.3f} | "
-        f"{r.drift:.4f} | {r.loss:.3f} | {r.bytes:.0f} |"
+    columns = ("storage", "which", "norms frozen", "norm fidelity", "mean norm drift")
+    rows = (
+        (
+            r.variant.name,
+            r.variant.option,
+            f"{r.norms.frozen:.0%}",
+            f"{r.norms.fidelity:.3f}",
+            f"{r.drift:.4f}",
+            f"{r.loss:.3f}",
+            f"{r.bytes:.0f}",
+        )
         for r in results
-    ]
-    return "\n".join(rows)
+    )
+    return markdown((*columns, "held-out loss", "bytes per parameter"), rows)
 
 
 def chart(results: Sequence[Result]) -> str:
@@ -218,17 +222,6 @@ def write(doc: Path, results: Sequence[Result]) -> None:
     renew(doc, BEGIN, END, table(results), {"founding-case.svg": chart(results)})
 
 
-def _adamw(variant: Variant, size: Size) -> optax.GradientTransformation:
-    def labels(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: "norm" if _is_norm(path) else "other", params
-        )
-
-    rates = {"norm": size.lr * variant.norm_lr, "other": size.lr}
-    each: Any = {n: optax.adamw(lr, weight_decay=0.0) for n, lr in rates.items()}
-    return each["other"] if variant.norm_lr == 1.0 else optax.partition(each, labels)
-
-
 def _rms_norm(x: jax.Array, weight: jax.Array, centred: bool) -> jax.Array:
     wide = x.astype(jnp.float32)
     scaled = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6)
@@ -240,19 +233,11 @@ def _windows(text: jax.Array, starts: jax.Array) -> jax.Array:
     return text[starts[:, None] + jnp.arange(CONTEXT + 1)]
 
 
-def _is_norm(path: Any) -> bool:
-    return jax.tree_util.keystr(path[-1:], simple=True) == "norm"
+def _is_norm(name: str) -> bool:
+    return name.rpartition(".")[2] == "norm"
 
 
 def _norms(tree: Any) -> np.ndarray:
     rows = [np.asarray(x).reshape(-1) for n, x in named_leaves(tree).items() if n.endswith("norm")]
     flat = np.concatenate(rows)
     return flat if flat.dtype == bool else flat.astype(np.float64)
-
-
-def _drift(start: Any, now: Any) -> float:
-    return float(np.mean(np.abs(_norms(now) - _norms(start))))
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(tree))

@@ -12,17 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
 from megalodon_jax.config import GemmBackend
 from megalodon_jax.convert import load_from_pretrained, read_config
 from megalodon_jax.quantization.products import BACKENDS
 from parity.megalodon.cases import BYTE_LM
 from parity.tolerances import TRAINED_LOSS
 from stability.experiments.chart import line_chart
-from stability.experiments.document import renew
+from stability.experiments.document import markdown, renew
 from stability.experiments.drill import Outcome, Plan, Variant
-from stability.experiments.train import mean_loss, read_text, windows
+from stability.experiments.train import mean_loss, read_text, spread_windows
 
 BEGIN, END = "<!-- gemm drill: begin -->", "<!-- gemm drill: end -->"
 VARIANTS = (
@@ -40,11 +38,10 @@ def excess(outcome: Outcome, control: Outcome) -> float:
     return outcome.held_out / control.held_out - 1.0
 
 
-def taken_over(variants: Sequence[Variant] = VARIANTS) -> list[float]:
+def losses_without_training(variants: Sequence[Variant] = VARIANTS) -> list[float]:
     """Return the loss of the committed model, trained in float32, with each variant's products."""
     config, (_, text) = read_config(BYTE_LM / "config.json"), read_text()
-    starts = np.linspace(0, len(text) - Plan.length, Plan.held_out).astype(int)
-    ids = windows(text, starts, Plan.length)
+    ids = spread_windows(text, Plan.held_out, Plan.length)
     losses = []
     for variant in variants:
         narrow = {"compute_dtype": variant.compute, "gemm_backend": variant.gemm}
@@ -58,22 +55,17 @@ def table(outcomes: Sequence[Outcome], others: Sequence[float]) -> str:
 
     Args:
         outcomes: of the drill.
-        others: what `taken_over` returns for the same variants.
+        others: what `losses_without_training` returns for the same variants.
     """
     control = outcomes[0]
-    rows = [
-        "| products | trained: held-out loss | above float32 | allowed "
-        "| float32's weights taken over: above float32 |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for each, other in zip(outcomes, others, strict=True):
         backend = BACKENDS.get(str(each.variant.gemm))
         allowed = "" if backend is None else f"{TRAINED_LOSS[backend.gradients]:.0%}"
-        rows.append(
-            f"| {each.variant.name} | {each.held_out:.4f} | {excess(each, control):+.2%} "
-            f"| {allowed} | {other / others[0] - 1:+.2%} |"
-        )
-    return "\n".join(rows)
+        above = f"{excess(each, control):+.2%}", allowed, f"{other / others[0] - 1:+.2%}"
+        rows.append((each.variant.name, f"{each.held_out:.4f}", *above))
+    columns = ("products", "trained: held-out loss", "above float32", "allowed")
+    return markdown((*columns, "float32's weights taken over: above float32"), rows)
 
 
 def charts(outcomes: Sequence[Outcome]) -> dict[str, str]:

@@ -46,6 +46,7 @@ BYTE_LM_CONFIG = MegalodonConfig(
     init_mode="xavier",
 )
 HELDOUT_BYTES = 4096
+"""Held-out text that goes with the checkpoint: 32 windows of a night's 128 tokens."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ def optimiser(recipe: Recipe) -> optax.GradientTransformation:
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
     """Return (B, length) int32 windows of the text at the given starts."""
     return jnp.asarray(text[starts[:, None] + np.arange(length)].astype(np.int32))
+
+
+def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
+    """Return (count, length) int32 windows at even distances over the whole text."""
+    return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)
 
 
 @eqx.filter_jit

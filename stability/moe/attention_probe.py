@@ -109,8 +109,8 @@ def clip_findings(
     """
     before = np.asarray(largest_scores(attention, x), np.float64)
     after = np.asarray(largest_scores(clip(attention, clip_factors(before, tau)), x), np.float64)
-    wanted = np.minimum(before, tau)
-    off = float(np.max(np.abs(after - wanted) / np.abs(wanted)))
+    target = np.minimum(before, tau)
+    off = float(np.max(np.abs(after - target) / np.abs(target)))
     return [
         judge(
             PROBE,
@@ -144,20 +144,21 @@ def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
     values = np.linalg.svd(np.linalg.qr(scaled).R @ np.linalg.qr(a.T).R.T, compute_uv=False)
     values = values[: len(a)]
     share = values / values.sum()
+    # The exponential of the entropy of the singular values; 0 log 0 is 0.
     rank = float(np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)))) / len(a))
     expand = np.linalg.svd(scaled, compute_uv=False)
     peak = float(expand[0] / math.sqrt(np.mean(expand**2)))
-    drawn = 1.0 + math.sqrt(len(a) / len(b))
+    random_peak = 1.0 + math.sqrt(len(a) / len(b))
     size = f"effective rank {rank * len(a):.1f} of {len(a)}; largest singular value {values[0]:.3g}"
     raise_rank = "lower the learning rate of the low-rank matrices, or raise the rank"
     gain = (
         f"one direction of the latent is amplified {peak:.2f} times the root mean square; "
-        f"random entries give {drawn:.2f}"
+        f"random entries give {random_peak:.2f}"
     )
     widen = "keep the low-rank matrices wide: their dtype is not the place to save bytes"
     return [
         judge(PROBE, name, "effective_rank", rank, LEAST_RANK, OWN, size, raise_rank, least=True),
-        judge(PROBE, name, "amplification", peak / drawn, MOST_GAIN, OWN, gain, widen),
+        judge(PROBE, name, "amplification", peak / random_peak, MOST_GAIN, OWN, gain, widen),
     ]
 
 

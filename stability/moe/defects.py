@@ -46,7 +46,8 @@ class Defect:
         """Run both sides."""
 
         def gravest(run: Look) -> Finding:
-            return max((f for f in run() if f.metric == self.metric), key=_gravity)
+            named = (f for f in run() if f.metric == self.metric)
+            return max(named, key=lambda f: f.severity.gravity())
 
         return Row(self, gravest(self.healthy), gravest(self.planted))
 
@@ -71,10 +72,6 @@ def rows(defects: Iterable[Defect] | None = None) -> list[Row]:
     return [defect.row() for defect in (DEFECTS if defects is None else defects)]
 
 
-def _gravity(f: Finding) -> int:
-    return list(Severity).index(f.severity)
-
-
 @cache
 def healthy_model() -> MLAMoEForCausalLM:
     """Return the model defects are planted in: that of the parity case with everything in it."""
@@ -82,15 +79,11 @@ def healthy_model() -> MLAMoEForCausalLM:
 
 
 @cache
-def _text() -> Array:
-    size = healthy_model().config.vocab_size
-    return jnp.asarray(np.random.default_rng(0).integers(0, size, (2, 32)), jnp.int32)
-
-
-@cache
 def healthy() -> Observed:
     """Return the healthy model observed on 64 tokens."""
-    return observe(healthy_model(), _text())
+    size = healthy_model().config.vocab_size
+    text = np.random.default_rng(0).integers(0, size, (2, 32))
+    return observe(healthy_model(), jnp.asarray(text, jnp.int32))
 
 
 def _sparse(model: MLAMoEForCausalLM) -> MoE:
@@ -103,10 +96,11 @@ def _first() -> Attention:
     return healthy_model().model.layers[0].self_attn
 
 
-def _with_mlp(change: Callable[[MoE], Any]) -> MLAMoEForCausalLM:
-    model = healthy_model()
-    at: Any = lambda m: m.model.layers[SPARSE].mlp  # noqa: E731
-    return eqx.tree_at(at, model, change(_sparse(model)))
+def _changed(
+    at: Callable[[MLAMoEForCausalLM], Any], change: Callable[[Any], Any]
+) -> Callable[[], MLAMoEForCausalLM]:
+    """Return what gives the healthy model with one part of it changed."""
+    return lambda: eqx.tree_at(at, healthy_model(), change(at(healthy_model())))
 
 
 def _router(change: Callable[[Array], Array]) -> Look:
@@ -180,22 +174,13 @@ def _attention(change: Callable[[Attention], Attention]) -> Look:
     return look
 
 
-def _queries(factor: float) -> Callable[[Attention], Attention]:
-    def change(a: Attention) -> Attention:
-        assert a.q_b_proj is not None
-        return eqx.tree_at(lambda a: a.q_b_proj.weight, a, a.q_b_proj.weight * factor)
+def _weight(name: str, change: Callable[[Array], Array]) -> Callable[[Attention], Attention]:
+    """Return what changes one weight of attention."""
 
-    return change
+    def at(a: Attention) -> Any:
+        return getattr(a, name).weight
 
-
-def _latent(change: Callable[[Array], Array]) -> Callable[[Attention], Attention]:
-    return lambda a: eqx.tree_at(lambda a: a.kv_b_proj.weight, a, change(a.kv_b_proj.weight))
-
-
-def _collapsed(a: Attention) -> Attention:
-    down = a.kv_a_proj_with_mqa.weight
-    flat = jnp.broadcast_to(down[:1], down.shape)
-    return eqx.tree_at(lambda a: a.kv_a_proj_with_mqa.weight, a, flat)
+    return lambda a: eqx.tree_at(at, a, change(at(a)))
 
 
 def _clip(clip: attention_probe.Clip) -> Look:
@@ -245,8 +230,8 @@ class _NarrowSum(Experts):
         """Add outputs up in the dtype of the stream."""
         T, k = routing.chosen.shape
         order = jnp.argsort(routing.chosen.reshape(-1))
-        said = self.each(x[order // k], counts(routing))
-        return jnp.zeros((T, x.shape[1]), x.dtype).at[order // k].add(said)
+        outputs = self.each(x[order // k], counts(routing))
+        return jnp.zeros((T, x.shape[1]), x.dtype).at[order // k].add(outputs)
 
 
 class _NoCast(eqx.Module):
@@ -262,102 +247,84 @@ def _bugs(change: Callable[[], MLAMoEForCausalLM]) -> Look:
     return cache(lambda: fixed_bugs.bug_findings(change()))
 
 
-def _doubled_adapter() -> MLAMoEForCausalLM:
-    def change(mlp: MoE) -> MoE:
-        wide = jnp.concatenate([mlp.shared_experts.up_proj.weight] * 2)
-        return eqx.tree_at(lambda m: m.shared_experts.up_proj.weight, mlp, wide)
-
-    return _with_mlp(change)
-
-
-def _wide_experts() -> MLAMoEForCausalLM:
-    def change(mlp: MoE) -> MoE:
-        wide = jnp.concatenate([mlp.experts.down_proj.weight] * 4, axis=1)
-        return eqx.tree_at(lambda m: m.experts.down_proj.weight, mlp, wide)
-
-    return _with_mlp(change)
-
-
-def _bare_block() -> MLAMoEForCausalLM:
-    model = healthy_model()
-    at: Any = lambda m: m.model.layers[SPARSE]  # noqa: E731
-    return eqx.tree_at(at, model, _as(_Bare, at(model)))
-
-
-def _narrow_sum() -> MLAMoEForCausalLM:
-    return _with_mlp(
-        lambda mlp: eqx.tree_at(lambda m: m.experts, mlp, _as(_NarrowSum, mlp.experts))
-    )
-
-
-def _without_cast() -> MLAMoEForCausalLM:
-    at: Any = lambda m: m.model.layers[0].mlp.up_proj  # noqa: E731
-    model = healthy_model()
-    return eqx.tree_at(at, model, _NoCast(at(model).weight))
+def _up_proj(model: MLAMoEForCausalLM) -> Any:
+    """Return the first matrix of the dense layer."""
+    mlp: Any = model.model.layers[0].mlp
+    return mlp.up_proj
 
 
 def _fp8(scale: float) -> Look:
-    def look() -> list[Finding]:
-        at: Any = lambda m: m.model.layers[0].mlp.up_proj.weight  # noqa: E731
-        model = healthy_model()
-        return policy_findings(eqx.tree_at(at, model, at(model) * scale), FP8)
-
-    return look
+    planted = _changed(lambda m: _up_proj(m).weight, lambda w: w * scale)
+    return lambda: policy_findings(planted(), FP8)
 
 
-_same = lambda a: a  # noqa: E731
-DEFECTS = (
-    Defect("logit_weight_error", "router logits x 40", _routers, _router(lambda x: x * 40)),
-    Defect("z_loss", "router logits x 40", _routers, _router(lambda x: x * 40)),
-    Defect(
-        "logits_in_float32",
-        "router in bfloat16",
-        _routers,
-        _router(lambda x: x.astype(jnp.bfloat16)),
-    ),
-    Defect("flips", "router's product in bfloat16", _routers, _bfloat16_router),
-    Defect(
-        "boundary_ties",
-        "experts that differ by 1e-4",
-        _routers,
-        _router_weight(lambda w: w[:1] + 1e-4 * w),
-    ),
-    Defect(
-        "exact_ties", "every expert the same", _routers, _router_weight(lambda w: 0 * w + w[:1])
-    ),
-    Defect(
-        "load_max_over_mean",
-        "one expert favoured",
-        _routers,
-        _router(lambda x: jnp.concatenate([x[:, :3] + 9, x[:, 3:] * 0.0 - 9], 1)),
-    ),
-    Defect(
-        "dead_experts",
-        "an expert nobody chooses",
-        _routers,
-        _router(lambda x: x.at[:, 0].set(-20.0)),
-    ),
-    Defect(
-        "load_entropy",
-        "three experts get everything",
-        _routers,
-        _router(lambda x: jnp.concatenate([x[:, :3] + 9, x[:, 3:] * 0.0 - 9], 1)),
-    ),
-    Defect("routed_weight", "1 of 256 experts, softmax, not normalised", _routers, _starved),
-    Defect("tokens_per_expert", "1 of 256 experts for 64 tokens", _routers, _starved),
-    Defect(
+_three_favoured = _router(lambda x: jnp.concatenate([x[:, :3] + 9, x[:, 3:] * 0.0 - 9], 1))
+_ROUTER: tuple[tuple[str, str, Look], ...] = (
+    ("logit_weight_error", "router logits x 40", _router(lambda x: x * 40)),
+    ("z_loss", "router logits x 40", _router(lambda x: x * 40)),
+    ("logits_in_float32", "router in bfloat16", _router(lambda x: x.astype(jnp.bfloat16))),
+    ("flips", "router's product in bfloat16", _bfloat16_router),
+    ("boundary_ties", "experts that differ by 1e-4", _router_weight(lambda w: w[:1] + 1e-4 * w)),
+    ("exact_ties", "every expert the same", _router_weight(lambda w: 0 * w + w[:1])),
+    ("load_max_over_mean", "one expert favoured", _three_favoured),
+    ("dead_experts", "an expert nobody chooses", _router(lambda x: x.at[:, 0].set(-20.0))),
+    ("load_entropy", "three experts get everything", _three_favoured),
+    ("routed_weight", "1 of 256 experts, softmax, not normalised", _starved),
+    ("tokens_per_expert", "1 of 256 experts for 64 tokens", _starved),
+    (
         "bias_reached",
         "selection bias in bfloat16",
-        _routers,
         lambda: [router_probe.bias_finding("gate", jnp.bfloat16)],
     ),
-    Defect(
+    (
         "counts_are_integers",
         "counts in bfloat16",
-        _routers,
         lambda: [router_probe.count_finding(_narrow_counts)],
     ),
-    Defect("largest_logit", "queries x 100", _attention(_same), _attention(_queries(100.0))),
+)
+"""Metric, what is planted, and the look at it; the healthy side is `_routers`."""
+_BUGS = (
+    (
+        "1_adapter_dimensions",
+        "shared expert's up_proj twice as wide",
+        _changed(
+            lambda m: _sparse(m).shared_experts.up_proj.weight, lambda w: jnp.concatenate([w] * 2)
+        ),
+    ),
+    (
+        "2_block_returns",
+        "a block returns a bare array",
+        _changed(lambda m: m.model.layers[SPARSE], lambda block: _as(_Bare, block)),
+    ),
+    (
+        "3_expert_shape",
+        "experts end four times as wide",
+        _changed(
+            lambda m: _sparse(m).experts.down_proj.weight,
+            lambda w: jnp.concatenate([w] * 4, axis=1),
+        ),
+    ),
+    (
+        "4_scatter_dtype",
+        "outputs added up in bfloat16",
+        _changed(lambda m: _sparse(m).experts, lambda experts: _as(_NarrowSum, experts)),
+    ),
+    (
+        "5_fp8_promotion",
+        "a float8 weight meets bfloat16 uncast",
+        _changed(_up_proj, lambda linear: _NoCast(linear.weight)),
+    ),
+)
+"""Metric, what is planted, and the model with it; the healthy side is `healthy_model`."""
+_attention_as_it_is = _attention(lambda a: a)
+DEFECTS = (
+    *(Defect(metric, what, _routers, planted) for metric, what, planted in _ROUTER),
+    Defect(
+        "largest_logit",
+        "queries x 100",
+        _attention_as_it_is,
+        _attention(_weight("q_b_proj", lambda w: w * 100.0)),
+    ),
     Defect(
         "clip_error",
         "the shared rotary key is clipped",
@@ -367,14 +334,14 @@ DEFECTS = (
     Defect(
         "effective_rank",
         "keys and values compressed to one direction",
-        _attention(_same),
-        _attention(_collapsed),
+        _attention_as_it_is,
+        _attention(_weight("kv_a_proj_with_mqa", lambda w: jnp.broadcast_to(w[:1], w.shape))),
     ),
     Defect(
         "amplification",
         "one direction of the latent x 100",
-        _attention(_same),
-        _attention(_latent(lambda w: w.at[:, 0].multiply(100.0))),
+        _attention_as_it_is,
+        _attention(_weight("kv_b_proj", lambda w: w.at[:, 0].multiply(100.0))),
     ),
     Defect(
         "absorbed_error",
@@ -382,15 +349,6 @@ DEFECTS = (
         _absorbed(Attention),
         _absorbed(_Reversed),
     ),
-    *(
-        Defect(metric, what, _bugs(healthy_model), _bugs(change))
-        for metric, what, change in (
-            ("1_adapter_dimensions", "shared expert's up_proj twice as wide", _doubled_adapter),
-            ("2_block_returns", "a block returns a bare array", _bare_block),
-            ("3_expert_shape", "experts end four times as wide", _wide_experts),
-            ("4_scatter_dtype", "outputs added up in bfloat16", _narrow_sum),
-            ("5_fp8_promotion", "a float8 weight meets bfloat16 uncast", _without_cast),
-        )
-    ),
+    *(Defect(metric, what, _bugs(healthy_model), _bugs(change)) for metric, what, change in _BUGS),
     Defect("relative_rms", "weights x 0.01, without a scale", _fp8(1.0), _fp8(0.01)),
 )

@@ -30,6 +30,7 @@ from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
 NEW_TOKENS, PROMPT = 8, 16
+"""Tokens generated, and read before: enough to decode from a cache, which is the question."""
 COPIES = 2.5
 """Memory over that of the parameters: drawn in float32, once more where they are cast."""
 

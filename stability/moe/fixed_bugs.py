@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from parity.deepseek_v3.model import MLP, BlockOutput, Experts, MLAMoEForCausalLM, MoE
 from parity.deepseek_v3.router import Routing
@@ -22,6 +23,7 @@ from stability.moe.policy import FP8
 PROBE = "fixed bugs"
 GUIDE = 'docs/mla-moe.md "The stability guide", bug {}'
 TOKENS = 8
+"""Length of the text whose shapes are traced; any would do."""
 LIVE_BUG = "4_index_add"
 """The metric of what Transformers itself says."""
 
@@ -163,7 +165,9 @@ def _hidden(model: MLAMoEForCausalLM) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((1, TOKENS, table.shape[1]), table.dtype)
 
 
-def _tokens(model: MLAMoEForCausalLM, dtype: Any = None) -> tuple[Any, Routing]:
+def _tokens(
+    model: MLAMoEForCausalLM, dtype: DTypeLike | None = None
+) -> tuple[jax.ShapeDtypeStruct, Routing]:
     c, x = model.config, _hidden(model)
     tokens = jax.ShapeDtypeStruct((TOKENS, x.shape[-1]), dtype or x.dtype)
     E, k = c.n_routed_experts, c.num_experts_per_tok

@@ -40,6 +40,7 @@ def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
         if policy.dtype(name) != E4M3.dtype:
             continue
         values = np.asarray(leaf, np.float32)
+        # A leaf of zeros alone has no largest value to scale to the format's.
         scale = 2.0 ** np.floor(np.log2(E4M3.max / max(float(np.abs(values).max()), 1e-30)))
         off, scaled = (_error(values, s) for s in (1.0, scale))
         source = "3 bits of mantissa; below 2^-6 fewer (e4m3)"

@@ -12,30 +12,32 @@ from typing import Any
 from parity.deepseek_v3 import comparison
 from parity.port_tolerances import PortEdge
 from stability.core.documents import versions
+from stability.experiments.document import markdown
 from stability.moe.defects import Row
 from stability.moe.examine import Examination
 
-EDGES = (
-    PortEdge.PORT32_ORIGINAL32,
-    PortEdge.PORT32_PORT64,
-    PortEdge.ORIGINAL32_PORT64,
-    PortEdge.PORT64_ORIGINAL64,
-)
+EDGES = {
+    PortEdge.PORT32_ORIGINAL32: "float32 vs Transformers",
+    PortEdge.PORT32_PORT64: "ours vs float64",
+    PortEdge.ORIGINAL32_PORT64: "theirs vs float64",
+    PortEdge.PORT64_ORIGINAL64: "float64 vs float64",
+}
+"""By edge, its column of the parity table."""
 Document = dict[str, Any]
 
 
-def compared(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
+def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
     """Compare the five configurations with the reference.
 
     Args:
         which: "live", "recorded" or "auto".
         say: progress.
     """
-    found = []
+    results = []
     for case in comparison.CASES:
-        found.append(comparison.compare(case, comparison.answer(case, which)))
-        say(f"  {case.name}: {found[-1].held} of {len(found[-1].gates)} gates hold")
-    return found
+        results.append(comparison.compare(case, comparison.answer(case, which)))
+        say(f"  {case.name}: {results[-1].held} of {len(results[-1].gates)} gates hold")
+    return results
 
 
 def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Document:
@@ -63,44 +65,38 @@ def defect_rows(rows: Iterable[Row], examined: Examination | None = None) -> Doc
 
 def defect_markdown(content: Mapping[str, Any]) -> str:
     """Return the table of planted defects as docs/mla-moe.md has it."""
-    lines = [
-        "| metric | planted | healthy | with it | threshold | caught |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for d in content["defects"]:
-        numbers = " | ".join(f"{d[name]:.3g}" for name in ("healthy", "planted", "threshold"))
-        caught = d["severity"] if d["caught"] else "NO"
-        lines.append(f"| {d['metric']} | {d['what']} | {numbers} | {caught} |")
-    return "\n".join(lines)
+    rows = (
+        (
+            d["metric"],
+            d["what"],
+            *(f"{d[name]:.3g}" for name in ("healthy", "planted", "threshold")),
+            d["severity"] if d["caught"] else "NO",
+        )
+        for d in content["defects"]
+    )
+    return markdown(("metric", "planted", "healthy", "with it", "threshold", "caught"), rows)
 
 
-def parity_markdown(found: Iterable[comparison.Found]) -> str:
+def parity_markdown(results: Iterable[comparison.Found]) -> str:
     """Return the parity table as docs/mla-moe.md has it: relative L2 of the logits."""
-    lines = [
-        "| case | gates held | float32 vs Transformers | ours vs float64 | theirs vs float64 "
-        "| float64 vs float64 |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for f in found:
-        numbers = " | ".join(f"{f.worst(edge, 'logits'):.1e}" for edge in EDGES)
-        lines.append(f"| {f.case.name} | {f.held} / {len(f.gates)} | {numbers} |")
-    return "\n".join(lines)
+    rows = (
+        (
+            r.case.name,
+            f"{r.held} / {len(r.gates)}",
+            *(f"{r.worst(edge, 'logits'):.1e}" for edge in EDGES),
+        )
+        for r in results
+    )
+    return markdown(("case", "gates held", *EDGES.values()), rows)
 
 
 def training_markdown(content: Mapping[str, Any]) -> str:
     """Return the table of training runs as docs/mla-moe.md has it."""
-    lines = [
-        "| run | what | held-out loss | worst loss | skips | rollbacks | lr left |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    after = content["plan"]["injected_at"]
+    after, rows = content["plan"]["injected_at"], []
     for v in content["variants"]:
         worst = max((x for n, x in v["loss"] if n >= after and x is not None), default=None)
-        events = v["events"]
-        numbers = (v["held_out"], worst)
-        said = " | ".join("not finite" if x is None else f"{x:.3f}" for x in numbers)
-        lines.append(
-            f"| {v['name']} | {v['what']} | {said} | {events['skip']} | {events['rollback']} "
-            f"| {v['rate']:g} |"
-        )
-    return "\n".join(lines)
+        losses = ("not finite" if x is None else f"{x:.3f}" for x in (v["held_out"], worst))
+        counts = (str(v["events"][kind]) for kind in ("skip", "rollback"))
+        rows.append((v["name"], v["what"], *losses, *counts, f"{v['rate']:g}"))
+    columns = ("run", "what", "held-out loss", "worst loss", "skips", "rollbacks", "lr left")
+    return markdown(columns, rows)

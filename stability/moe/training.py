@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +25,13 @@ from megalodon_jax.files import written_aside
 from megalodon_jax.optimiser import optimiser_update
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
-from stability.experiments.train import read_text, windows
+from stability.experiments.train import read_text, spread_windows, windows
 from stability.recovery.guard import GuardConfig, GuardState, guard
-from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, Run, guarded_run
+from stability.recovery.rollback import CheckpointFolder, Event, RecoveryConfig, guarded_run
 
 ROUTER = ("router_z",)
+KINDS = ("skip", "clip", "rollback", "cut", "stop")
+"""Events that a document counts."""
 TINY_LM = MLAMoEConfig(
     hidden_size=48,
     num_hidden_layers=2,
@@ -87,7 +89,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What became of one run."""
+    """Results of one training run."""
 
     name: str
     what: str
@@ -153,16 +155,19 @@ def train(name: str, what: str, plan: Plan, preset: Preset, *, guarded: bool = T
 
     start: Any = transform.init(eqx.filter(model, eqx.is_array))
     with tempfile.TemporaryDirectory() as folder:
-        done = guarded_run(
-            *(step, model, start, data),
+        result = guarded_run(
+            step,
+            model,
+            start,
+            data,
             steps=plan.steps,
             folder=Path(folder),
             guard_config=watch,
             config=RecoveryConfig(save_every=20, horizon=60, max_cuts=8),
             store=folder_of(Path(folder), model),
         )
-    outcome.events, outcome.rate = done.events, done.rate
-    outcome.held_out = _held_out(done, held_out, plan)
+    outcome.events, outcome.rate = result.events, result.rate
+    outcome.held_out = float(_loss(result.model, spread_windows(held_out, 32, plan.length)))
     return outcome
 
 
@@ -178,10 +183,10 @@ def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
     def load(path: Path, *, opt_state_like: Any) -> SimpleNamespace:
         like = eqx.filter_eval_shape(lambda m: m, model), opt_state_like
         try:
-            held, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
+            model_on_disk, state = eqx.tree_deserialise_leaves(path / "leaves.eqx", like)
         except RuntimeError as error:  # what Equinox makes of a leaf it cannot read
             raise ValueError(f"{path / 'leaves.eqx'} cannot be read: {error}") from error
-        return SimpleNamespace(model=held, opt_state=state)
+        return SimpleNamespace(model=model_on_disk, opt_state=state)
 
     return CheckpointFolder(folder, save, load)
 
@@ -197,7 +202,7 @@ def document(plan: Plan, outcomes: list[Outcome]) -> dict[str, Any]:
                 "what": o.what,
                 "held_out": _plain(o.held_out),
                 "rate": o.rate,
-                "events": _counted(o.events),
+                "events": {k: sum(e.kind == k for e in o.events) for k in KINDS},
                 "loss": [[n, _plain(x)] for n, x in o.loss],
                 "router_z": [[n, _plain(x)] for n, x in o.router_z],
             }
@@ -225,16 +230,9 @@ def _step(transform: optax.GradientTransformationExtraArgs) -> Callable[..., Any
     return step
 
 
-def _held_out(done: Run, text: np.ndarray, plan: Plan) -> float:
-    starts = np.linspace(0, len(text) - plan.length, 32).astype(int)
-    return float(
-        eqx.filter_jit(lambda m, i: m.losses(i)[0])(done.model, windows(text, starts, plan.length))
-    )
-
-
-def _counted(events: list[Event]) -> Mapping[str, int]:
-    kinds = ("skip", "clip", "rollback", "cut", "stop")
-    return {kind: sum(e.kind == kind for e in events) for kind in kinds}
+@eqx.filter_jit
+def _loss(model: MLAMoEForCausalLM, ids: jax.Array) -> jax.Array:
+    return model.losses(ids)[0]
 
 
 def _plain(value: float) -> float | None:

@@ -34,9 +34,11 @@ def finite(x: jax.Array) -> jax.Array:
 
 def finite_flags(tree: Any, prefix: str = "") -> Flags:
     """Return a flag per array leaf of a pytree, by `prefix` and dotted path; use it inside jit."""
-    leaves = named_leaves(tree)
-    keys = {n for n, x in leaves.items() if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)}
-    return {prefix + name: finite(leaf) for name, leaf in leaves.items() if name not in keys}
+    return {
+        prefix + name: finite(leaf)
+        for name, leaf in named_leaves(tree).items()
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    }
 
 
 def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple[Any, Flags]]:
@@ -83,10 +85,13 @@ def watched_loss(
         def objective(params: Any, offsets: Mapping[str, jax.Array]) -> tuple[jax.Array, Flags]:
             if not watch_forward:
                 return plain(params, *args), {}
-            value, found = capture(plain, offsets=offsets)(params, *args)
-            return value, {name: finite(x) for name, x in found.items()}
+            value, intermediates = capture(plain, offsets=offsets)(params, *args)
+            return value, {name: finite(x) for name, x in intermediates.items()}
 
-        zeros = _zeros(plain, params, *args) if watch_forward and cotangents else {}
+        shapes: Flags = {}
+        if watch_forward and cotangents:
+            shapes = jax.eval_shape(capture(plain), params, *args)[1]
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in shapes.items()}
         (value, flags), (gradients, bars) = jax.value_and_grad(
             objective, argnums=(0, 1), has_aux=True
         )(params, zeros)
@@ -111,31 +116,18 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
     Dictionaries that leave a jitted function are sorted by name; pass flags through `in_order`
     first where the order matters.
     """
-    down = broken(flags)
-    if not down:
-        message = f"{len(flags)} named values, all finite"
-        return [Finding("finite_flags", Severity.OK, "step", "broken", 0.0, 0.0, SOURCE, message)]
-    return [
-        Finding(
-            "finite_flags",
-            Severity.ERROR,
-            down[0],
-            "broken",
-            float(len(down)),
-            0.0,
-            SOURCE,
-            f"{down[0]} is the first of {len(down)} named values that are not finite",
-            "replay the step with stability.nonfinite.locate: it names operation and inputs",
-        )
-    ]
+    names = broken(flags)
+    severity, subject, remedy = Severity.OK, "step", ""
+    message = f"{len(flags)} named values, all finite"
+    if names:
+        severity, subject = Severity.ERROR, names[0]
+        message = f"{subject} is the first of {len(names)} named values that are not finite"
+        remedy = "replay the step with stability.nonfinite.locate: it names operation and inputs"
+    probe, count = "finite_flags", float(len(names))
+    return [Finding(probe, severity, subject, "broken", count, 0.0, SOURCE, message, remedy)]
 
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
     """Return flags in the order of `order` (as `computed` gives), others at the end."""
-    known = {name: flags[name] for name in order if name in flags}
-    return known | {name: flag for name, flag in flags.items() if name not in known}
-
-
-def _zeros(function: Callable[..., Any], *args: Any) -> dict[str, jax.Array]:
-    _, intermediates = jax.eval_shape(capture(function), *args)
-    return {name: jnp.zeros(x.shape, x.dtype) for name, x in intermediates.items()}
+    ordered = {name: flags[name] for name in order if name in flags}
+    return ordered | {name: flag for name, flag in flags.items() if name not in ordered}

@@ -98,15 +98,10 @@ def locate_findings(function: Callable[..., Any], *args: Any) -> list[Finding]:
     if origin is None:
         message = "evaluated operation by operation, every output is finite"
         return [Finding("replay", Severity.OK, "step", "non_finite", 0.0, 0.0, SOURCE, message)]
-    bad = sum(operand.nan + operand.inf for operand in origin.outputs)
-    subject = f"{origin.module} {origin.name}".strip()
-    remedy = _remedy(origin)
-    return [
-        Finding(
-            *("replay", Severity.ERROR, subject, "non_finite"),
-            *(float(bad), 0.0, SOURCE, origin.describe(), remedy),
-        )
-    ]
+    bad = float(sum(operand.nan + operand.inf for operand in origin.outputs))
+    subject, error = f"{origin.module} {origin.name}".strip(), Severity.ERROR
+    message, remedy = origin.describe(), _remedy(origin)
+    return [Finding("replay", error, subject, "non_finite", bad, 0.0, SOURCE, message, remedy)]
 
 
 def _remedy(origin: Origin) -> str:
@@ -214,9 +209,9 @@ _MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose")
 
 def _origin(name: str, inputs: Sequence[_Value], outputs: Sequence[Any], place: _Place) -> Origin:
     """Return the inputs' origin where one is passed on, a new one where something went wrong."""
-    known = [value for value in inputs if value.origin is not None]
-    cause = min(known, key=_blame).origin if known else None
-    made_nan = any(map(has_nan, outputs)) and not any(has_nan(v.array) for v in known)
+    bad_inputs = [value for value in inputs if value.origin is not None]
+    cause = min(bad_inputs, key=_blame).origin if bad_inputs else None
+    made_nan = any(map(has_nan, outputs)) and not any(has_nan(v.array) for v in bad_inputs)
     if cause is not None and not made_nan:
         return cause
     return Origin(
@@ -256,9 +251,9 @@ def _scan(call: _Call, params: Mapping[str, Any], inputs: list[_Value]) -> list[
 
 
 def _while(call: _Call, params: Mapping[str, Any], inputs: list[_Value]) -> list[_Value]:
-    tested, done = params["cond_nconsts"], params["body_nconsts"]
-    condition, body = inputs[:tested], inputs[tested : tested + done]
-    carry, count = inputs[tested + done :], 0
+    test_count, body_count = params["cond_nconsts"], params["body_nconsts"]
+    condition, body = inputs[:test_count], inputs[test_count : test_count + body_count]
+    carry, count = inputs[test_count + body_count :], 0
     while bool(np.asarray(call(params["cond_jaxpr"], [*condition, *carry], "while")[0].array)):
         carry = call(params["body_jaxpr"], [*body, *carry], f"while[{count}]")
         count += 1

@@ -47,9 +47,9 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
     sizes = (tokens, width), (out, width), (tokens, out)
     x, weight, dy = (rng.standard_normal(size).astype(np.float32) for size in sizes)
     for name, backend in BACKENDS.items():
-        taken, turned, drawn = _step(name, backend, *map(jnp.asarray, (x, weight, dy)))
-        actual = dict(zip(QUANTITIES, map(np.asarray, taken), strict=True))
-        pairs = _truth(backend, x, weight, dy, turned, drawn)
+        products, rotation, draws = _step(name, backend, *map(jnp.asarray, (x, weight, dy)))
+        actual = dict(zip(QUANTITIES, map(np.asarray, products), strict=True))
+        pairs = _truth(backend, x, weight, dy, rotation, draws)
         exact = dict(zip(QUANTITIES, (a @ b.T for a, b in pairs), strict=True))
         identity = hashlib.sha256(repr((name, SHAPES, backend)).encode()).hexdigest()[:16]
         work = Work(name, identity, QUANTITIES, suite="products")
@@ -63,24 +63,24 @@ def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.
     One compilation.
     """
     y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
-    turned = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
-    drawn = [operands(d, backend, x, weight, dy)[0] for d in DIRECTIONS[1:]]
-    return (y, *pull(dy)), turned, drawn if backend.stochastic else None
+    rotation = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
+    draws = [operands(d, backend, x, weight, dy)[0] for d in DIRECTIONS[1:]]
+    return (y, *pull(dy)), rotation, draws if backend.stochastic else None
 
 
 def _truth(
-    backend: Backend, x: np.ndarray, weight: np.ndarray, dy: np.ndarray, turned: Any, drawn: Any
+    backend: Backend, x: np.ndarray, weight: np.ndarray, dy: np.ndarray, rotation: Any, draws: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the operands of the three products in float64, (rows, k) and (columns, k)."""
     forward, gradients = FORMATS[backend.forward], FORMATS[backend.gradients]
     tokens = [dy.T, x.T]
-    if turned is not None:
-        tokens = [turned_right(a, np.asarray(b)) for a, b in zip(tokens, turned, strict=True)]
+    if rotation is not None:
+        tokens = [rotation_or_nan(a, np.asarray(b)) for a, b in zip(tokens, rotation, strict=True)]
     lefts = [gradients(dy), gradients(tokens[0])]
-    if drawn is not None:
+    if draws is not None:
         lefts = [
-            drawn_right(left, a, np.asarray(ours.values))
-            for left, a, ours in zip(lefts, (dy, tokens[0]), drawn, strict=True)
+            draw_or_nan(left, a, np.asarray(ours.values))
+            for left, a, ours in zip(lefts, (dy, tokens[0]), draws, strict=True)
         ]
     pairs = (
         (forward(x), forward(weight)),
@@ -90,7 +90,7 @@ def _truth(
     return [(_flat(a), _flat(b)) for a, b in pairs]
 
 
-def turned_right(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
+def rotation_or_nan(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
     """Return `ours` where it is a signed Hadamard transform of `x` up to float32, else NaN.
 
     The rounding is the backend's too: in which order it adds, no format says.
@@ -102,11 +102,11 @@ def turned_right(x: np.ndarray, ours: np.ndarray) -> np.ndarray:
     exact = (parts @ hadamard).reshape(*x.shape[:-1], -1)
     # A sum of `size` products in float32, in any order: one roundoff of all of them a term.
     bound = 2.0**-24 * size * (np.abs(parts) @ np.abs(hadamard)).reshape(exact.shape)
-    right = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))
-    return ours if right else np.full_like(exact, np.nan)
+    equal = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))
+    return ours if equal else np.full_like(exact, np.nan)
 
 
-def drawn_right(
+def draw_or_nan(
     nearest: block_formats.Blocks, x: np.ndarray, ours: np.ndarray
 ) -> block_formats.Blocks:
     """Return `nearest` with the values that were drawn, NaN where no draw of `x` gives them.
@@ -129,12 +129,12 @@ def drawn_right(
             np.sum(step**2 * variance * (1.0 - 2.0 * share) ** 2),
         ),
     )
-    right = (
+    possible = (
         np.all(np.abs(errors) < step)
         and np.array_equal(E2M1.round(ours), ours)
         and all(abs(total) <= UNBIASED * np.sqrt(expected) for total, expected in sums)
     )
-    return nearest._replace(values=ours if right else np.full_like(ours, np.nan))
+    return nearest._replace(values=ours if possible else np.full_like(ours, np.nan))
 
 
 def _flat(quantised: block_formats.Blocks) -> np.ndarray:

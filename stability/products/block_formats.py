@@ -57,9 +57,9 @@ def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) ->
     exponent = np.where(amax == 0, E8M0.min_exponent, exponent)
     exponent = np.where(np.isinf(amax), E8M0.max_exponent, exponent)
     scale = np.ldexp(1.0, np.clip(exponent, E8M0.min_exponent, E8M0.max_exponent))
-    known = ~np.isnan(amax)
-    values = np.where(known[..., None], parts, 0.0) / scale[..., None]
-    scale = np.where(known, scale, np.nan)
+    valid = ~np.isnan(amax)
+    values = np.where(valid[..., None], parts, 0.0) / scale[..., None]
+    scale = np.where(valid, scale, np.nan)
     return Blocks(_cast(values, fmt), scale.astype(E8M0.dtype), 1.0)
 
 
@@ -72,14 +72,14 @@ def nvfp4(x: np.ndarray) -> Blocks:
     with np.errstate(divide="ignore"):
         encode = min(_to_24_bits(np.divide(E4M3.max * E2M1.max, whole)), FLT_MAX)
         decode = _to_24_bits(1.0 / encode)
-        known = np.isfinite(amax)
-        scale = _to_24_bits(np.where(known, amax, 0.0) * _to_24_bits(encode / E2M1.max))
+        valid = np.isfinite(amax)
+        scale = _to_24_bits(np.where(valid, amax, 0.0) * _to_24_bits(encode / E2M1.max))
         scale = _cast(scale, E4M3)
         each = np.divide(1.0, _to_24_bits(scale.astype(np.float64) * decode))
     each = np.minimum(_to_24_bits(each), FLT_MAX)[..., None]
-    scaled = np.where(known[..., None], _to_24_bits(np.where(finite, parts, 0.0) * each), 0.0)
+    scaled = np.where(valid[..., None], _to_24_bits(np.where(finite, parts, 0.0) * each), 0.0)
     nan = np.array(np.nan, E4M3.dtype)
-    return Blocks(_cast(scaled, E2M1), np.where(known, scale, nan), float(decode))
+    return Blocks(_cast(scaled, E2M1), np.where(valid, scale, nan), float(decode))
 
 
 def deepseek(
@@ -95,9 +95,9 @@ def deepseek(
     if power_of_two:
         fraction, exponent = np.frexp(np.where(np.isfinite(scale), scale, 1.0))
         scale = np.ldexp(1.0, exponent - (fraction == 0.5))
-    known = np.isfinite(amax)
-    scaled = np.where(known[..., None], parts, 0.0) / np.where(known, scale, 1.0)[..., None]
-    scale = np.where(known, scale, np.nan)
+    valid = np.isfinite(amax)
+    scaled = np.where(valid[..., None], parts, 0.0) / np.where(valid, scale, 1.0)[..., None]
+    scale = np.where(valid, scale, np.nan)
     return Blocks(_cast(_to_24_bits(scaled), fmt), scale.astype(np.float32), 1.0)
 
 

@@ -9,7 +9,6 @@ docs/formats.md "What would it cost?".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from parity.megalodon.intermediates import capture
 from parity.tolerances import FORMAT_BOUNDS
 from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16, E2M1, E4M3, Format
+from stability.core.parameter_leaves import kind_of
 from stability.products import block_formats
 from stability.products.block_formats import Blocks
 
@@ -40,7 +40,7 @@ TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What the three products of a linear map read, float32."""
+    """Operands of the three products of a linear map, float32."""
 
     x: np.ndarray
     """Activations (tokens, in)."""
@@ -90,31 +90,31 @@ def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
     """
     ids = jnp.asarray(ids, jnp.int32)
     intermediates, bars = _step(_marked(model), ids)
-    found = {}
+    products = {}
     for name, linear in linear_maps(model).items():
         if name == "lm_head":
             continue
         x, dy = (np.asarray(a, np.float32) for a in (intermediates[f"{name}/x"], bars[f"{name}/y"]))
         rows = np.linspace(0, x[..., 0].size - 1, min(TOKENS, x[..., 0].size)).astype(int)
         x, dy = (a.reshape(-1, a.shape[-1])[rows] for a in (x, dy))
-        found[name] = Products(x, np.asarray(linear.weight, np.float32), dy)
-    return found
+        products[name] = Products(x, np.asarray(linear.weight, np.float32), dy)
+    return products
 
 
 def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None) -> Iterator[Cost]:
     """Yield the cost of every product in every format; `formats` are keys of `FORMATS`."""
-    for name, held in products.items():
+    for name, product in products.items():
         for direction in DIRECTIONS:
-            pair = held.operands(direction)
+            pair = product.operands(direction)
             exact = _times(*pair)
             for fmt in formats or FORMATS:
                 yield _cost(name, direction, fmt, pair, exact)
 
 
-def advice(found: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
+def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
     """Return the narrowest format of the ladder that stays within its bounds, by product."""
     by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
-    for cost in found:
+    for cost in all_costs:
         by_product.setdefault((cost.gemm, cost.direction), {})[cost.format] = cost
     return {
         at: next((f for f in LADDER[:-1] if f in each and each[f].fraction <= 1), LADDER[-1])
@@ -122,58 +122,53 @@ def advice(found: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
     }
 
 
-def rules(found: Sequence[Cost]) -> Policy:
+def rules(all_costs: Sequence[Cost]) -> Policy:
     """Return the advice as `MegalodonConfig.gemm_backend` takes it: a backend for every matrix.
 
     A matrix has one backend, so it gets the widest of what its three products bear; bfloat16 is
     "default". Matrices of a kind that agree in all layers share a rule.
     """
     backends: dict[str, str] = {}
-    for (name, _), fmt in advice(found).items():
+    for (name, _), fmt in advice(all_costs).items():
         backends[name] = max(backends.get(name, LADDER[0]), fmt, key=LADDER.index)
     kinds: dict[str, set[str]] = {}
     for name, fmt in backends.items():
-        kinds.setdefault(_kind(name), set()).add(fmt)
+        kinds.setdefault(kind_of(name), set()).add(fmt)
     each = {
-        _kind(name) if len(kinds[_kind(name)]) == 1 else name: fmt for name, fmt in backends.items()
+        kind_of(name) if len(kinds[kind_of(name)]) == 1 else name: fmt
+        for name, fmt in backends.items()
     }
     usual = max(LADDER, key=list(each.values()).count)
     policy = [(name, fmt) for name, fmt in each.items() if fmt != usual] + [("model.*", usual)]
     return tuple((name, "default" if fmt == LADDER[-1] else fmt) for name, fmt in policy)
 
 
-def findings(found: Sequence[Cost]) -> list[Finding]:
+def findings(all_costs: Sequence[Cost]) -> list[Finding]:
     """Return a finding per product: the format it bears, a note where it is not the narrowest."""
-    chosen, out = advice(found), []
-    for cost in found:
-        if cost.format != LADDER[0]:
+    formats, narrowest, out = advice(all_costs), LADDER[0], []
+    for cost in all_costs:
+        if cost.format != narrowest:
             continue
-        best = chosen[cost.gemm, cost.direction]
-        bound = FORMAT_BOUNDS[cost.format]
-        out.append(
-            Finding(
-                *("what_if", Severity.OK if best == LADDER[0] else Severity.NOTE),
-                f"{cost.gemm} {cost.direction}",
-                *("output_error", cost.error, bound.error, bound.reason),
-                f"in {cost.format} its error is {cost.error:.3f}, {cost.underflow:.1%} of an "
-                f"operand becomes 0 and {cost.clipped:.1%} is clipped; it bears {best}",
-                "" if best == LADDER[0] else f"set gemm_backend to {best} for it by a rule",
-            )
+        best, bound = formats[cost.gemm, cost.direction], FORMAT_BOUNDS[cost.format]
+        severity = Severity.OK if best == narrowest else Severity.NOTE
+        subject, metric = f"{cost.gemm} {cost.direction}", "output_error"
+        message = (
+            f"in {cost.format} its error is {cost.error:.3f}, {cost.underflow:.1%} of an operand "
+            f"becomes 0 and {cost.clipped:.1%} is clipped; it bears {best}"
         )
+        remedy = "" if best == narrowest else f"set gemm_backend to {best} for it by a rule"
+        numbers = cost.error, bound.error, bound.reason
+        out.append(Finding("what_if", severity, subject, metric, *numbers, message, remedy))
     return out
 
 
-def rows(found: Sequence[Cost]) -> list[dict[str, Any]]:
+def rows(all_costs: Sequence[Cost]) -> list[dict[str, Any]]:
     """Return costs as JSON has them, to four digits, each with the share it uses of its bounds."""
     return [
         {n: v if isinstance(v, str) else float(f"{v:.4g}") for n, v in asdict(cost).items()}
         | {"fraction": float(f"{cost.fraction:.4g}")}
-        for cost in found
+        for cost in all_costs
     ]
-
-
-def _kind(name: str) -> str:
-    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def _mx(fmt: Format, mode: str) -> Callable[[np.ndarray, bool], Blocks]:
@@ -228,10 +223,10 @@ def _step(model: Any, ids: jax.Array) -> tuple[dict[str, jax.Array], dict[str, j
 
     shapes = jax.eval_shape(capture(loss), params)[1]
     zeros = {n: jnp.zeros(s.shape, s.dtype) for n, s in shapes.items() if n.endswith("/y")}
-    taken, intermediates = jax.grad(
+    cotangents, intermediates = jax.grad(
         lambda offsets: capture(loss, offsets=offsets)(params), has_aux=True
     )(zeros)
-    return intermediates, taken
+    return intermediates, cotangents
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -248,18 +243,18 @@ def _cost(
     if fmt == "nvfp4" and direction == "weight_grad":
         pair = _rotated(pair[0]), _rotated(pair[1])
     element, quantise = FORMATS[fmt]
-    shares, taken = [], []
+    shares, rounded = [], []
     for i, x in enumerate(pair):
         blocks = quantise(x, i == 1 and direction != "weight_grad")
-        taken.append(blocks.flat(x.shape[-1]))
-        shares.append(_shares(x, taken[-1], blocks, element))
+        rounded.append(blocks.flat(x.shape[-1]))
+        shares.append(_shares(x, rounded[-1], blocks, element))
     worst = (max(each) for each in zip(*shares, strict=True))
-    off = np.linalg.norm(_times(*taken) - exact)
+    off = np.linalg.norm(_times(*rounded) - exact)
     return Cost(name, direction, fmt, *worst, error=float(off / (np.linalg.norm(exact) or 1.0)))
 
 
 def _shares(
-    x: np.ndarray, taken: np.ndarray, blocks: Blocks, element: Format
+    x: np.ndarray, rounded: np.ndarray, blocks: Blocks, element: Format
 ) -> tuple[float, float, float]:
     """Return underflow share, clip share and relative MSE of one operand."""
     wide = x.astype(np.float64)
@@ -269,9 +264,9 @@ def _shares(
     limit = np.repeat(limit, size, axis=-1)[..., : x.shape[-1]]
     square = float(np.mean(np.square(wide))) or 1.0
     return (
-        float(np.mean((wide != 0) & (taken == 0))),
+        float(np.mean((wide != 0) & (rounded == 0))),
         float(np.mean(np.abs(wide) > limit)),
-        float(np.mean(np.square(taken - wide))) / square,
+        float(np.mean(np.square(rounded - wide))) / square,
     )
 
 

@@ -91,8 +91,8 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Return the steps there are folders of, newest first."""
-        found = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
-        numbers = (path.name.removeprefix(_PREFIX) for path in found)
+        folders = self.folder.glob(f"{_PREFIX}*") if self.folder.is_dir() else ()
+        numbers = (path.name.removeprefix(_PREFIX) for path in folders)
         return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
 
     def path(self, step: int) -> Path:
@@ -101,8 +101,8 @@ class CheckpointFolder:
 
     def save(self, step: int, batch: int, model: Any, state: GuardState, keep: int) -> None:
         """Write a checkpoint, then delete all but the newest `keep`."""
-        held = {"guard": state, "batch": jnp.asarray(batch, jnp.int32)}
-        self.save_one(self.path(step), model, step=step, opt_state=held)
+        states = {"guard": state, "batch": jnp.asarray(batch, jnp.int32)}
+        self.save_one(self.path(step), model, step=step, opt_state=states)
         for old in self.steps()[keep:]:
             shutil.rmtree(self.path(old), ignore_errors=True)
 
@@ -114,8 +114,8 @@ class CheckpointFolder:
         """
         like = {"guard": state, "batch": jnp.zeros((), jnp.int32)}
         like = jax.eval_shape(lambda: like)
-        held = self.load_one(self.path(step), opt_state_like=like)
-        return held.model, held.opt_state["guard"], int(held.opt_state["batch"])
+        stored = self.load_one(self.path(step), opt_state_like=like)
+        return stored.model, stored.opt_state["guard"], int(stored.opt_state["batch"])
 
     def forget(self, step: int) -> None:
         """Delete the checkpoint of a step."""
@@ -233,11 +233,11 @@ class _Recovery:
     def resume(self) -> None:
         """Go on from the newest readable checkpoint; the first run writes one to return to."""
         run = self.run
-        found = self._newest(self.store.steps())
-        if found is None:
+        newest = self._newest(self.store.steps())
+        if newest is None:
             self.save()
             return
-        at, (run.model, run.state, run.batch) = found
+        at, (run.model, run.state, run.batch) = newest
         run.step, run.rate = at, float(run.state.rate)
         self.say("resume", f"from {self.store.path(at).name}")
 
@@ -250,14 +250,14 @@ class _Recovery:
             older = [step for step in steps if step < (run.restored or 0)]
             steps = older or steps
             self._cut()
-        found = self._newest(steps)
-        if found is None:
+        newest = self._newest(steps)
+        if newest is None:
             self.say("stop", "no checkpoint can be read")
             raise RecoveryFailedError(
                 f"{self.store.folder}: no checkpoint can be read, and training cannot go on: "
                 f"{run.events[-2].describe()}. Start again from another model."
             )
-        at, (run.model, state, _) = found
+        at, (run.model, state, _) = newest
         for newer in (step for step in self.store.steps() if step > at):
             self.store.forget(newer)
         run.state = state._replace(rate=jnp.asarray(run.rate, jnp.float32))
@@ -284,9 +284,6 @@ class _Recovery:
             try:
                 return step, self.store.load(step, self.run.state)
             except (ValueError, OSError) as error:
-                self.say("corrupt", f"{self.store.path(step).name}: {_first_line(error)}")
+                first = str(error).partition("\n")[0] or type(error).__name__
+                self.say("corrupt", f"{self.store.path(step).name}: {first}")
         return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

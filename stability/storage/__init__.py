@@ -4,7 +4,7 @@
 the narrow optimisers what helps, `frozen_watch` the same question inside a training loop.
 """
 
-from stability.storage.diagnose import Diagnosis, kind_of, report
+from stability.storage.diagnose import Diagnosis, report
 from stability.storage.ema_pole_findings import memory_rows
 from stability.storage.ema_poles import Poles, find_poles
 from stability.storage.frozen_watch import Watch, watch_torch
@@ -48,7 +48,6 @@ __all__ = [
     "float32_master",
     "kahan",
     "kahan_adamw",
-    "kind_of",
     "memory_rows",
     "nearest_storage",
     "optimiser",

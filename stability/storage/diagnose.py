@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from stability.core.parameter_leaves import (
     check_names,
     decays,
     is_megalodon,
+    kind_of,
     leaves_of,
     listed,
 )
@@ -50,7 +50,6 @@ from stability.storage.survival import (
 from stability.storage.update_rules import AdamW, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
 
-GRAVITY = {severity: i for i, severity in enumerate(Severity)}
 SHOWN = 3
 """Remedies named for each kind of leaf, best first."""
 
@@ -73,23 +72,23 @@ class Diagnosis:
 
     def worst(self) -> Severity:
         """Return the worst severity there is."""
-        return max((f.severity for f in self.findings), key=GRAVITY.__getitem__)
+        return max((f.severity for f in self.findings), key=Severity.gravity)
 
     def text(self) -> str:
         """Return the diagnosis for a terminal: one entry per problem and kind of leaf."""
         groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
         for f in self.findings:
-            if GRAVITY[f.severity] >= GRAVITY[Severity.WARNING]:
+            if f.severity.gravity() >= Severity.WARNING.gravity():
                 groups[f.probe, kind_of(f.subject), f.metric].append(f)
-        lines = [line for found in groups.values() for line in self._entry(found)]
+        lines = [line for findings in groups.values() for line in self._entry(findings)]
         if not lines:
             lines = ["Nothing found: no parameter freezes, collapses or is not finite."]
         return "\n".join([*lines, "", *self.basis, f"{self.seconds:.1f} s"])
 
-    def _entry(self, found: Sequence[Finding]) -> list[str]:
-        first = found[0]
+    def _entry(self, findings: Sequence[Finding]) -> list[str]:
+        first = findings[0]
         kind = kind_of(first.subject)
-        name = first.subject if len(found) == 1 else f"{kind} ({len(found)} leaves)"
+        name = first.subject if len(findings) == 1 else f"{kind} ({len(findings)} leaves)"
         lines = [f"{first.severity.upper()} {name}: {first.message}"]
         if first.probe == "survival" and kind in self.trials:
             trials = self.trials[kind]
@@ -133,27 +132,36 @@ def report(
     """
     clock = time.perf_counter()
     rule = optimiser_by_name(optimiser) if isinstance(optimiser, str) else optimiser
-    good, findings = _suited(_expected_leaves(source, config))
-    predictions = _predictions(good, rule)
-    narrow, control = _measured(source, good, rule, fmt, batches, loss, gradients)
-    picked = _representatives(good, narrow)
-    worst = {n: good[n] for n in picked.values()}
-    tried = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients)
-    trials = {kind: tried[name] for kind, name in picked.items()}
-    for name, leaf in good.items():
-        found = trials.get(kind_of(name), [])
+    leaves, findings = _suited(_expected_leaves(source, config))
+    megalodon, predictions = is_megalodon(leaves), {}
+    for name, leaf in leaves.items():
+        values, decay = leaf.read(), decays(name, leaf.shape, megalodon)
+        predictions[name] = {each.name: predict(values, rule, each, decay) for each in FORMATS}
+
+    def measured(storage: Format | None) -> dict[str, Survival]:
+        if batches is None:
+            return measure(leaves, None, rule, storage, gradients=gradients)
+        return measure(source, batches, rule, storage, loss=loss)
+
+    narrow, control = measured(fmt), measured(None)
+    worst_of_kind = _representatives(leaves, narrow)
+    worst = {n: leaves[n] for n in worst_of_kind.values()}
+    by_leaf = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients)
+    trials = {kind: by_leaf[name] for kind, name in worst_of_kind.items()}
+    for name, leaf in leaves.items():
+        of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
-        findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, found)
-    if any(n.endswith("cema.alpha") for n in good):
+        findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, of_kind)
+    if any(n.endswith("cema.alpha") for n in leaves):
         findings += ema_pole_findings.findings(
-            {n: x.load() for n, x in good.items() if ".cema." in n}
+            {n: x.load() for n, x in leaves.items() if ".cema." in n}
         )
     if state is not None:
         findings += audit_state(state, getattr(rule, "beta2", 0.999))
-    sizes = {n: leaf.size for n, leaf in good.items()}
-    basis = _basis(rule, fmt, batches, gradients, good)
+    sizes = {n: leaf.size for n, leaf in leaves.items()}
+    basis = _basis(rule, fmt, batches, gradients, leaves)
     seconds = time.perf_counter() - clock
-    return Diagnosis(ranked(findings, sizes), trials, picked, predictions, basis, seconds)
+    return Diagnosis(ranked(findings, sizes), trials, worst_of_kind, predictions, basis, seconds)
 
 
 def _expected_leaves(source: Any, config: MegalodonConfig | None) -> dict[str, Leaf]:
@@ -175,12 +183,7 @@ def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Findin
         concerned = f.value if f.metric.endswith("_fraction") and np.isfinite(f.value) else 1.0
         return concerned * sizes.get(f.subject, 1)
 
-    return sorted(findings, key=lambda f: (-GRAVITY[f.severity], -weight(f)))
-
-
-def kind_of(name: str) -> str:
-    """Return a leaf's path with its layer numbers replaced: `model.layers.*.ffn.norm.weight`."""
-    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
+    return sorted(findings, key=lambda f: (-f.severity.gravity(), -weight(f)))
 
 
 def _config_beside(source: Any) -> MegalodonConfig | None:
@@ -223,40 +226,13 @@ def _suited(leaves: Mapping[str, Leaf]) -> tuple[dict[str, Leaf], list[Finding]]
     return good, findings
 
 
-def _predictions(good: Mapping[str, Leaf], rule: Optimiser) -> dict[str, dict[str, Prediction]]:
-    megalodon = is_megalodon(good)
-    out = {}
-    for name, leaf in good.items():
-        values, decay = leaf.read(), decays(name, leaf.shape, megalodon)
-        out[name] = {fmt.name: predict(values, rule, fmt, decay) for fmt in FORMATS}
-    return out
-
-
-def _measured(
-    source: Any,
-    good: Mapping[str, Leaf],
-    rule: Optimiser,
-    fmt: Format,
-    batches: Any,
-    loss: Any,
-    gradients: Gradients,
-) -> tuple[dict[str, Survival], dict[str, Survival]]:
-    both = []
-    for storage in (fmt, None):
-        if batches is None:
-            both.append(measure(good, None, rule, storage, gradients=gradients))
-        else:
-            both.append(measure(source, batches, rule, storage, loss=loss))
-    return both[0], both[1]
-
-
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:
     """Return by kind the leaf that is frozen worst, for the kinds that have a frozen one."""
     frozen = [n for n, survival in narrow.items() if n in good and survival.frozen > FROZEN_SHARE]
-    picked: dict[str, str] = {}
+    worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-narrow[n].frozen, -good[n].size)):
-        picked.setdefault(kind_of(name), name)
-    return picked
+        worst.setdefault(kind_of(name), name)
+    return worst
 
 
 def _leaf_findings(
@@ -287,12 +263,12 @@ def _basis(
     rule: Optimiser, fmt: Format, batches: Any, gradients: Gradients, good: Mapping[str, Leaf]
 ) -> list[str]:
     total = sum(leaf.size for leaf in good.values())
-    drawn = sum(min(SAMPLE, leaf.size) for leaf in good.values())
+    sampled = sum(min(SAMPLE, leaf.size) for leaf in good.values())
     lines = [f"{len(good)} leaves, {total:,} parameters; {rule.describe()}; storage {fmt.name}."]
     lines.append("Predicted shares count every element.")
     if batches is None:
         lines.append(
-            f"Measured: {STEPS} steps on {drawn:,} elements, at most {SAMPLE:,} of a leaf, drawn "
+            f"Measured: {STEPS} steps on {sampled:,} elements, at most {SAMPLE:,} of a leaf, drawn "
             f"by its name; {gradients.describe()}."
         )
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.tolerances import LONG_CONTEXT
 from stability.core.findings import Finding, judge, notes
 from stability.core.number_formats import BF16, Format
 from stability.core.parameter_leaves import sample
@@ -17,14 +18,14 @@ from stability.storage.simulate import FLOAT32, Gradients, Storage, run
 from stability.storage.update_rules import Optimiser
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Both ends are among them: storage acts on the longest memory first."""
 LENGTHS = (4096, 32_768)
+"""Those of the table in docs/model.md "What float32 gets wrong"."""
 COLLAPSED_SHARE = 0.01
 """One pole in a hundred that never forgets: its state grows with the text, so few are enough."""
-LONG_CONTEXT_ERROR = 1e-6
-"""Relative L2 this project's own EMA keeps to at 131,072 tokens (tests/helpers.LONG_CONTEXT)."""
 TURN_ERROR = 1 / 8
 """Turns at which a pole has lost 30 % of its projection on what it should be: cos(pi / 4)."""
-_FLOAT32_MATTERS = 100 * LONG_CONTEXT_ERROR
+_FLOAT32_MATTERS = 100 * LONG_CONTEXT
 """A hundred times what this project's EMA keeps to: then float32 poles are what limits it."""
 
 

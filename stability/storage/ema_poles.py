@@ -106,15 +106,15 @@ def find_poles(source: Any) -> dict[str, Poles]:
             "no EMA here: expected parameters named like model.layers.0.attn.cema.alpha, found "
             f"{listed(list(leaves))}. Poles are a question about a Megalodon."
         )
-    chosen = {}
+    tensors = {}
     for layer in layers:
         for part in _PARTS:
             name = f"{layer}.{part}"
             if name not in leaves:
                 raise ValueError(f"{layer} has no {part}: expected {', '.join(_PARTS)} together.")
-            chosen[name] = leaves[name].load()
-    parameters_of(chosen)
-    return {layer: _poles(layer, chosen) for layer in layers}
+            tensors[name] = leaves[name].load()
+    parameters_of(tensors)
+    return {layer: _poles(layer, tensors) for layer in layers}
 
 
 def _poles(layer: str, tensors: Mapping[str, np.ndarray]) -> Poles:
@@ -156,13 +156,14 @@ def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
     # In blocks: the powers of one channel at 131,072 steps would be tens of megabytes.
     for start in range(0, length, _BLOCK):
         j = np.arange(start, min(length, start + _BLOCK))
-        wanted, got = ((gain * np.exp(log_q * j)).sum(axis=1).real for log_q in (exact, narrow))
-        difference += float(np.square(got - wanted).sum())
-        total += float(np.square(wanted).sum())
+        wide, single = ((gain * np.exp(log_q * j)).sum(axis=1).real for log_q in (exact, narrow))
+        difference += float(np.square(single - wide).sum())
+        total += float(np.square(wide).sum())
     return math.sqrt(difference / total)
 
 
 _BLOCK = 4096
+"""Steps whose powers exist at once."""
 
 
 def _inverse(x: np.ndarray) -> np.ndarray:

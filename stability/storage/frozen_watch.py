@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from megalodon_jax.weights import named_leaves
-from stability.core.findings import Finding, Severity
+from stability.core.findings import Finding, Severity, judge
 from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
 
 FOLLOWED = 256
@@ -25,7 +25,7 @@ PATIENCE = 100
 
 
 class Watch(NamedTuple):
-    """What is remembered between steps, by parameter name: a pytree of small arrays."""
+    """State of the watch between steps, by parameter name: a pytree of small arrays."""
 
     last: dict[str, Any]
     """The followed elements after the last step, float32 (k,)."""
@@ -39,7 +39,8 @@ def start(params: Any) -> Watch:
     Raises:
         ValueError: there are no floating-point parameters.
     """
-    last = {n: _followed(x) for n, x in named_leaves(params).items() if _floating(x)}
+    leaves = named_leaves(params).items()
+    last = {n: _followed(x) for n, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
     if not last:
         raise ValueError(
             f"nothing to watch in this {type(params).__name__}: expected a pytree with "
@@ -61,8 +62,8 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
     for name, before in watch.last.items():
         last[name] = _followed(values[name])
         pushed = _followed(pushes[name]) != 0 if name in pushes else jnp.zeros(before.shape, bool)
-        counted = watch.still[name] + pushed.astype(jnp.int32)
-        still[name] = jnp.where(last[name] == before, counted, 0)
+        count = watch.still[name] + pushed.astype(jnp.int32)
+        still[name] = jnp.where(last[name] == before, count, 0)
     return Watch(last, still)
 
 
@@ -80,22 +81,15 @@ def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
         raise ValueError(f"frozen: patience={patience} must be at least 1 step.")
     counts = {n: np.asarray(x) for n, x in watch.still.items()}
     shares = {n: float(np.mean(c >= patience)) for n, c in counts.items() if c.size}
-    return [
-        Finding(
-            "frozen",
-            Severity.WARNING,
-            name,
-            "still_fraction",
-            share,
-            FROZEN_SHARE,
-            SOURCE,
+    findings = []
+    for name, share in shares.items():
+        message = (
             f"{share:.0%} of the {counts[name].size} elements followed have not changed for "
-            f"{patience} steps although their gradients were not zero",
-            REMEDY,
+            f"{patience} steps although their gradients were not zero"
         )
-        for name, share in shares.items()
-        if share > FROZEN_SHARE
-    ]
+        probe, metric = "frozen", "still_fraction"
+        findings.append(judge(probe, name, metric, share, FROZEN_SHARE, SOURCE, message, REMEDY))
+    return [f for f in findings if f.severity is not Severity.OK]
 
 
 class TorchWatch:
@@ -127,14 +121,14 @@ class TorchWatch:
             if parameter.grad is None:
                 continue
             before, now = self._watch.last[name], _of_tensor(parameter)
-            counted = self._watch.still[name] + (_of_tensor(parameter.grad) != 0)
-            self._watch.still[name] = np.where(now == before, counted, 0).astype(np.int32)
+            count = self._watch.still[name] + (_of_tensor(parameter.grad) != 0)
+            self._watch.still[name] = np.where(now == before, count, 0).astype(np.int32)
             self._watch.last[name] = now
-        found = {f.subject: f for f in self.findings()}
-        for name in found.keys() - self._reported:
-            self._report(found[name])
+        frozen_now = {f.subject: f for f in self.findings()}
+        for name in frozen_now.keys() - self._reported:
+            self._report(frozen_now[name])
         # A parameter that moved and froze again is news again.
-        self._reported = set(found)
+        self._reported = set(frozen_now)
 
 
 def watch_torch(
@@ -180,7 +174,3 @@ def _followed(leaf: Any) -> Any:
 def _of_tensor(tensor: Any) -> np.ndarray:
     part = tensor.detach().reshape(-1)[:: _stride(tensor.numel())][:FOLLOWED]
     return part.float().cpu().numpy().copy()
-
-
-def _floating(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import dotted
@@ -76,9 +77,9 @@ def nearest_storage(inner: Transform) -> Transform:
         return NearestState(inner.init(_wide(params)))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NearestState]:
-        moves, held = _inner_update(inner, updates, state.inner, params)
+        moves, inner_state = _inner_update(inner, updates, state.inner, params)
         rounded = _by_leaf(lambda path, p, u, fmt: nearest(p + u, fmt) - p, params, moves)
-        return rounded, NearestState(held)
+        return rounded, NearestState(inner_state)
 
     return optax.GradientTransformation(init, update)
 
@@ -95,18 +96,18 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
         return StochasticState(inner.init(_wide(params)), jnp.int32(0), jnp.uint32(seed))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, StochasticState]:
-        moves, held = _inner_update(inner, updates, state.inner, params)
+        moves, inner_state = _inner_update(inner, updates, state.inner, params)
 
         def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
             return stochastic(p + u, fmt, leaf_key(state.seed, path, state.step)) - p
 
         rounded = _by_leaf(move, params, moves)
-        return rounded, StochasticState(held, state.step + jnp.int32(1), state.seed)
+        return rounded, StochasticState(inner_state, state.step + jnp.int32(1), state.seed)
 
     return optax.GradientTransformation(init, update)
 
 
-def kahan(inner: Transform, compensation_dtype: Any = jnp.bfloat16) -> Transform:
+def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Transform:
     """Carry what rounding lost to the next step (Kahan summation).
 
     Args:
@@ -116,31 +117,31 @@ def kahan(inner: Transform, compensation_dtype: Any = jnp.bfloat16) -> Transform
     Raises:
         ValueError: the compensation's dtype is no float.
     """
-    kept = np.dtype(compensation_dtype)
-    if not jnp.issubdtype(kept, jnp.floating):
+    dtype = np.dtype(compensation_dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"kahan: compensation_dtype={kept.name} must be a float, bfloat16 or float32."
+            f"kahan: compensation_dtype={dtype.name} must be a float, bfloat16 or float32."
         )
 
     def keep(x: jax.Array) -> jax.Array:
-        narrow = format_of(kept)
+        narrow = format_of(dtype)
         return x if narrow is None else nearest(x, narrow)
 
     def init(params: Any) -> KahanState:
-        zeros = {n: jnp.zeros(p.shape, kept) for n, p in _named(params).items() if _narrow(p)}
+        zeros = {n: jnp.zeros(p.shape, dtype) for n, p in _named(params).items() if _narrow(p)}
         return KahanState(inner.init(_wide(params)), zeros)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, KahanState]:
-        moves, held = _inner_update(inner, updates, state.inner, params)
+        moves, inner_state = _inner_update(inner, updates, state.inner, params)
         carried: dict[str, jax.Array] = {}
 
         def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
-            wanted = keep(u + state.compensation[path].astype(jnp.float32))
-            moved = nearest(p + wanted, fmt) - p
-            carried[path] = keep(wanted - moved).astype(kept)
+            whole = keep(u + state.compensation[path].astype(jnp.float32))
+            moved = nearest(p + whole, fmt) - p
+            carried[path] = keep(whole - moved).astype(dtype)
             return moved
 
-        return _by_leaf(move, params, moves), KahanState(held, carried)
+        return _by_leaf(move, params, moves), KahanState(inner_state, carried)
 
     return optax.GradientTransformation(init, update)
 
@@ -152,7 +153,7 @@ def float32_master(inner: Transform) -> Transform:
         return MasterState(inner.init(_wide(params)), _wide(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MasterState]:
-        moves, held = _inner_update(inner, updates, state.inner, state.master)
+        moves, inner_state = _inner_update(inner, updates, state.inner, state.master)
         master = jax.tree.map(lambda m, u: m + u, state.master, moves)
 
         def move(path: str, p: jax.Array, m: jax.Array, fmt: Format) -> jax.Array:
@@ -160,18 +161,23 @@ def float32_master(inner: Transform) -> Transform:
 
         _insist(params)
         shown = _by_leaf(move, params, master, wide=lambda p, m: m - p)
-        return shown, MasterState(held, master)
+        return shown, MasterState(inner_state, master)
 
     return optax.GradientTransformation(init, update)
 
 
-def stochastic_adamw(learning_rate: Any, *, seed: int = 0, **options: Any) -> Transform:
+def stochastic_adamw(
+    learning_rate: optax.ScalarOrSchedule, *, seed: int = 0, **options: Any
+) -> Transform:
     """AdamW with stochastic rounding; `options` are those of `optax.adamw`."""
     return stochastic_rounding(optax.adamw(learning_rate, **options), seed)
 
 
 def kahan_adamw(
-    learning_rate: Any, *, compensation_dtype: Any = jnp.bfloat16, **options: Any
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    compensation_dtype: DTypeLike = jnp.bfloat16,
+    **options: Any,
 ) -> Transform:
     """AdamW with Kahan compensation; `options` are those of `optax.adamw`."""
     return kahan(optax.adamw(learning_rate, **options), compensation_dtype)
@@ -213,7 +219,7 @@ def _by_leaf(
 ) -> Any:
     """Apply `move` to the narrow leaves and `wide` to the others, parameters in float32."""
 
-    def one(path: Any, p: jax.Array, u: jax.Array) -> jax.Array:
+    def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:
         fmt = format_of(p.dtype)
         if fmt is None:
             return wide(p, u)

@@ -73,15 +73,15 @@ def audit_global_norm(gradients: Any) -> Finding:
     if not leaves:
         raise ValueError("audit_global_norm: no arrays; expected a pytree of gradients.")
     with jax.numpy_dtype_promotion("standard"):
-        got = float(optax.tree.norm(gradients))
+        norm = float(optax.tree.norm(gradients))
     true = math.sqrt(sum(float(np.sum(np.square(_wide(x)))) for x in leaves.values()))
-    ratio = got / true if true else 1.0
+    ratio = norm / true if true else 1.0
     # Sum and root are each rounded once to the dtype they come in.
     narrowest = max(float(ml_dtypes.finfo(x.dtype).eps) for x in leaves.values())
     bound = 2 * narrowest
     wrong = not abs(ratio - 1.0) <= bound
     dtypes = ", ".join(sorted({str(x.dtype) for x in leaves.values()}))
-    message = f"the norm of gradients in {dtypes} comes out as {got:.3g}; it is {true:.3g}"
+    message = f"the norm of gradients in {dtypes} comes out as {norm:.3g}; it is {true:.3g}"
     remedy = (
         "take the norm of gradients cast to float32; clipping by this one does nothing or divides "
         "by zero"
@@ -96,8 +96,8 @@ def remaining(dtype: str, beta2: float, steps: int) -> float:
     """Return what is left of a second moment of 1 after `steps` of zero gradient, run by optax."""
     transform = optax.scale_by_adam(b2=beta2)
     params = {"leaf": jnp.ones(1, dtype)}
-    fresh: Any = transform.init(params)
-    state = fresh._replace(nu=params)
+    initial: Any = transform.init(params)
+    state = initial._replace(nu=params)
     # The canary: without it a compiler that keeps excess precision would go unnoticed.
     if state.nu["leaf"].dtype != jnp.dtype(dtype):
         raise RuntimeError(f"optax does not keep second moments in {dtype}")
@@ -112,11 +112,11 @@ def remaining(dtype: str, beta2: float, steps: int) -> float:
 
 def _moment(path: str, dtype: str, beta2: float) -> Finding:
     steps = max(1, round(1.0 / (1.0 - beta2)))
-    left, expected = 1.0, beta2**steps
+    share, expected = 1.0, beta2**steps
     if dtype in (BF16.name, FP16.name, "float32"):
-        left = remaining(dtype, beta2, steps)
+        share = remaining(dtype, beta2, steps)
     message = (
-        f"second moment in {dtype}: after {steps:,} steps of zero gradient {left:.0%} is left, "
+        f"second moment in {dtype}: after {steps:,} steps of zero gradient {share:.0%} is left, "
         f"{expected:.0%} should be (beta2 {beta2:g})"
     )
     remedy = (
@@ -125,7 +125,7 @@ def _moment(path: str, dtype: str, beta2: float) -> Finding:
     )
     # A moment that keeps twice what it should remembers gradients it was told to forget.
     most, metric = 2 * expected, "second_moment_left"
-    return judge("optimiser", path, metric, left, most, SOURCE, message, remedy)
+    return judge("optimiser", path, metric, share, most, SOURCE, message, remedy)
 
 
 def _counter(path: str, dtype: str, steps: int) -> Finding:
@@ -133,15 +133,12 @@ def _counter(path: str, dtype: str, steps: int) -> Finding:
         last = float(np.iinfo(dtype).max)
     else:
         # 2^(bits + 1) + 1 is the first integer without a representation of its own.
-        last = 2.0 ** (ml_dtypes.finfo(np.dtype(_known(dtype))).nmant + 1)
+        kind = BF16.dtype if dtype == BF16.name else np.dtype(dtype)
+        last = 2.0 ** (ml_dtypes.finfo(kind).nmant + 1)
     message = f"step counter in {dtype} counts to {last:,.0f}"
     remedy = "keep step counters in int32; bias correction and schedules stand still where it stops"
     planned, metric = float(steps), "last_count"
     return judge("optimiser", path, metric, last, planned, SOURCE, message, remedy, least=True)
-
-
-def _known(dtype: str) -> Any:
-    return BF16.dtype if dtype == BF16.name else dtype
 
 
 def _wide(leaf: Any) -> np.ndarray:

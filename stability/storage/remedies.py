@@ -1,4 +1,4 @@
-"""What would thaw a leaf: each remedy tried on the user's own values by a real optimiser run.
+"""Remedies for a frozen leaf, each tried on the user's own values by a real optimiser run.
 
 Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
 within `ENOUGH` come first, cheapest first; the others follow, best first. Source:
@@ -89,7 +89,7 @@ REMEDIES = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a remedy did to one leaf."""
+    """The measured effect of a remedy on one leaf."""
 
     remedy: Remedy
     survival: Survival
@@ -147,15 +147,15 @@ def try_remedies(
         for n, x in values.items()
     }
     for remedy in remedies:
-        chosen = {n: x for n, x in samples.items() if not remedy.near_one or _about_one(x)}
-        starts = {n: remedy.prepare(x, fmt) for n, x in chosen.items()}
+        sensible = {n: x for n, x in samples.items() if not remedy.near_one or _about_one(x)}
+        starts = {n: remedy.prepare(x, fmt) for n, x in sensible.items()}
         tuned = optimiser.with_lr(optimiser.lr * remedy.lr)
         outcomes = run(starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes)
         for name, outcome in outcomes.items():
-            lost = _lost_at_start(remedy, chosen[name], starts[name], fmt)
-            trial = Trial(remedy, outcome.survival(), remedy.bytes(fmt), lost)
+            first_loss = _lost_at_start(remedy, sensible[name], starts[name], fmt)
+            trial = Trial(remedy, outcome.survival(), remedy.bytes(fmt), first_loss)
             trials[name].append(trial)
-    return {name: rank(found) for name, found in trials.items()}
+    return {name: rank(of_leaf) for name, of_leaf in trials.items()}
 
 
 def rank(trials: Sequence[Trial]) -> list[Trial]:

@@ -34,7 +34,11 @@ from stability.storage.narrow_optimisers import (
 )
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
-STEPS, SAMPLE, ROWS = 200, 2048, 16
+STEPS, SAMPLE = 200, 2048
+"""Optimiser steps, and elements of a leaf: a share of 2,048 has a standard error of 1.1 % at
+most."""
+ROWS = 16
+"""Leaves that run together: one compiled program for as many."""
 
 WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "plain": lambda inner: inner,
@@ -74,8 +78,8 @@ class Gradients:
 
     def directions(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Return d, float32."""
-        drawn = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
-        return jnp.ones(shape) if self.uphill else drawn
+        signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
+        return jnp.ones(shape) if self.uphill else signs
 
     def draw(self, d: jax.Array, key: jax.Array, step: jax.Array) -> jax.Array:
         """Return the gradient at a step (from 1), float32, in the shape of d."""
@@ -241,8 +245,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
 
         start = (params, state, jnp.zeros(values.shape, bool))
         params, state, changed = jax.lax.fori_loop(1, steps + 1, step, start)
-        tallied = state if isinstance(state, TallyState) else state.inner
-        return params["leaf"].astype(jnp.float32), tallied.total["leaf"], changed
+        return params["leaf"].astype(jnp.float32), total_of(state)["leaf"], changed
 
     @jax.jit
     def rows(values: jax.Array, seeds: jax.Array, lr: jax.Array, steps: jax.Array) -> Any:
@@ -267,11 +270,16 @@ def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
         return TallyState(inner.init(params), zeros)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, TallyState]:
-        moves, held = inner.update(updates, state.inner, params)
+        moves, inner_state = inner.update(updates, state.inner, params)
         total = jax.tree.map(lambda t, u: t + u.astype(t.dtype), state.total, moves)
-        return moves, TallyState(held, total)
+        return moves, TallyState(inner_state, total)
 
     return optax.GradientTransformation(init, update)
+
+
+def total_of(state: Any) -> Any:
+    """Return the sum of updates from the state of a wrapper around `tally`, or of `tally` alone."""
+    return (state if isinstance(state, TallyState) else state.inner).total
 
 
 def _rows(count: int, shape: tuple[int, ...]) -> int:
@@ -289,6 +297,7 @@ def _padded(count: int, size: int) -> int:
 
 
 _SHORT = 128
+"""Row length of small leaves, norms above all: padded to `SAMPLE` they would cost 16 times that."""
 
 
 def _scaled(optimiser: Optimiser, whole: tuple[int, ...], part: tuple[int, ...]) -> Optimiser:

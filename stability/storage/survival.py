@@ -166,7 +166,11 @@ def probe(
     leaves = leaves_of(model)
     spoiled = {n: count for n, leaf in leaves.items() if (count := leaf.non_finite())}
     if spoiled:
-        return [_not_measured(leaves[n], count) for n, count in spoiled.items()]
+        why = "not measured: {:,} of {:,} values are NaN or infinite"
+        return [
+            frozen_finding(n, math.nan, why.format(k, leaves[n].size), RESTORE, Severity.ERROR)
+            for n, k in spoiled.items()
+        ]
     narrow = measure(model, batches, optimiser, BF16, loss=loss)
     control = measure(model, batches, optimiser, None, loss=loss)
     megalodon = is_megalodon(leaves)
@@ -175,11 +179,6 @@ def probe(
         for name, leaf in leaves.items()
         for finding in survival_findings(leaf, narrow[name], control[name], optimiser, megalodon)
     ]
-
-
-def _not_measured(leaf: Leaf, count: int) -> Finding:
-    message = f"not measured: {count:,} of {leaf.size:,} values are NaN or infinite"
-    return frozen_finding(leaf.name, math.nan, message, RESTORE, Severity.ERROR)
 
 
 def frozen_finding(

@@ -209,10 +209,10 @@ def optimiser(name: str, **settings: float) -> Optimiser:
             f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; another one "
             "that steps by about its learning rate is probed as adamw or lion."
         )
-    known = {f.name for f in fields(kind)}
-    if unknown := sorted(set(settings) - known):
+    names = {f.name for f in fields(kind)}
+    if unknown := sorted(set(settings) - names):
         raise ValueError(
-            f"{name} has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}."
+            f"{name} has no setting {', '.join(unknown)}; it has {', '.join(sorted(names))}."
         )
     return kind(**settings)
 

@@ -18,11 +18,13 @@ import pytest
 
 from megalodon_jax import MegalodonForCausalLM, init_cache
 from megalodon_jax.layers import ComplexEMA, complex_ema
-from tests.helpers import (
+from parity.tolerances import (
     LONG_CONTEXT,
     LONG_CONTEXT_GRADIENT,
     LONG_CONTEXT_REFERENCE,
     MEMORY_PER_DOUBLING,
+)
+from tests.helpers import (
     logits_of,
     model_of,
     rel_l2,

@@ -13,7 +13,7 @@ from stability import suite
 from stability.core import documents
 from stability.core.findings import Severity
 from stability.dtype_audit import read_pinned
-from stability.suite import Checkpoint, Probed, run
+from stability.suite import Checkpoint, ProbeResults, run
 from tests.helpers import double
 
 CHECKPOINT = Checkpoint(BYTE_LM, BYTE_LM / "heldout.txt")
@@ -61,7 +61,7 @@ def pinned(monkeypatch, change=lambda rows: rows, reason=None):
 
     monkeypatch.setattr(suite, "PROGRAMS", {"float32": audit, "torch_autocast": torch})
     monkeypatch.setattr(suite, "why_unavailable", lambda: reason)
-    found, _ = suite.PROBES["dtypes against pinned rows"](CHECKPOINT, None, Probed())
+    found, _ = suite.PROBES["dtypes against pinned rows"](CHECKPOINT, MODEL, ProbeResults())
     return found
 
 

@@ -91,8 +91,8 @@ PROBES = (
         (
             "any_rotation_is_right",
             "what is no Hadamard transform is the truth's operand",
-            "right = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))",
-            "right = exact.shape == ours.shape",
+            "equal = exact.shape == ours.shape and bool(np.all(np.abs(ours - exact) <= bound))",
+            "equal = exact.shape == ours.shape",
             "test_products.py::test_a_rotation_is_one_in_any_order_of_its_sums test_products.py",
         ),
     ),

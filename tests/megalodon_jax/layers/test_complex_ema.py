@@ -10,7 +10,8 @@ import pytest
 
 from megalodon_jax.layers import ComplexEMA, complex_ema
 from megalodon_jax.layers.complex_ema import causal_convolution, response
-from tests.helpers import EXACT, LOST_APPLIED, rel_l2
+from parity.tolerances import LOST_APPLIED
+from tests.helpers import EXACT, rel_l2
 
 B, D, N = 2, 3, 4
 

@@ -228,7 +228,7 @@ def test_no_bound_lets_through_what_it_is_there_to_stop():
 
 
 def test_a_bound_is_the_larger_of_what_a_row_says():
-    row = Rule(MegalodonEdge.JAX64_ORACLE, (Kind.BLOCK,), "reason", absolute=2.0, noise_factor=3.0)
+    row = Rule(MegalodonEdge.JAX32_ORACLE, (Kind.BLOCK,), "reason", absolute=2.0, noise_factor=3.0)
     assert (bound_from(row, 0.5), bound_from(row, 1.0)) == (2.0, 3.0)
     assert math.isnan(bound_from(row, math.nan))
 
@@ -252,6 +252,9 @@ def test_a_quantity_is_what_its_text_says():
     step = Quantity.after_step(50, "mu", "norm.weight")
     assert (step, step.moment, step.name) == ("step50/mu/norm.weight", ("50", "mu"), "norm.weight")
     assert Quantity("losses").moment is None
+    # An intermediate of somebody's port, and no step of training.
+    own = Quantity("step_size.norm")
+    assert (own.role, own.kind, own.moment) == (Role.VALUE, Kind.BLOCK, None)
     assert not Quantity("loss").is_activation and not Quantity.gradient("w").is_activation
     assert Quantity("bar/logits").is_activation
 

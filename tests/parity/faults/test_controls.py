@@ -17,6 +17,7 @@ from parity.faults import controls
 from parity.faults.controls import CONTROLS, Control
 from parity.faults.fault import Fault
 from parity.megalodon.cases import CASES, by_name
+from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.recordings import FOLDER, RecordedReference
 from parity.megalodon.runner import JaxSubject
@@ -67,7 +68,7 @@ def test_each_control_is_found_on_its_edge():
 def test_a_control_found_elsewhere_is_missed(monkeypatch):
     """At another stage, on another edge, or as what could not be compared."""
     fault = double(Fault, name="planted", stage="layers.0.q", planted=nullcontext)
-    control = Control(fault, "jax32:oracle")
+    control = Control(fault, MegalodonEdge.JAX32_ORACLE)
     monkeypatch.setattr(controls, "CONTROLS", (control,))
     comparison = Comparison(controls.CASE.work, control.edge, NoiseFloors({}), "float32")
     here = comparison.missing(fault.stage, "")

@@ -222,6 +222,8 @@ def test_a_ratio_of_errors_has_no_level_of_its_own() -> None:
 def test_what_was_renamed_answers_with_its_name(tmp_path: Path) -> None:
     renamed = cli("bless", "latest", "--reason", "because", "--out", tmp_path)
     assert (renamed.exit_code, "'bless' is now 'pin'" in renamed.stderr) == (2, True)
+    renamed = cli("subject", "record")
+    assert "'subject record' is now 'parity record --subject mla-moe'" in renamed.stderr
     renamed = cli("gate", "blessed", "--out", tmp_path)
     assert (renamed.exit_code, "now named 'pinned'" in renamed.stderr) == (2, True)
 

@@ -120,7 +120,7 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
     monkeypatch.setattr(suites_module, "measure_products", lambda device: iter(rows))
-    suite = suites_module.run_products(None, quiet)
+    suite = suites_module.run_products(RecordedReference(), quiet)
     assert suite.measurements == rows
     assert suite.result().status == "ran"
 
@@ -129,7 +129,7 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(suites_module, "measure_products", broken)
-    suite = suites_module.run_products(None, quiet)
+    suite = suites_module.run_products(RecordedReference(), quiet)
     assert suite.result().status == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
 
@@ -144,7 +144,7 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
     monkeypatch.setattr(mla_moe, "pooled", lambda case, live, device: nothing)
     monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: found)
-    suite = suites_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    suite = suites_module.run_mla_moe(RecordedReference(), quiet)
     assert [row.deterministic for row in suite.measurements] == [True, True]
     assert suite.result().status == "ran"
     assert [f.metric for f in suite.findings] == [LIVE_BUG]
@@ -154,14 +154,14 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
         raise RecordingError(f"{case.name} has no recording")
 
     monkeypatch.setattr(mla_moe, "answer", lost)
-    suite = suites_module.run_mla_moe(SimpleNamespace(kind="recorded"), quiet)
+    suite = suites_module.run_mla_moe(RecordedReference(), quiet)
     assert suite.measurements == []
     assert suite.result().status == "failed"
     assert suite.reason == "RecordingError: dense has no recording"
 
 
 def test_a_known_difference_that_cannot_be_measured_is_not_what_it_was():
-    class Silent:
+    class Silent(RecordedReference):
         def known_differences(self):
             raise RecordingError("no recording known_differences.safetensors")
 

@@ -20,7 +20,7 @@ from reports.nightly.shards import Shard, find_shards, merged
 from reports.nightly.suites import SuiteRun
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
-from stability.core.findings import Finding
+from stability.core.findings import Finding, Severity
 from tests.helpers import ROOT, cli
 from tests.reports.nights import altered, failing, measurement
 
@@ -57,7 +57,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield rows[case.name]
 
     def probes(checkpoint: Any, model: Any, report: Any) -> Any:
-        row = Finding("survival", "ok", "w", "frozen_fraction", 0.1, 0.5, "", "")
+        row = Finding("survival", Severity.OK, "w", "frozen_fraction", 0.1, 0.5, "", "")
         return SuiteRun("stability", planned=1, executed=1, findings=[row])
 
     monkeypatch.setattr(suites_module.Suite, "case", case)

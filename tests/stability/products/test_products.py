@@ -50,9 +50,9 @@ X = np.random.default_rng(3).standard_normal((40, 48)).astype(np.float32)
 def test_a_rotation_is_one_in_any_order_of_its_sums() -> None:
     exact = block_formats.blocks(X, 16) @ products.ROTATION.astype(np.float64)
     ours = exact.reshape(X.shape).astype(np.float32)
-    assert np.array_equal(accuracy.turned_right(X, ours), ours)
+    assert np.array_equal(accuracy.rotation_or_nan(X, ours), ours)
     for wrong in (X, -ours, ours.astype(jnp.bfloat16).astype(np.float32)):
-        assert np.isnan(accuracy.turned_right(X, wrong)).all()
+        assert np.isnan(accuracy.rotation_or_nan(X, wrong)).all()
 
 
 def drawn(up) -> np.ndarray:
@@ -77,7 +77,7 @@ def drawn(up) -> np.ndarray:
     ids=["stochastic", "away from 0", "nearest", "no neighbour"],
 )
 def test_a_draw_is_a_neighbour_and_unbiased(up, right: bool) -> None:
-    known = accuracy.drawn_right(block_formats.nvfp4(X), X, drawn(up))
+    known = accuracy.draw_or_nan(block_formats.nvfp4(X), X, drawn(up))
     assert np.isfinite(known.dequantised()).all() == right
 
 
@@ -88,5 +88,5 @@ def test_one_draw_two_steps_away_is_no_draw() -> None:
     at = np.argwhere(right == 0.5)[0]
     wrong[tuple(at)] = 1.5
     for values, finite in ((right, True), (wrong, False)):
-        known = accuracy.drawn_right(block_formats.nvfp4(X), X, values)
+        known = accuracy.draw_or_nan(block_formats.nvfp4(X), X, values)
         assert np.isfinite(known.dequantised()).all() == finite
