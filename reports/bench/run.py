@@ -92,7 +92,10 @@ def bench(repeats: int, memory: bool, report: Report) -> Run:
     }
     rows = [row for work, part in times.items() for row in timings(work, part, missing, shared)]
     rows += [row for name, pair in backends.items() for row in backend_timings(name, *pair, shared)]
-    reference = ReferenceInfo("absent", detail=missing) if missing else _reference()
+    reference = ReferenceInfo("absent", detail=missing)
+    if not missing:
+        live = LiveReference()
+        reference = replace(describe(live), threads=live.provenance["threads"])
     manifest = replace(
         manifest,
         environment=replace(environment, reference=reference),
@@ -252,11 +255,6 @@ def _peak(side: str, memory: bool, report: Report) -> float | str:
         return str(error)
     report(f"  train_step peak memory, {side}: {peak / 2**30:.2f} GiB")
     return peak
-
-
-def _reference() -> ReferenceInfo:
-    reference = LiveReference()
-    return replace(describe(reference), threads=reference.provenance["threads"])
 
 
 def _floors(model: MegalodonForCausalLM, length: int, repeats: int) -> dict[str, tuple[float, ...]]:

@@ -42,7 +42,7 @@ TAPE_PER_STATE = 128
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for; see `megalodon-numerics parity --help`."""
+    """The options of `megalodon-numerics parity`, whose help explains them."""
 
     torch: Path
     jax: Path | None = None
@@ -57,7 +57,7 @@ class Options:
 
 @dataclass
 class Result:
-    """What was found."""
+    """A comparison of two checkpoints: weights, measurements, and the verdict on both."""
 
     how: dict[str, str] = field(default_factory=dict)
     """What was compared and how, in words, by subject."""

@@ -58,7 +58,7 @@ class Outcome:
     """None for a shard, which is judged when all of them are merged."""
     folder: Path
     against: tuple[str, ...] = ()
-    """One line for each run that levels were held against, and each pin that could not be."""
+    """A line for each run that levels were compared with, and for each pin that cannot be read."""
 
     @property
     def page(self) -> Path:

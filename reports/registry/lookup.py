@@ -46,7 +46,7 @@ class RunSummary:
     broken: int
     fault: str
     verdict: str
-    """What was said of it when it was stored; `gate` judges it again, by all that is known now."""
+    """Word of its verdict when it was stored; `gate` judges it again by later runs."""
 
 
 def find_run(root: Path, name: str) -> Path:

@@ -54,7 +54,7 @@ class Environment:
 
     @property
     def machine(self) -> tuple[Device, Mapping[str, str], int | str | None]:
-        """What of it is the machine."""
+        """Device, processor and number of threads."""
         return self.device, self.host, self.threads
 
     @classmethod
@@ -147,8 +147,7 @@ class Manifest:
     shards: tuple[str, ...] = ()
     """Ids of the shards that a night was merged from."""
     verdict: str = ""
-    """What was said when the run was stored, for lists. `gate` judges it again by all that is known
-    since."""
+    """Word of its verdict when it was stored, for lists; `gate` judges it again by later runs."""
     migrated_from: int | None = None
     """Schema on disk, where it is an older one."""
 

@@ -30,7 +30,7 @@ Healthy = Callable[[Run], bool]
 
 
 def anchor_pins(chosen: Sequence[Run]) -> tuple[Pin, ...]:
-    """Return what anchors hold a run to: at most one pin, named after the oldest of them."""
+    """Return the levels of anchors as one pin, named after the oldest; nothing without anchors."""
     levels: dict[Group, Any] = {}
     for old in chosen:
         levels = {**pin_of(old, {}).groups, **levels}

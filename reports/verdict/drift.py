@@ -59,11 +59,11 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class PinComparison:
-    """A run held against one pinned baseline."""
+    """The levels of a run compared with those of one pinned run."""
 
     pin: Pin
     same: bool
-    """Whether both were made on equal machines, with the same kind of reference."""
+    """Whether both machines are equal, and the kind of reference too."""
     differs: tuple[str, ...]
     """How this run's machine and reference differ from the pinned baseline's."""
     levels: int
@@ -143,7 +143,7 @@ def compare_with_pins(
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
 ) -> tuple[PinComparison, ...]:
-    """Hold a run against the pin of its own machine and the newest of another, where there are.
+    """Compare a run's levels with the pin of its own machine and with the newest of another.
 
     Args:
         run: What was measured.

@@ -155,7 +155,7 @@ def changed(run: Run, changes: Sequence[Change], baseline: Run) -> str:
 
 
 def against(comparison: PinComparison) -> str:
-    """Say what the levels were held against, why, and how many of them could be compared."""
+    """Name the pinned run, why it was chosen, and how many levels could be compared with it."""
     pin = comparison.pin
     why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
     if not pin.pinned:

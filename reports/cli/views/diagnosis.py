@@ -7,11 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megalodon_jax.convert import load_from_pretrained
 from reports.text import for_json
-from reports.user_text import BYTES
+from reports.user_text import check_text
 from stability.core.findings import Severity
 from stability.core.number_formats import by_name
 from stability.storage.diagnose import Diagnosis, report
@@ -48,7 +46,9 @@ def diagnose(
     if text is None:
         return report(path, rule, fmt=fmt)
     model = load_from_pretrained(path)
-    batches = _batches(text, model.config.vocab_size)
+    otherwise = "leave --text out to measure on drawn gradients."
+    check_text(text, model.config.vocab_size, LENGTH, otherwise)
+    batches = Checkpoint(text.parent, text).batches()
     say(f"training {len(batches)} steps on {text.name}")
     return report(model, rule, fmt=fmt, batches=batches)
 
@@ -76,16 +76,3 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
         "basis": diagnosis.basis,
         "seconds": diagnosis.seconds,
     }
-
-
-def _batches(text: Path, vocab_size: int) -> np.ndarray:
-    if not text.is_file():
-        raise FileNotFoundError(f"no text at {text}.")
-    if vocab_size < BYTES:
-        raise ValueError(
-            f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; leave --text "
-            "out to measure on drawn gradients."
-        )
-    if (size := text.stat().st_size) < LENGTH:
-        raise ValueError(f"{text} has {size} bytes, at least {LENGTH} are needed.")
-    return Checkpoint(text.parent, text).batches()

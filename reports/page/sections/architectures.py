@@ -135,13 +135,13 @@ def _defect(d: Mapping[str, Any]) -> dict[str, str]:
 
 def _curves(training: Mapping[str, Any], key: str) -> list[Line]:
     return [
-        Line(label(v["name"], 24), _STYLES.get(v["name"], "v4"), _points(v[key]))
+        Line(
+            label(v["name"], 24),
+            _STYLES.get(v["name"], "v4"),
+            [(float(x), math.nan if y is None else float(y)) for x, y in v[key]],
+        )
         for v in training["variants"]
     ]
-
-
-def _points(pairs: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
-    return [(float(x), math.nan if y is None else float(y)) for x, y in pairs]
 
 
 def _run(v: Mapping[str, Any]) -> dict[str, str]:

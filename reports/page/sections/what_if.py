@@ -18,7 +18,7 @@ from megalodon_jax.quantization.products import DIRECTIONS
 from reports.page.sections.heat import HeatCell, HeatMap
 from reports.store.runs import Run
 from reports.text import label, number, share
-from reports.user_text import BYTES
+from reports.user_text import check_text
 from stability.products import what_if
 from stability.products.what_if import FORMATS, LADDER, Cost
 from stability.suite import LENGTH
@@ -148,12 +148,6 @@ def _kind(name: str) -> str:
 def _ids(text: Path | None, vocab_size: int) -> np.ndarray:
     if text is None:
         return np.random.default_rng(0).integers(0, vocab_size, (2, LENGTH)).astype(np.int32)
-    if not text.is_file():
-        raise FileNotFoundError(f"no text at {text}.")
+    check_text(text, vocab_size, 2 * LENGTH, "leave --text out to draw token ids.")
     content = np.frombuffer(text.read_bytes(), np.uint8)
-    if vocab_size < BYTES or len(content) < 2 * LENGTH:
-        raise ValueError(
-            f"{text}: {len(content)} bytes for a vocabulary of {vocab_size}; at least {2 * LENGTH} "
-            f"bytes and {BYTES} tokens are needed. Leave --text out to draw token ids."
-        )
     return content[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
