@@ -49,6 +49,24 @@ def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
     return content[:size].reshape(STEP).astype(np.int32)
 
 
+def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
+    """Check that the bytes of a text can be the token ids of a model.
+
+    Raises:
+        FileNotFoundError: the text is not there.
+        ValueError: it is shorter than `least` bytes, or the vocabulary has no room for bytes; the
+            message ends in `otherwise`, what to do instead.
+    """
+    if not text.is_file():
+        raise FileNotFoundError(f"no text at {text}.")
+    if vocab_size < BYTES:
+        raise ValueError(
+            f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; {otherwise}"
+        )
+    if (size := text.stat().st_size) < least:
+        raise ValueError(f"{text} has {size} bytes, at least {least} bytes are needed; {otherwise}")
+
+
 def read_ids(
     text: Path | None, ids: Path | None, folder: Path, config: MegalodonConfig, length: int | None
 ) -> tuple[np.ndarray, str]:
