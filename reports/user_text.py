@@ -16,24 +16,6 @@ STEP = (2, 256)
 """Rows and tokens of a single step on a user's text."""
 
 
-def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
-    """Check that the bytes of a text can be the token ids of a model.
-
-    Raises:
-        FileNotFoundError: the text is not there.
-        ValueError: it is shorter than `least` bytes, or the vocabulary has no room for bytes; the
-            message ends in `otherwise`, what to do instead.
-    """
-    if not text.is_file():
-        raise FileNotFoundError(f"no text at {text}.")
-    if vocab_size < BYTES:
-        raise ValueError(
-            f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; {otherwise}"
-        )
-    if (size := text.stat().st_size) < least:
-        raise ValueError(f"{text} has {size}, at least {least} bytes are needed; {otherwise}")
-
-
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
     """Return token ids (2, 256) int32 for a step: the first bytes of a text, or drawn without one.
 
