@@ -12,12 +12,12 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 
 BYTES = 256
-STEP = (2, 256)
+STEP = (2, 128)
 """Rows and tokens of a single step on a user's text."""
 
 
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
-    """Return token ids (2, 256) int32 for a step: the first bytes of a text, or drawn without one.
+    """Return token ids (2, 128) int32 for a step: the first bytes of a text, or drawn without one.
 
     Raises:
         FileNotFoundError: the text is not there.

@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2.ext import Extension
 from markupsafe import Markup, escape
 
-ORDINARY = {"kind", "drift"}
+ORDINARY = {"kind", "drift", "healthy"}
 """Words of the glossary that the page has in their everyday meaning too, and does not explain."""
 _SKIPPED = "a|abbr|button|code|label|noscript|script|select|style|template|title"
 _PIECES = re.compile(r"(\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:\{\{.*?\}\}|\{%.*?%\}|[^>])*>)", re.S)

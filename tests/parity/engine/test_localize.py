@@ -18,7 +18,7 @@ from parity.megalodon.cases import by_name
 from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.shrink import failure, shrink
-from reports.cli.views.explain import explain, shrunk
+from reports.cli.views.explain import explain, shrink_case
 
 PLAIN = by_name("plain")
 CEMA = fault_by_name("cema_gamma_conjugated")
@@ -116,4 +116,4 @@ def test_a_failing_case_shrinks_to_one_layer_and_fails_at_the_same_intermediate(
 
 def test_there_is_nothing_to_shrink_in_a_case_that_holds() -> None:
     with pytest.raises(ValueError, match=r"length_c holds on jax64:oracle.*--fault"):
-        shrunk(by_name("length_c"), None, lambda line: None)
+        shrink_case(by_name("length_c"), None, lambda line: None)

@@ -12,8 +12,8 @@ from parity.megalodon.cases import BYTE_LM
 from reports.bench.run import backend_timings
 from reports.cli.doctor import examine
 from reports.page.render import render
-from reports.page.sections import what_if as module
 from reports.page.sections.speed import rows as speed_rows
+from reports.user_text import first_tokens
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from stability.products import what_if
@@ -105,6 +105,6 @@ def test_a_bench_shows_a_backend_against_the_default() -> None:
 
 
 def test_ids_are_drawn_without_a_text() -> None:
-    ids = module._ids(None, 17)
+    ids = first_tokens(None, 17)
     assert ids.shape == (2, 128)
     assert ids.max() < 17
