@@ -455,7 +455,7 @@ STORE = (
             "planted_night_in_history",
             "a night with a planted fault is a baseline",
             " and not old.manifest.fault:",
-            " and old.kind in kept:",
+            " and old.kind in by_kind:",
             f"{_HISTORY}::test_a_run_with_a_planted_fault_is_no_baseline",
         ),
         (

@@ -103,7 +103,7 @@ def test_a_recording_of_other_numbers_is_noticed():
     moved["model.embed_tokens.weight"] = moved["model.embed_tokens.weight"] * np.float32(1 + 1e-5)
     other = reference.run(FULL.config.to_hf(), moved, FULL.ids, gradients=False)
     bound = noise(FULL.name).bound(
-        "recorded32:live32", Kind.BLOCK, Work(FULL.name, FULL.hash, ()), "embed"
+        MegalodonEdge.RECORDED32_LIVE32, Kind.BLOCK, Work(FULL.name, FULL.hash, ()), "embed"
     )
     assert relative_l2(other["embed"], said.float32["embed"]) > bound
 
