@@ -359,7 +359,7 @@ def test_zero_rows_of_the_embedding_are_a_warning_in_words_among_the_audits() ->
     text = page_of(night)
     words = section(text, "audits").partition("<h3>Embedding rows</h3>")[2]
     assert '<span class="tag warning">1 warning</span>' in words
-    assert "rows that are zero" in words
+    assert "share of rows that are zero" in words
     assert "by token: 3" in words
     assert embedding_rows.REMEDY[:40] in words
     assert decide(night, None).word is Word.PASS, "a warning is counted, and decides nothing"
