@@ -20,7 +20,7 @@ from stability.core.parameter_leaves import kind_of
 from stability.dtype_audit import PROGRAMS, pinned_findings, read_pinned
 from stability.dtype_audit.pinned_rows import PROBE
 from stability.products import what_if
-from stability.storage import ema_pole_findings
+from stability.storage import ema_pole_findings, embedding_rows
 from stability.storage.remedies import STEPS as REMEDY_STEPS
 from stability.storage.remedies import try_remedies
 from stability.storage.survival import AdamW, probe
@@ -115,6 +115,12 @@ def _poles(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeRe
     return ema_pole_findings.findings(model), rows
 
 
+def _embedding_rows(
+    checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
+) -> Answer:
+    return embedding_rows.findings(model), None
+
+
 def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults) -> Answer:
     frozen = {
         f.subject: f.value
@@ -183,6 +189,7 @@ def _what_if(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: Probe
 PROBES: dict[str, Callable[[Checkpoint, MegalodonForCausalLM, ProbeResults], Answer]] = {
     "survival": _survival,
     "poles": _poles,
+    "embedding rows": _embedding_rows,
     "remedies": _remedies,
     "dtypes against pinned rows": _pinned_dtypes,
     "what if": _what_if,

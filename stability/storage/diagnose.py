@@ -21,7 +21,7 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_config
-from megalodon_jax.weights import HEAD
+from megalodon_jax.weights import EMBEDDING, HEAD
 from stability.core.findings import Finding, Severity, non_finite, notes
 from stability.core.number_formats import BF16, FORMATS, Format
 from stability.core.parameter_leaves import (
@@ -33,7 +33,7 @@ from stability.core.parameter_leaves import (
     leaves_of,
     listed,
 )
-from stability.storage import ema_pole_findings
+from stability.storage import ema_pole_findings, embedding_rows
 from stability.storage.optimiser_state import audit_state
 from stability.storage.remedies import NOTHING, REMEDIES, SIZE, Remedy, Trial, try_remedies
 from stability.storage.remedies import STEPS as REMEDY_STEPS
@@ -82,7 +82,10 @@ class Diagnosis:
                 groups[f.probe, kind_of(f.subject), f.metric].append(f)
         lines = [line for findings in groups.values() for line in self._entry(findings)]
         if not lines:
-            lines = ["Nothing found: no parameter freezes, collapses or is not finite."]
+            lines = [
+                "Nothing found: no parameter freezes, collapses or is not finite, and no embedding "
+                "row is zero."
+            ]
         return "\n".join([*lines, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _entry(self, findings: Sequence[Finding]) -> list[str]:
@@ -156,6 +159,8 @@ def report(
         findings += ema_pole_findings.findings(
             {n: x.load() for n, x in leaves.items() if ".cema." in n}
         )
+    if EMBEDDING in leaves:
+        findings += embedding_rows.findings({EMBEDDING: leaves[EMBEDDING]})
     if state is not None:
         findings += audit_state(state, getattr(rule, "beta2", 0.999))
     sizes = {n: leaf.size for n, leaf in leaves.items()}

@@ -187,6 +187,23 @@ PROBES = (
         ),
     ),
     *of(
+        "stability/storage/embedding_rows.py",
+        (
+            "one_zero_is_a_zero_row",
+            "a row with one element that is zero is taken for a zero row",
+            "~np.any(np.asarray(leaves[EMBEDDING].load()) != 0, axis=1)",
+            "~np.all(np.asarray(leaves[EMBEDDING].load()) != 0, axis=1)",
+            "test_embedding_rows.py",
+        ),
+        (
+            "rows_judged_in_float32",
+            "a row that float32 takes for zero is called zero",
+            "leaves[EMBEDDING].load()",
+            "leaves[EMBEDDING].read()",
+            "test_embedding_rows.py",
+        ),
+    ),
+    *of(
         "stability/dtype_audit/policy.py",
         (
             "accumulators_by_their_inputs",

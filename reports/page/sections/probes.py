@@ -19,6 +19,7 @@ _GRAVITY = {severity: i for i, severity in enumerate(Severity)}
 _TITLES = {"dtypes": "Dtypes", "values": "Values"}
 _MORE_TITLES = {
     "poles": "EMA poles",
+    "embedding_rows": "Embedding rows",
     "dtype_golden": "Dtype audits against the committed ones",
     "what_if": "Low-precision products",
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from megalodon_jax.weights import EMBEDDING, named_leaves, replace_leaves
 from parity.engine.measurement import Kind, Verdict
 from reports.page import svg
 from reports.page.render import render
@@ -23,6 +24,8 @@ from reports.verdict.history import History, load_history
 from stability.core import documents
 from stability.core.findings import Severity
 from stability.moe.fixed_bugs import reference_scatter
+from stability.storage import embedding_rows
+from tests.helpers import TINY, model_of
 from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
 
 MEGABYTE = 1_000_000
@@ -346,6 +349,23 @@ def test_the_memory_of_the_ema_is_shown_by_layer_and_state() -> None:
     assert "forever" not in words
     endless = section(page_of(run(measurement(), stability=storage(memory=None))), "poles")
     assert "forever" in endless
+
+
+def test_zero_rows_of_the_embedding_are_a_warning_in_words_among_the_audits() -> None:
+    model = model_of(TINY)
+    rows = named_leaves(model)[EMBEDDING]
+    found = embedding_rows.findings(replace_leaves(model, {EMBEDDING: rows.at[3].set(0.0)}))
+    night = run(measurement(), findings=tuple(found))
+    text = page_of(night)
+    words = section(text, "audits").partition("<h3>Embedding rows</h3>")[2]
+    assert '<span class="tag warning">1 warning</span>' in words
+    assert "share of rows that are zero" in words
+    assert "by token: 3" in words
+    assert embedding_rows.REMEDY[:40] in words
+    assert decide(night, None).word is Word.PASS, "a warning is counted, and decides nothing"
+    quiet = page_of(run(measurement(), findings=tuple(embedding_rows.findings(model))))
+    words = section(quiet, "audits").partition("<h3>Embedding rows</h3>")[2]
+    assert '<span class="tag ok">1 ok</span>' in words
 
 
 def test_remedies_are_shown_by_kind_and_a_gap_is_no_zero() -> None:

@@ -1,0 +1,44 @@
+"""Rows of the embedding that are zero: tokens that enter the model as nothing at all.
+
+Source: docs/stability.md "Embedding rows".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.weights import EMBEDDING
+from stability.core.findings import Finding, judge
+from stability.core.parameter_leaves import leaves_of, listed
+
+SOURCE = 'docs/stability.md "Embedding rows"'
+REMEDY = (
+    "copy the rows from the checkpoint they come from; give tokens that were added later, or that "
+    "no text had, the mean of the other rows"
+)
+
+
+def findings(source: Any) -> list[Finding]:
+    """Return the one finding on the embedding: the share of its rows that are zero.
+
+    Args:
+        source: pytree, state dict or checkpoint.
+
+    Raises:
+        ValueError: as `leaves_of`; or there is no embedding in it.
+    """
+    leaves = leaves_of(source)
+    if EMBEDDING not in leaves:
+        raise ValueError(
+            f"no embedding here: expected a parameter named {EMBEDDING}, found "
+            f"{listed(list(leaves))}. Its rows are a question about a Megalodon."
+        )
+    # As stored: a float32 copy of a float64 row could be zero where the row is not.
+    rows = ~np.any(np.asarray(leaves[EMBEDDING].load()) != 0, axis=1)
+    tokens = [str(token) for token in np.flatnonzero(rows)]
+    share = float(np.mean(rows))
+    message = f"{len(tokens):,} of {rows.size:,} rows are zero, by token: {listed(tokens)}"
+    probe, metric = "embedding_rows", "zero_row_fraction"
+    return [judge(probe, EMBEDDING, metric, share, 0.0, SOURCE, message, REMEDY)]
