@@ -39,6 +39,7 @@ def findings(source: Any) -> list[Finding]:
     rows = ~np.any(np.asarray(leaves[EMBEDDING].load()) != 0, axis=1)
     tokens = [str(token) for token in np.flatnonzero(rows)]
     share = float(np.mean(rows))
-    message = f"{len(tokens):,} of {rows.size:,} rows are zero, by token: {listed(tokens)}"
+    message = f"{len(tokens):,} of {rows.size:,} rows are zero"
+    message += f", by token: {listed(tokens)}" if tokens else ""
     probe, metric = "embedding_rows", "zero_row_fraction"
     return [judge(probe, EMBEDDING, metric, share, 0.0, SOURCE, message, REMEDY)]
