@@ -15,7 +15,18 @@ import pytest
 from parity.megalodon.cases import CASES
 from reports.nightly.suites import elsewhere
 from tools import mutants
-from tools.mutant_list import CONTROLS, MUTANTS, ROOT
+from tools.mutant_list import (
+    CONTROLS,
+    MUTANTS,
+    ROOT,
+    equivalent,
+    interchange,
+    layers,
+    model,
+    parity,
+    reports,
+    stability,
+)
 from tools.mutant_list.survivors import ARGUED
 
 EVERY = (*MUTANTS, *CONTROLS)
@@ -29,6 +40,13 @@ def test_every_mutant_is_an_edit_of_the_source_as_it_is() -> None:
         source = mutant.source()
         ast.parse(source)
         assert mutant.old != mutant.new, mutant.name
+
+
+def test_no_group_is_left_out() -> None:
+    modules = (equivalent, interchange, layers, model, parity, reports, stability)
+    groups = [group for module in modules for group in vars(module).values()]
+    listed = {m for group in groups if isinstance(group, tuple) for m in group}
+    assert {m for m in listed if isinstance(m, mutants.Mutant)} == set(EVERY)
 
 
 def test_an_edit_of_code_that_moved_on_says_so(tmp_path: Path) -> None:
