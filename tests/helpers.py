@@ -113,7 +113,9 @@ def wide_arrays(config: MegalodonConfig, seed: int = 0) -> dict[str, np.ndarray]
 @cache
 def model_of(config: MegalodonConfig, seed: int = 0) -> MegalodonForCausalLM:
     """A model holding `arrays(config, seed)`; made once, as nothing can change it."""
-    return build_model(config, arrays(config, seed))
+    # Also where the first to ask is being traced: a tracer must not outlive its program.
+    with jax.ensure_compile_time_eval():
+        return build_model(config, arrays(config, seed))
 
 
 def tokens(config: MegalodonConfig, shape: tuple[int, int], seed: int = 1) -> np.ndarray:
