@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.files import read_json_object, written_aside
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.tensor_files import ArrayTensor, Tensor, file_tensors, shard_tensors
+from megalodon_jax.tensor_files import ArrayTensor, Tensor, file_tensors, read_file, shard_tensors
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 
 if TYPE_CHECKING:
@@ -175,7 +175,10 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     Raises:
         ValueError: see `open_tensors`.
     """
-    return {name: tensor.read() for name, tensor in open_tensors(file).items()}
+    # Not by `open_tensors`: each of its tensors opens the file and reads the whole header again.
+    if file.name.endswith(".index.json"):
+        return shard_tensors(file, read_tensors)
+    return read_file(file) if file.suffix == ".safetensors" else _read_pickle(file)
 
 
 def open_tensors(file: Path) -> dict[str, Tensor]:

@@ -23,8 +23,10 @@ _DTYPES = {
     f"{letter}{bits}": f"{kind}{bits}"
     for letter, kind in (("F", "float"), ("I", "int"), ("U", "uint"))
     for bits in (8, 16, 32, 64)
+    if (letter, bits) != ("F", 8)
 }
 _DTYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
 _DTYPES |= {"BOOL": "bool", "C64": "complex64"}
 """NumPy's and ml_dtypes' names of what safetensors names in capitals."""
 
@@ -110,16 +112,28 @@ def open_safetensors(file: Path) -> Iterator[Any]:
     """Context with a safetensors file, opened for NumPy (bfloat16 through ml_dtypes).
 
     Raises:
+        FileNotFoundError, PermissionError: it cannot be opened.
         ValueError: the file is no safetensors file, or not a whole one.
     """
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            yield opened
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{file} is not a readable safetensors file ({error}); it may be truncated: "
-            "copy or export it again."
-        ) from error
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(safe_open(file, framework="numpy"))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is not a readable safetensors file ({error}); it may be truncated: "
+                "copy or export it again."
+            ) from error
+        yield opened
+
+
+def read_file(file: Path) -> dict[str, np.ndarray]:
+    """Return every tensor of a safetensors file by name, opening it once.
+
+    Raises:
+        FileNotFoundError, PermissionError, ValueError: see `open_safetensors`.
+    """
+    with open_safetensors(file) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
 def file_tensors(file: Path) -> dict[str, FileTensor]:
@@ -147,14 +161,14 @@ def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) ->
     """
     try:
         places = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        shards = sorted(set(places.values()))
+        shards = {shard: index.parent / shard for shard in sorted(set(places.values()))}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
     tensors: dict[str, T] = {}
-    for shard in shards:
-        if not (index.parent / shard).is_file():
+    for shard, file in shards.items():
+        if not file.is_file():
             raise ValueError(f"{index} names shard {shard}, which is not beside it.")
-        here = tensors_in(index.parent / shard)
+        here = tensors_in(file)
         named = {name for name, place in places.items() if place == shard}
         if named != set(here):
             raise ValueError(

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from megalodon_jax.files import written_aside
-from megalodon_jax.tensor_files import file_tensors, open_safetensors
+from megalodon_jax.tensor_files import open_safetensors, read_file
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
             f"{path.name} was recorded from other work (case hash {provenance['case_hash']}, "
             f"now {work}): not comparable. Run `{renew}` with the live reference."
         )
-    return {name: tensor.read() for name, tensor in file_tensors(path).items()}
+    return read_file(path)
 
 
 def read_provenance(path: Path, renew: str) -> dict[str, Any]:

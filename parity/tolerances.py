@@ -57,6 +57,8 @@ __all__ = [
 PRODUCTS = MegalodonEdge.PRODUCTS32_FLOAT64
 """The edge of `stability.products.accuracy`."""
 PORT_EDGES = tuple(PortEdge)
+SEAM_BOUNDS, SEAMS_RECORDED = KNOWN_DIFFERENCE_BOUNDS, KNOWN_DIFFERENCES_RECORDED
+"""Former names."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
 """How far above float32's a held-out loss may be after a drill on each format, relative to it."""
 

@@ -127,7 +127,7 @@ def _remedies(checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: Prob
         for f in earlier.findings
         if f.probe == "survival" and f.metric == "frozen_fraction" and f.value > 0
     }
-    if not earlier.executed:
+    if not any(f.probe == "survival" for f in earlier.findings):
         raise ValueError("which leaves freeze is not known: the survival probe did not finish")
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-frozen[n], n)):

@@ -73,7 +73,8 @@ def recorded(case: Case, folder: Path = FOLDER) -> Answer:
     parts: dict[str, Arrays] = {"float32": {}, "float64": {}, "chosen": {}}
     for name, array in recordings.read(path, case.hash, RENEW).items():
         part, _, rest = name.partition("/")
-        parts[part][rest] = array
+        if part in parts:
+            parts[part][rest] = array
     return Answer(**parts, kind="recorded", versions=made["versions"], refusal=made["refusal"])
 
 

@@ -1,7 +1,7 @@
 """Quantities: what is compared, by the text that arrays, runs and pages know it by.
 
-This is the one place that builds and reads the prefixes of their names. Source: docs/parity.md
-"Intermediates".
+This is the one place that builds and reads the prefixes of their names; the oracle, which shares no
+code with what it judges, spells them itself. Source: docs/parity.md "Intermediates".
 """
 
 from __future__ import annotations

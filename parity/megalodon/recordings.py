@@ -96,8 +96,6 @@ def record_all(names: Collection[str] = (), folder: Path = FOLDER) -> Iterator[P
         ReferenceUnavailableError: it cannot run here.
         ValueError: there is no case of a name.
     """
-    from parity.megalodon.reference import LiveReference
-
     reference = LiveReference()
     for case in map(by_name, names) if names else CASES:
         yield from record(case, reference, folder)

@@ -38,7 +38,8 @@ class Guarded(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Return the command that was asked for; one that was renamed is answered with its name."""
         for words, name in FORMER.items():
-            if tuple(args[: len(words)]) == words:
+            # Completion asks too, and wants no errors.
+            if tuple(args[: len(words)]) == words and not ctx.resilient_parsing:
                 raise click.UsageError(f"{' '.join(words)!r} is now {name!r}.", ctx)
         return super().resolve_command(ctx, args)
 

@@ -173,6 +173,7 @@ def store(root: Path, run: Run, report: Report) -> Outcome:
     # Should the disk be full, the night's answer is not lost with the night's numbers.
     report(f"verdict: {judged.decision.word}")
     folder = write_run(root, run, lambda run: render(run, judged.decision, judged.history))
+    run = replace(run, manifest=replace(run.manifest, id=folder.name))
     return Outcome(run, judged.decision, folder, tuple(comparison_lines(judged)))
 
 

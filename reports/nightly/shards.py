@@ -186,6 +186,7 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
         spreads={name: s for manifest in manifests for name, s in manifest.spreads.items()},
         shards=tuple(run.id for run in runs),
         shard=None,
+        migrated_from=None,
         plan=(),
     )
 

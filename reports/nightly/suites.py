@@ -76,7 +76,10 @@ class SuiteRun:
 
 @contextmanager
 def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
-    """Time what is done inside; an error that numerics can raise becomes the suite's reason."""
+    """Time what is done inside; an error there becomes the suite's reason.
+
+    Of a bug of ours, such as a KeyError, too: other suites go on, and the night is INCOMPLETE.
+    """
     start = time.perf_counter()
     try:
         yield
@@ -162,10 +165,10 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
         for case in cases:
             answer = mla_moe.answer(case, which)
             once, again = (mla_moe.compare(case, answer, device=device_kind()) for _ in range(2))
-            pool = mla_moe.pooled(case, answer.kind == "live", device_kind())
             suite.measurements += mark_repeats(once.measurements, again.measurements)
-            suite.measurements += pool.measurements
             suite.responses[case.title, "rel_l2"] = once.report.responses
+            pool = mla_moe.pooled(case, answer.kind == "live", device_kind())
+            suite.measurements += pool.measurements
             suite.responses[case.title, POOLED] = pool.responses
             suite.executed += 1
             finding = reference_scatter(answer.refusal, answer.versions["transformers"])

@@ -174,8 +174,6 @@ class Manifest:
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
             parts["checkpoint"] = CheckpointInfo(**_fields_of(CheckpointInfo, checkpoint))
-        for name in ("durations", "spreads", "stability"):
-            parts[name] = parts.get(name) or {}
         parts["environment"] = Environment.from_json(document)
         return cls(**parts)
 
@@ -183,27 +181,43 @@ class Manifest:
         """Return the document of today's schema; the environment's fields stand beside its own."""
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
         document |= document.pop("environment")
-        optional = ("workload", "shard", "plan", "shards", "verdict", "migrated_from")
+        # A fact about the file that was read, not about what is written.
+        del document["migrated_from"]
+        optional = ("workload", "shard", "plan", "shards", "verdict")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 
+_TYPES = {"Mapping": Mapping, "int": int, "str": str, "bool": bool}
+
+
 def _fields_of(row: type, document: object) -> dict[str, Any]:
-    """Return the fields of `row` that a document holds."""
-    if document is not None and not isinstance(document, Mapping):
-        raise StoreError(
-            f"expected a {row.__name__} in {MANIFEST}, received {str(document)[:80]!r}; "
-            "restore the folder or delete it"
-        )
-    return {f.name: document[f.name] for f in fields(row) if document and f.name in document}
+    """Return the fields of `row` that a document holds; null is what is not there.
+
+    Raises:
+        StoreError: the document, or one of these, is of another type.
+    """
+    if not isinstance(document, Mapping | None):
+        raise _mistyped(row.__name__, document)
+    values = {f.name: (document or {}).get(f.name) for f in fields(row)}
+    for f in fields(row):
+        names = [part.partition("[")[0] for part in str(f.type).split(" | ")]
+        types = tuple(_TYPES[name] for name in names if name in _TYPES)
+        if values[f.name] is not None and types and not isinstance(values[f.name], types):
+            raise _mistyped(f"{f.name!r} of type {f.type}", values[f.name])
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _mistyped(expected: str, value: object) -> StoreError:
+    return StoreError(
+        f"expected {expected} in {MANIFEST}, received {str(value)[:80]!r}; restore the folder or "
+        "delete it"
+    )
 
 
 def _list(parts: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     value = parts.get(name) or ()
     if not isinstance(value, list | tuple):
-        raise StoreError(
-            f"expected a list {name!r} in {MANIFEST}, received {str(value)[:80]!r}; restore the "
-            "folder or delete it"
-        )
+        raise _mistyped(f"a list {name!r}", value)
     return tuple(value)
 
 

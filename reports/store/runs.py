@@ -9,9 +9,10 @@ import itertools
 import json
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ from reports.store.timings import Timing
 from stability.core.findings import Finding, Severity
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+ABANDONED = 3600
+"""Seconds after which what a writer left is nobody's: writing takes a few."""
 Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
 
 
@@ -108,23 +111,26 @@ def _check_rows(run: Run) -> dict[str, Rows]:
     return {name: rows[name] for name in FILES[kind]}
 
 
-def _unwritable(root: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"expected a folder that can be written at {root}, but {error.strerror or error} "
-        f"({error.filename or root}); nothing was stored. Give a writable folder with --out, or "
-        "free some space"
-    )
+@contextmanager
+def _refusals_named(root: Path) -> Iterator[None]:
+    """Say of what the system refuses which folder it was about, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be written at {root}, but {error.strerror or error} "
+            f"({error.filename or root}); nothing was stored. Give a writable folder with --out, "
+            "or free some space"
+        ) from error
 
 
 def check_writable(root: Path) -> None:
     """Raise StoreError where `root` could not hold a run, before anything expensive starts."""
     probe = root / f".partial-{uuid.uuid4().hex[:8]}"
-    try:
+    with _refusals_named(root):
         root.mkdir(parents=True, exist_ok=True)
         probe.mkdir()
         probe.rmdir()
-    except OSError as error:
-        raise _unwritable(root, error) from error
 
 
 def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) -> Path:
@@ -137,41 +143,54 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
     Raises:
         StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
             root or the disk refuses.
+        Exception: what `draw` raises; the run is stored without its page.
     """
     if not _ID.fullmatch(run.id):
         raise StoreError(
             "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
             f"digit, received {run.id!r}; give the manifest an id fit for a folder"
         )
-    parts, partial = _check_rows(run), None
-    try:
+    parts, failure = _check_rows(run), None
+    with _refusals_named(root):
         root.mkdir(parents=True, exist_ok=True)
         name, partial = _claim(root, run.id)
+    try:
         run = replace(run, manifest=replace(run.manifest, id=name))
-        for file, rows in parts.items():
-            pq.write_table(_table(file, rows), partial / file)
-        write_tensors(partial, run.tensors)
-        document = json.dumps(run.manifest.to_json(), indent=2, ensure_ascii=False)
-        (partial / MANIFEST).write_text(document + "\n", encoding="utf-8")
-        if draw is not None:
-            (partial / PAGE).write_text(draw(run), encoding="utf-8")
-        folder, partial = partial.rename(root / name), None
-        return folder
-    except OSError as error:
-        raise _unwritable(root, error) from error
+        with _refusals_named(root):
+            for file, rows in parts.items():
+                pq.write_table(_table(file, rows), partial / file)
+            write_tensors(partial, run.tensors)
+            document = json.dumps(run.manifest.to_json(), indent=2, ensure_ascii=False)
+            (partial / MANIFEST).write_text(document + "\n", encoding="utf-8")
+        try:
+            page = draw(run) if draw else None
+        except Exception as error:
+            # An hour of numbers is not thrown away for a page that `report` can draw again.
+            error.add_note(f"the run is stored in {root / name}, without its page")
+            page, failure = None, error
+        with _refusals_named(root):
+            if page is not None:
+                (partial / PAGE).write_text(page, encoding="utf-8")
+            folder, partial = partial.rename(root / name), None
     finally:
         # Also after Ctrl-C. Once it is renamed, another writer may claim the hidden name.
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
+    if failure is not None:
+        raise failure
+    return folder
 
 
 def _claim(root: Path, run_id: str) -> tuple[str, Path]:
     """Return the first name that no run has and no other writer claims, and the hidden folder that
-    claims it: making a folder succeeds once.
+    claims it: making a folder succeeds once. A claim of long ago is of a writer that was killed.
     """
     for turn in itertools.count(1):
         name = run_id if turn == 1 else f"{run_id}-{turn}"
         partial = root / f".partial-{name}"
+        with suppress(FileNotFoundError):
+            if time.time() - partial.stat().st_mtime > ABANDONED:
+                shutil.rmtree(partial)
         with suppress(FileExistsError):
             partial.mkdir()
             if not (root / name).exists():

@@ -102,7 +102,7 @@ def load(device: str | None, folder: Path | None = None) -> Pins:
     """
     pins: list[Pin] = []
     unusable: list[str] = []
-    root = folder or FOLDER
+    root, device = folder or FOLDER, device or "unknown"
     for path in sorted({*root.glob(f"{device}.json"), *root.glob(f"{device}-*.json")}):
         try:
             pins.append(_read(path))

@@ -119,7 +119,7 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
     name = f"run {label(baseline.id, 60)}"
     if environment:
         more = f" and {len(environment) - 1} more" if len(environment) > 1 else ""
-        return f"The environment differs from {name}: {environment[0]}{more}."
+        return f"The environment differs from {name}: {label(environment[0], 160)}{more}."
     if values := _counted([c.what for c in changes if not c.kind]):
         return f"Since {name}: {values}.{_levels(changes)}"
     return f"Nothing changed since {name}.{_levels(changes)}"

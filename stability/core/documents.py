@@ -25,6 +25,8 @@ COMMANDS = {
     TRAINING: "megalodon-numerics subject train",
 }
 """By document, the command that measures it again."""
+KEYS = {DRILL: ("variants", "quantiles"), DEFECTS: ("defects",), TRAINING: ("plan", "variants")}
+"""By document, what a page draws."""
 
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:
@@ -36,8 +38,8 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """Return a document by its name, a key of `COMMANDS`.
 
     Raises:
-        ValueError: it is not there, not readable, empty, or of another schema; the message names
-            the command that writes it.
+        ValueError: it is not there, not readable, not whole, or of another schema; the message
+            names the command that writes it.
     """
     path = path_of(name, folder)
     try:
@@ -47,10 +49,11 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
         raise ValueError(
             f"{path.name} cannot be read ({error!r}); run `{COMMANDS[name]}`."
         ) from error
-    if schema != SCHEMA or not content:
+    missing = [key for key in KEYS[name] if key not in content]
+    if schema != SCHEMA or missing:
         raise ValueError(
-            f"{path.name} has schema {schema!r} and {len(content)} entries, expected schema "
-            f"{SCHEMA} and at least one entry; run `{COMMANDS[name]}`."
+            f"{path.name} has schema {schema!r} and lacks {', '.join(missing) or 'nothing'}, "
+            f"expected schema {SCHEMA} with {', '.join(KEYS[name])}; run `{COMMANDS[name]}`."
         )
     return content
 

@@ -55,6 +55,10 @@ def with_intermediate_flags(function: Callable[..., Any]) -> Callable[..., tuple
     return flagged
 
 
+with_tap_flags = with_intermediate_flags
+"""Former name."""
+
+
 def watched_loss(
     loss: Callable[..., jax.Array],
     *,

@@ -82,10 +82,9 @@ class Diagnosis:
                 groups[f.probe, kind_of(f.subject), f.metric].append(f)
         lines = [line for findings in groups.values() for line in self._entry(findings)]
         if not lines:
-            lines = [
-                "Nothing found: no parameter freezes, collapses or is not finite, and no embedding "
-                "row is zero."
-            ]
+            rows = any(f.probe == "embedding_rows" for f in self.findings)
+            looked_at = ", and no embedding row is zero" if rows else ""
+            lines = [f"Nothing found: no parameter freezes, collapses or is not finite{looked_at}."]
         return "\n".join([*lines, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _entry(self, findings: Sequence[Finding]) -> list[str]:

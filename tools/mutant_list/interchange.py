@@ -131,8 +131,8 @@ TENSOR_FILES = of(
     (
         "every_shard_of_the_folder_read",
         "a stale third shard beside the index is read as well",
-        "shards = sorted(set(places.values()))",
-        'shards = sorted({p.name for p in index.parent.glob("*.safetensors")})',
+        "for shard in sorted(set(places.values()))}",
+        'for shard in sorted({p.name for p in index.parent.glob("*.safetensors")})}',
         "test_model_interop.py::test_a_shard_of_an_earlier_save_is_not_loaded "
         "test_model_interop.py test_convert.py",
     ),

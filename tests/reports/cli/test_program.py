@@ -145,3 +145,11 @@ def test_help_is_instant_because_nothing_heavy_is_imported_for_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_completion_of_a_former_command_is_quiet() -> None:
+    words = {"COMP_WORDS": "megalodon-numerics bless l", "COMP_CWORD": "2"}
+    asked = {"_MEGALODON_NUMERICS_COMPLETE": "bash_complete", **words}
+    result = cli(prog_name="megalodon-numerics", env=asked)
+    assert result.exit_code == 0, result.output
+    assert "is now" not in result.output

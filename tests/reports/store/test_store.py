@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ import pytest
 
 from parity.engine.measurement import Verdict
 from reports.store import runs
-from reports.store.runs import StoreError, check_writable, list_runs, read_run, write_run
+from reports.store.manifest import Environment
+from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
 from reports.verdict.document import suite_of
 from reports.verdict.history import load_history
@@ -146,7 +148,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
 
 
 def test_a_killed_run_is_never_listed(tmp_path: Path) -> None:
-    stray = tmp_path / ".partial-2026-11-20T21-30-00Z-1a2b3c4-0a0a0a0a"
+    stray = tmp_path / ".partial-2026-11-20T21-30-00Z-1a2b3c4"
     stray.mkdir()
     (stray / "run.json").write_text(json.dumps(document()), encoding="utf-8")
     assert list_runs(tmp_path) == ([], [])
@@ -221,3 +223,55 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
     path.write_text("", encoding="utf-8")
     with pytest.raises(StoreError, match="expected a folder of runs"):
         list_runs(path)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"host": "text"},
+        {"flags": ["--xla"]},
+        {"device": 3},
+        {"suites": [{"name": "parity", "planned": "3"}]},
+        {"suites": {"name": "parity"}},
+        {"id": 3},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_part_of_another_type_is_named(tmp_path: Path, part) -> None:
+    folder = write_run(tmp_path, run())
+    (folder / "run.json").write_text(json.dumps(document(**part)), encoding="utf-8")
+    readable, [(named, why)] = list_runs(tmp_path)
+    assert (readable, named) == ([], folder)
+    assert "restore the folder or delete it" in why
+
+
+def test_null_in_a_manifest_is_what_is_not_there(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run())
+    parts = ("host", "flags", "versions", "device", "reference", "suites", "stability")
+    nulls = dict.fromkeys(parts)
+    (folder / "run.json").write_text(json.dumps(document(**nulls)), encoding="utf-8")
+    manifest = read_run(folder).manifest
+    assert manifest.environment == Environment(threads=2)
+    assert (manifest.suites, manifest.stability, manifest.whole) == ((), {}, False)
+
+
+def test_a_page_that_cannot_be_drawn_costs_no_numbers(tmp_path: Path) -> None:
+    def draw(night: Run) -> str:
+        raise FileNotFoundError("style.css")
+
+    with pytest.raises(FileNotFoundError, match="style") as caught:
+        write_run(tmp_path, run(measurement()), draw)
+    [info], _ = list_runs(tmp_path)
+    assert read_run(info.folder).measurements == (measurement(),)
+    assert not (info.folder / "report.html").exists()
+    assert str(info.folder) in "".join(caught.value.__notes__)
+
+
+def test_what_a_killed_writer_claimed_is_free_after_an_hour(tmp_path: Path) -> None:
+    night = run(measurement())
+    claim = tmp_path / f".partial-{night.id}"
+    claim.mkdir()
+    assert write_run(tmp_path, night).name == f"{night.id}-2"
+    os.utime(claim, (0, 0))
+    assert write_run(tmp_path, night).name == night.id
+    assert not claim.exists()
