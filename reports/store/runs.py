@@ -143,7 +143,7 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
     Raises:
         StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
             root or the disk refuses.
-        Exception: what `draw` raises; the run is stored without its page.
+        RuntimeError: `draw` failed; the run is stored without its page.
     """
     if not _ID.fullmatch(run.id):
         raise StoreError(
@@ -166,7 +166,6 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
             page = draw(run) if draw else None
         except Exception as error:
             # An hour of numbers is not thrown away for a page that `report` can draw again.
-            error.add_note(f"the run is stored in {root / name}, without its page")
             page, failure = None, error
         with _refusals_named(root):
             if page is not None:
@@ -177,7 +176,10 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
     if failure is not None:
-        raise failure
+        raise RuntimeError(
+            f"the run is stored in {folder}, but its page could not be drawn: {failure!r}. "
+            f"`megalodon-numerics report {folder}` draws it again"
+        ) from failure
     return folder
 
 
