@@ -76,6 +76,13 @@ def pytest_report_header(config):
     ]
 
 
+@pytest.fixture
+def x64():
+    """64-bit types, for what is compared with float64."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Leave the checks on traced values out of the programs of tests that are not about them.

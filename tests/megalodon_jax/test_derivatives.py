@@ -123,12 +123,6 @@ def powers(exponents: range, *logits: jax.Array) -> Any:
     return complex_ema.pole_powers(*logits, exponents, np.dtype(logits[0].dtype))
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def test_a_low_precision_product_is_differentiated_backwards_only() -> None:
     def narrow(x):
         return jnp.sum(gemm(x, x, "mxfp8"))

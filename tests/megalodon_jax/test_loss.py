@@ -21,12 +21,6 @@ B, L, V = 2, 6, 5
 LABELS = np.random.default_rng(0).integers(0, V, (B, L)).astype(np.int32)
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def logits() -> jax.Array:
     return jnp.asarray(3 * np.random.default_rng(1).standard_normal((B, L, V)))
 

@@ -31,12 +31,6 @@ IDS = tokens(TINY, (B, L))
 ALL = np.ones((B, L), bool)
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def wide_model() -> MegalodonForCausalLM:
     return model_of(TINY.with_dtype("float64"))
 

@@ -16,12 +16,6 @@ from tests.helpers import EXACT, TINY, rel_l2, tiny
 B, L, H, d, e = 2, 10, 2, 4, 6
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def qkv(length: int = L) -> tuple[jax.Array, jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
     shapes = ((B, length, H, d), (B, length, H, d), (B, length, H, e))

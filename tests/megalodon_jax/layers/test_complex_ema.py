@@ -16,12 +16,6 @@ from tests.helpers import EXACT, rel_l2
 B, D, N = 2, 3, 4
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def ema_of(dtype="float64", **logits: float) -> ComplexEMA:
     rng = np.random.default_rng(0)
     ema = ComplexEMA(D, N, jnp.dtype(dtype), key=jax.random.key(0))

@@ -128,12 +128,6 @@ LAYERS = (
 every = pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 @eqx.filter_jit
 def run(call, made, inputs, state=None):
     return call(made, inputs, state)

@@ -16,12 +16,6 @@ B, L, D, G = 2, 11, 6, 3
 VALID = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1], bool)
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def norm_of(dtype="float64", affine: bool = True) -> TimestepNorm:
     norm = TimestepNorm(D, G, affine=affine, dtype=jnp.dtype(dtype))
     if not affine:

@@ -31,12 +31,6 @@ from tests.megalodon_jax.layers.streams import (
 )
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 @pytest.fixture(scope="module")
 def whole() -> tuple[np.ndarray, ModelCache]:
     """Logits and cache of the text read at once."""

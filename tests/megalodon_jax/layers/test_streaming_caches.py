@@ -47,12 +47,6 @@ from tests.megalodon_jax.layers.streams import (
 
 
 @pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
 def unchecked_annotations(monkeypatch):
     """Annotations are checked in tests only; users meet the cache's own messages."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -35,13 +35,6 @@ from tests.megalodon_jax.layers.streams import (
     window,
 )
 
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 # Sliding.
 
 
