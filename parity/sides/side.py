@@ -1,0 +1,120 @@
+"""What a side is: a program with named parameters, inputs and stages, to be run in any precision.
+
+The stages of a side are its intermediates in the order in which they are finished; they have names
+nobody gave them: paths of submodules, and below them the fields of what a submodule returned. The
+last ones are what the whole program returned. Source: docs/your-own-port.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+OUTPUT = "output"
+"""What the result of a program is called; a field of it is `output.logits`."""
+
+
+class Precision(StrEnum):
+    """What a side computes in."""
+
+    FLOAT32 = "float32"
+    """As it is: the program its users run, bit for bit."""
+    FLOAT64 = "float64"
+    """The same mathematics with every operation in float64, also those it casts to float32."""
+    BFLOAT16 = "bfloat16"
+    """Parameters and inputs in bfloat16, as its users would run it narrow."""
+
+
+class Rounding(StrEnum):
+    """What moves in a float64 run, by random signs of one unit roundoff of float32."""
+
+    OPERATIONS = "operations"
+    """The result of every operation, and every parameter: what float32 does to the whole."""
+    CONSTANTS = "constants"
+    """Only what is float32 also in a float64 run: tables made beforehand, buffers, literals."""
+
+
+class SideError(ValueError):
+    """A side cannot run or cannot do what is asked; the message says what to do instead."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a side is to run."""
+
+    precision: Precision = Precision.FLOAT32
+    rounding: Rounding | None = None
+    """What moves; in float64 only."""
+    seed: int = 0
+    """Of the signs that move it."""
+    forced: Arrays = field(default_factory=dict)
+    """What the program goes on with in place of a stage, by name, in this side's own layout. The
+    stage itself is still reported as computed."""
+    cotangents: Arrays | None = None
+    """By names of outputs: what their derivatives are contracted with. None: no gradients."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run of a side computed."""
+
+    stages: dict[str, np.ndarray]
+    """Floating arrays by stage in order of execution, outputs last."""
+    outputs: tuple[str, ...]
+    """Which of them are what the program returned."""
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    """By parameter, in the parameter's shape."""
+    notices: tuple[str, ...] = ()
+    """What a reader should know of this run, such as an operation that has no float64."""
+
+
+@runtime_checkable
+class Side(Protocol):
+    """One of the two programs of a port."""
+
+    kind: str
+    """What it is written in, such as `torch` or `flax`."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Return every parameter and buffer by path, in the dtype it is held in."""
+        ...
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Return every array among the inputs, by position or keyword and path below it."""
+        ...
+
+    def run(self, how: Run = Run()) -> Trace:
+        """Run once.
+
+        Raises:
+            SideError: this side cannot run so.
+        """
+        ...
+
+
+def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of what a module returned, each with its name below `name`.
+
+    Mappings and dataclasses are walked by key, sequences by index; None is left out.
+    """
+    if value is None:
+        return
+    if isinstance(value, Mapping):
+        entries = [(f"{name}.{key}", member) for key, member in value.items()]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        entries = [(f"{name}.{key}", getattr(value, key)) for key in value._fields]
+    elif isinstance(value, (tuple, list)):
+        entries = [(f"{name}[{i}]", member) for i, member in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        entries = [(f"{name}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    else:
+        yield name, value
+        return
+    for below, member in entries:
+        yield from fields_of(member, below)
