@@ -57,7 +57,7 @@ class PortBounds:
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN where no floor was measured."""
-        return stage_bound(PortEdge(edge), kind, self.floors.get(edge, {}).get(quantity, math.nan))
+        return stage_bound(edge, kind, self.floors.get(edge, {}).get(quantity, math.nan))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
         """Return the largest value of a metric other than relative L2 that passes."""
@@ -65,7 +65,7 @@ class PortBounds:
         return math.nan if row is None else row.absolute
 
 
-def stage_bound(edge: PortEdge, kind: Kind, floor: float) -> float:
+def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
     """Return the bound of a quantity by its floor; see `PortBounds`."""
     row = rule(PORTS, edge, kind)
     if row is None or row.noise_factor:

@@ -1,6 +1,7 @@
-"""Both sides of a port under one set of names: the port's, in the port's layout.
+"""Which stage, output and parameter of the port is which of the original, and both under one name.
 
-What is not valid, such as a padded position, is zero on both sides from here on.
+The names and layouts are the port's. What is not valid, such as a padded position, is zero on both
+sides: nothing about it is compared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from parity.engine.alignment import Alignment
-from parity.engine.matching import Matching
+from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import Quantity
 
 Arrays = dict[str, np.ndarray]
@@ -19,7 +20,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Which stage, output and parameter of the port is which of the original."""
+    """What was found of two sides."""
 
     alignment: Alignment
     matching: Matching
@@ -32,14 +33,6 @@ class Correspondence:
             if pair.original in original
         }
 
-    def names(self, original: Mapping[str, float]) -> dict[str, float]:
-        """Return numbers about the original's stages by the port's names."""
-        return {
-            pair.port: original[pair.original]
-            for pair in self.alignment.pairs
-            if pair.original in original
-        }
-
     def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
         """Return cotangents of the port's outputs as those of the original's."""
         return {
@@ -48,13 +41,24 @@ class Correspondence:
             if pair.port in port
         }
 
+    def gradients(
+        self, original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
+    ) -> tuple[Arrays, Arrays]:
+        """Return gradients of both sides by quantity, in the shapes of the port's parameters."""
+        both = self.matching.gradients(original, port)
+        names = {name: Quantity.gradient(name) for name in both}
+        return (
+            {names[name]: theirs for name, (theirs, _) in both.items()},
+            {names[name]: ours for name, (_, ours) in both.items()},
+        )
+
 
 def only_valid(stages: Mapping[str, np.ndarray], valid: np.ndarray | None) -> Arrays:
     """Return stages with zeros where positions are not valid.
 
     Args:
-        stages: any shapes; those with axes of the lengths of `valid`, next to one another or the
-            second further back, or with one axis of their product, have positions.
+        stages: any shapes. Positions are the axes of lengths B and L, the first of which comes
+            first, or one axis of B L; a stage without them is returned as it is.
         valid: bool (B, L); None is all.
     """
     if valid is None:
@@ -64,18 +68,11 @@ def only_valid(stages: Mapping[str, np.ndarray], valid: np.ndarray | None) -> Ar
 
 def _only_valid(value: np.ndarray, valid: np.ndarray) -> np.ndarray:
     B, L = valid.shape
-    shape = value.shape
-    if shape and shape[0] == B * L:
-        keep = valid.reshape(B * L, *(1,) * (value.ndim - 1))
-    elif len(shape) > 1 and shape[0] == B and L in shape[1:]:
-        axes = [1] * value.ndim
-        axes[0], axes[1 + shape[1:].index(L)] = B, L
-        keep = valid.reshape(axes)
+    axes = [1] * value.ndim
+    if value.ndim and value.shape[0] == B * L:
+        axes[0] = B * L
+    elif value.ndim > 1 and value.shape[0] == B and L in value.shape[1:]:
+        axes[0], axes[1 + value.shape[1:].index(L)] = B, L
     else:
         return value
-    return np.where(keep, value, np.zeros((), value.dtype))
-
-
-def gradient_names(gradients: Mapping[str, np.ndarray]) -> Arrays:
-    """Return gradients by the names of quantities."""
-    return {Quantity.gradient(name): value for name, value in gradients.items()}
+    return np.where(valid.reshape(axes), value, np.zeros((), value.dtype))
