@@ -16,11 +16,15 @@ from parity.engine.deviation import SHOWN, Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
+from parity.engine.operations import first_unknown
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Precision, Rounding, Run
+from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults
+
+ROOM = 4.0
+"""Tolerances of its stage by which an operation may be off: one table may show in it undiluted."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,29 @@ def localise(
         return _in_float32(together_, original, port)
     place = _in_float64(together_, original, port, constants)
     if place.culprit is not None:
-        return place
+        return replace(place, source=_source(together_, original, port, place.culprit))
     narrow = _in_float32(together_, original, port)
     return place if narrow.culprit is None else narrow
+
+
+def _source(
+    together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
+) -> tuple[str, ...]:
+    """Return the lines of the first operation of a stage that the original does not do.
+
+    Nothing where a side does not tell its operations: captures and torch modules as ports.
+    """
+    ours, theirs = port.side, original.side
+    if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
+        return ()
+    fed = _replaceable(together_.stages(original.best.stages), port)
+    operations, values = ours.operations_of(stage.name, fed)
+    if not operations:
+        return ()
+    # Room for tables in float32, as the stage has; and well below what is wrong with it.
+    same = min(ROOM * stage.tolerance, stage.forced / ROOM)
+    first = first_unknown(operations, values, theirs.operation_results(), same)
+    return () if first is None else first.source
 
 
 def _in_float64(
