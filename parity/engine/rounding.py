@@ -77,7 +77,7 @@ class Signs:
 
 def _intended(value: Any) -> bool:
     """Whether a number is short enough to mean itself, not something rounded to float32."""
-    if np.shape(value) != () or isinstance(value, jax.core.Tracer):
+    if np.shape(value) != () or not isinstance(value, (np.generic, np.ndarray, float)):
         return False
     mantissa, _ = math.frexp(abs(float(value)))
     return not math.isfinite(float(value)) or (mantissa * 2**SIGNIFICANT) % 1 == 0

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import jax.numpy as jnp
 
-from parity.sides.jax_side import JaxSide, mark
+from parity.sides.jax_leaves import mark
+from parity.sides.jax_side import DTYPES, JaxSide
+from parity.sides.side import Precision
 
 
 class FlaxSide(JaxSide):
@@ -41,13 +42,11 @@ class FlaxSide(JaxSide):
         """Return the path without the collection `params`."""
         return path.removeprefix("params.")
 
-    def narrow_function(self) -> Callable[..., Any]:
-        """Return the module with its `dtype` set to bfloat16, where it has one."""
-        return self._of(_with_dtype(self.module, jnp.bfloat16))
-
-    def wide_function(self) -> Callable[..., Any]:
-        """Return the module with its `dtype` set to float64, where it has one."""
-        return self._of(_with_dtype(self.module, jnp.float64))
+    def function_in(self, precision: Precision) -> Callable[..., Any]:
+        """Return the module with its `dtype` set to that precision, where it has one."""
+        if precision is Precision.FLOAT32 or not hasattr(self.module, "dtype"):
+            return self.function
+        return self._of(self.module.clone(dtype=DTYPES[precision]))
 
     def _of(self, module: nn.Module) -> Callable[..., Any]:
         def function(params: Any, *inputs: Any, **keywords: Any) -> Any:
@@ -68,7 +67,3 @@ def _marked(
     if not path or (method.startswith("_") and method != "__call__") or method == "setup":
         return result
     return mark(path if method == "__call__" else f"{path}.{method}", result)
-
-
-def _with_dtype(module: nn.Module, dtype: Any) -> nn.Module:
-    return module.clone(dtype=dtype) if hasattr(module, "dtype") else module

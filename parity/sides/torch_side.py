@@ -95,7 +95,8 @@ class TorchSide:
         return Trace(arrays, tuple(outputs), derivatives)
 
     def _in(self, precision: Precision) -> torch.nn.Module:
-        if precision is Precision.FLOAT32:
+        floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))
+        if precision is Precision.FLOAT32 and all(d is torch.float32 for d in floats):
             return self.module
         if precision not in self._copies:
             self._copies[precision] = copy.deepcopy(self.module).to(DTYPES[precision])
