@@ -84,6 +84,17 @@ WORDS = {
     "f": "final",
 }
 """What words inside of names mean."""
+SEGMENTS = {
+    # Llama as its authors released it.
+    "wq": "query projection",
+    "wk": "key projection",
+    "wv": "value projection",
+    "wo": "output projection",
+    "w1": "gate projection",
+    "w2": "down projection",
+    "w3": "up projection",
+}
+"""What whole parts of names mean whose words say nothing."""
 _NORM = re.compile(r"(layer|rms|batch|group)_?norm", re.IGNORECASE)
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBER = re.compile(r"\d+")
@@ -116,15 +127,27 @@ def numbers(name: str) -> tuple[int, ...]:
 def words(name: str) -> tuple[str, ...]:
     """Return the words of a name, translated, its numbers left out."""
     *path, last = name.split(".")
-    result = []
+    result: list[str] = []
     for segment in path:
-        for part in _PARTS.findall(_NORM.sub("norm", segment)):
-            if not part.isdigit():
-                word = part.lower()
-                result += WORDS[word].split() if word in WORDS else [word]
-    meaning = LEAVES.get(last)
-    last_words = [meaning] if meaning else _PARTS.findall(last)
-    return (*result, *(w.lower() for w in last_words if not w.isdigit()))
+        result += SEGMENTS[segment].split() if segment in SEGMENTS else _segment_words(segment)
+    if last in LEAVES:
+        return (*result, LEAVES[last])
+    return (*result, *(part.lower() for part in _PARTS.findall(last) if not part.isdigit()))
+
+
+def _segment_words(segment: str) -> list[str]:
+    """Return the words of one part of a path, and where there are several also the part itself.
+
+    Without it `dense_h_to_4h` and `dense_4h_to_h` are the same words.
+    """
+    parts = [part.lower() for part in _PARTS.findall(_NORM.sub("norm", segment))]
+    result = [word for part in parts if not part.isdigit() for word in _meaning(part)]
+    whole = segment.lower().rstrip("_0123456789")
+    return [*result, f"={whole}"] if len(parts) > 1 and len(result) > 1 else result
+
+
+def _meaning(word: str) -> list[str]:
+    return WORDS[word].split() if word in WORDS else [word]
 
 
 def families(names: Iterable[str]) -> list[tuple[str, ...]]:
