@@ -56,8 +56,14 @@ class Run:
     forced: Arrays = field(default_factory=dict)
     """What the program goes on with in place of a stage, by name, in this side's own layout. The
     stage itself is still reported as computed."""
+    shared: frozenset[str] = frozenset()
+    """Names of parameters that both sides hold bit for bit; `Rounding.CONSTANTS` leaves them."""
     cotangents: Arrays | None = None
     """By names of outputs: what their derivatives are contracted with. None: no gradients."""
+
+
+AS_IS = Run()
+"""As its users run it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Side(Protocol):
         """Return every array among the inputs, by position or keyword and path below it."""
         ...
 
-    def run(self, how: Run = Run()) -> Trace:
+    def run(self, how: Run = AS_IS) -> Trace:
         """Run once.
 
         Raises:
@@ -107,8 +113,8 @@ def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, Mapping):
         entries = [(f"{name}.{key}", member) for key, member in value.items()]
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        entries = [(f"{name}.{key}", getattr(value, key)) for key in value._fields]
+    elif isinstance(value, tuple) and (named := getattr(value, "_fields", None)):
+        entries = [(f"{name}.{key}", getattr(value, key)) for key in named]
     elif isinstance(value, (tuple, list)):
         entries = [(f"{name}[{i}]", member) for i, member in enumerate(value)]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
