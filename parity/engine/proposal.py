@@ -24,9 +24,12 @@ Shapes = dict[str, Shape]
 Pieces = list[tuple[str, Part, Layout]]
 ROUNDS = 3
 """Assignments made, each with the one before as its context: a mapping settles after two."""
-LEAST = 1.2
+LEAST = 1.0
 """Likeness below which a pair is proposed only if nothing else has its shape. Numbers that agree
-are worth 1, two names without any agree in them, and a word of five that is shared is worth 0.2."""
+are worth 1, also where names have none, so that less means another layer, or no word in common."""
+UNSURE = 1.2
+"""Likeness below which a proposal says that it is unsure: a fifth of the words is shared, or less,
+and no other pair supports it."""
 FITS = 0.3
 """What a shape counts that needs no more than a transposition, against one that is reshaped."""
 MOST_PARTS = 4
@@ -44,13 +47,12 @@ def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) 
     """
     shapes_o = {name: tuple(x.shape) for name, x in original.items()}
     shapes_p = {name: tuple(x.shape) for name, x in port.items()}
-    singles = _singles(shapes_o, shapes_p)
+    singles, notes = _singles(shapes_o, shapes_p)
     conventions = Conventions(singles, shapes_o, shapes_p)
     made = {
         p: laid_out(o, conventions.layout(o, p, shapes_o[o], shapes_p[p]))
         for p, o in singles.items()
     }
-    notes: dict[str, str] = {}
     for step in (_families, _siblings, _copies):
         for p, construction, note in step(shapes_o, shapes_p, made, conventions):
             made[p], notes[p] = construction, note
@@ -73,23 +75,24 @@ def _likeness(
     return naming.similarity(originals, ports) + naming.context(originals, ports, pairs)
 
 
-def _singles(shapes_o: Shapes, shapes_p: Shapes) -> dict[str, str]:
-    """Return the original that each parameter of the port is, one of each."""
+def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the original that each parameter of the port is, one of each; and notes."""
     names, ports = list(shapes_o), list(shapes_p)
     shapes = _allowed([shapes_o[n] for n in names], [shapes_p[n] for n in ports])
     words = naming.similarity(names, ports)
     known: dict[str, str] = {}
+    notes: dict[str, str] = {}
     likeness = words
     for _ in range(ROUNDS):
-        pairs = naming.assignment(likeness + FITS * shapes)
-        lonely = np.isfinite(shapes).sum(0) == 1
-        known = {
-            ports[j]: names[i]
-            for i, j in pairs
-            if likeness[i, j] >= LEAST or (lonely[j] and np.isfinite(shapes[i]).sum() == 1)
-        }
+        known, notes = {}, {}
+        lonely = np.isfinite(shapes)
+        for i, j in naming.assignment(likeness + FITS * shapes):
+            if likeness[i, j] >= LEAST or lonely[i].sum() == lonely[:, j].sum() == 1:
+                known[ports[j]] = names[i]
+                if likeness[i, j] < UNSURE:
+                    notes[ports[j]] = "unsure: the names have little in common"
         likeness = words + naming.context(names, ports, [(o, p) for p, o in known.items()])
-    return known
+    return known, notes
 
 
 def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
