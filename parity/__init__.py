@@ -1,8 +1,8 @@
 """Parity: two programs that should compute the same thing, compared on the same work.
 
-`engine` compares any two programs, `sides` makes one of a module of torch, Flax, NNX or Equinox, and
-`port` compares two of them; the rooms beside them are what was compared so far. Nothing is imported
-before it is asked for: a side needs its library.
+`engine` compares any two programs, `sides` makes one of a module of torch, Flax, NNX or Equinox,
+and `port` compares two of them; the rooms beside them are what was compared so far. Nothing is
+imported before it is asked for: a side needs its library.
 """
 
 from __future__ import annotations
