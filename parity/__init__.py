@@ -12,17 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parity.port import Port, PortError, Report, check, compare, watched
-    from parity.sides import FlaxSide, JaxSide, SideError, TorchSide
+    from parity.sides import (
+        EquinoxSide,
+        FlaxSide,
+        FunctionSide,
+        NNXSide,
+        SideError,
+        TorchSide,
+    )
 
 _ROOMS = {
     "parity.port": ("Port", "PortError", "Report", "check", "compare", "watched"),
-    "parity.sides": ("FlaxSide", "JaxSide", "SideError", "TorchSide"),
+    "parity.sides": (
+        "EquinoxSide",
+        "FlaxSide",
+        "FunctionSide",
+        "NNXSide",
+        "SideError",
+        "TorchSide",
+    ),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "EquinoxSide",
     "FlaxSide",
-    "JaxSide",
+    "FunctionSide",
+    "NNXSide",
     "Port",
     "PortError",
     "Report",
