@@ -10,8 +10,9 @@ Source: docs/your-own-port.md "What a tolerance is made of".
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from parity.engine.jaxprs import bind, interpret
 from parity.engine.marks import Branches, Change, Changes, Marks, has_marks, in_turn, of_turns
+from parity.engine.operations import Recorder
 from parity.engine.rounding import Signs
 from parity.engine.rounding_rules import rounded, wide
 
@@ -43,6 +45,8 @@ class Evaluation:
     """What could not be done as asked, in order and once each."""
     differentiable: bool = False
     """Keep the derivatives that functions define themselves: marks inside of these are not seen."""
+    recorder: Recorder | None = None
+    """Notes every operation outside of loops and branches."""
 
     def run(
         self,
@@ -77,32 +81,58 @@ class Evaluation:
         primitive = eqn.primitive.name
         if primitive == "name":
             return [self._mark(eqn, inputs, marks, changes)]
-        if primitive in FLOW and (self.widened or has_marks(eqn)):
-            if primitive in CALLS:
-                inner = eqn.params["call_jaxpr" if "call_jaxpr" in eqn.params else "jaxpr"]
-                return self._call(inner, inputs, marks, changes)
-            if primitive in CUSTOM and not self.differentiable:
-                key = "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr"
-                return self._call(eqn.params[key], inputs, marks, changes)
-            if primitive == "scan":
-                return self._scan(eqn, inputs, marks, changes)
-            if primitive == "cond":
-                return self._cond(eqn, inputs, marks, changes)
-            if primitive == "while" and has_marks(eqn):
-                self.notices["marks inside of a while loop have no one value: not seen"] = None
-            if primitive == "while" and self.widened:
-                return self._while(eqn, inputs)
+        entered = primitive in FLOW and (self.widened or has_marks(eqn))
+        if entered and not (self.differentiable and primitive in CUSTOM):
+            if primitive in (*CALLS, *CUSTOM):
+                keys = ("call_jaxpr", "fun_jaxpr", "jaxpr")
+                inner = next(eqn.params[key] for key in keys if key in eqn.params)
+                with self._inside(eqn):
+                    return self._call(inner, inputs, marks, changes)
+            return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, changes))
         if not self.widened:
-            return bind(eqn, inputs)
-        return rounded(eqn, inputs, self.signs, self.notices)
+            return self._noted(eqn, inputs, bind(eqn, inputs))
+        return self._noted(eqn, inputs, rounded(eqn, inputs, self.signs, self.notices))
+
+    def _loop_or_branch(
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
+    ) -> Sequence[Any]:
+        alone = dataclasses.replace(self, recorder=None)
+        if eqn.primitive.name == "scan":
+            return alone._scan(eqn, inputs, marks, changes)
+        if eqn.primitive.name == "cond":
+            return alone._cond(eqn, inputs, marks, changes)
+        if has_marks(eqn):
+            self.notices["marks inside of a while loop have no one value: not seen"] = None
+        return alone._while(eqn, inputs) if self.widened else bind(eqn, inputs)
+
+    def _noted(self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        if self.recorder is not None:
+            self.recorder.note(eqn, inputs, outputs)
+        return outputs
+
+    @contextlib.contextmanager
+    def _inside(self, call: JaxprEqn) -> Iterator[None]:
+        if self.recorder is None:
+            yield
+            return
+        self.recorder.enter(call)
+        yield
+        self.recorder.leave()
 
     def _mark(self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes) -> Any:
         name = marks.name_of(eqn.params["name"])
-        # Still a mark where this is traced: policies of rematerialisation read them.
-        value = bind(eqn, inputs)[0] if isinstance(inputs[0], Tracer) else inputs[0]
+        value = inputs[0]
+        if self.differentiable and isinstance(value, Tracer):
+            # Still a mark: policies of rematerialisation read them.
+            value = bind(eqn, inputs)[0]
         change = changes.get(name, Change())
         marks.values[name] = reported = change.reported(value)
-        return change.following(reported)
+        following = change.following(reported)
+        if self.recorder is not None:
+            # Its own object: the value itself is known by the operation that computed it.
+            following = following + 0
+            self.recorder.note(eqn, inputs, [following], name)
+        return following
 
     def _call(
         self, inner: ClosedJaxpr | Jaxpr, inputs: Sequence[Any], marks: Marks, changes: Changes

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parity.engine.jaxprs import aval
+from parity.engine.operations import Operation
 from parity.sides.jax_leaves import (
     arrays_of,
     as_array,
@@ -104,6 +105,14 @@ class JaxSide:
             stages |= dict(zip(program.outputs, map(np.asarray, results), strict=True))
             gradients = {} if how.cotangents is None else self._gradients(how, arrays, wide)
         return Trace(stages, program.outputs, gradients, tuple(program.notices or ()))
+
+    def operations_of(
+        self, stage: str, forced: Mapping[str, np.ndarray]
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and those before it, and their float64 results."""
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            program = self._program(Precision.FLOAT64, derivative=False)
+            return program.operations_of(arrays_of(self._trees(Precision.FLOAT64)), stage, forced)
 
     def _gradients(self, how: Run, arrays: list[Any], wide: bool) -> dict[str, np.ndarray]:
         program = self._program(how.precision, derivative=True)
