@@ -21,16 +21,25 @@ from parity.sides.side import (
 )
 
 if TYPE_CHECKING:
+    from parity.sides.captured import CapturedSide, capture, comparison_runs
     from parity.sides.flax_side import FlaxSide
     from parity.sides.jax_side import JaxSide
     from parity.sides.torch_side import TorchSide
 
-_HOMES = {"FlaxSide": "flax_side", "JaxSide": "jax_side", "TorchSide": "torch_side"}
+_HOMES = {
+    "CapturedSide": "captured",
+    "FlaxSide": "flax_side",
+    "JaxSide": "jax_side",
+    "TorchSide": "torch_side",
+    "capture": "captured",
+    "comparison_runs": "captured",
+}
 _EXTRAS = {"torch": "torch", "flax": "flax"}
 
 __all__ = [
     "AS_IS",
     "OUTPUT",
+    "CapturedSide",
     "FlaxSide",
     "JaxSide",
     "Precision",
@@ -40,6 +49,8 @@ __all__ = [
     "SideError",
     "TorchSide",
     "Trace",
+    "capture",
+    "comparison_runs",
 ]
 
 
