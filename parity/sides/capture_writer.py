@@ -83,6 +83,7 @@ def comparison_runs(
     *,
     outputs: Sequence[str] | None = None,
     valid: np.ndarray | None = None,
+    loss: str | None = None,
     gradients: bool = True,
     bfloat16: bool = True,
     seeds: int = SEEDS,
@@ -94,6 +95,7 @@ def comparison_runs(
         side: what will run; it runs once.
         outputs: which of its outputs the other side has too; None is all.
         valid: positions that mean something, bool (B, L), as the comparison will be told.
+        loss: which output derivatives are of; None is a fixed direction of all of `outputs`.
         gradients: whether derivatives are compared. They take as much as the parameters, and as
             much again for every two of the runs moved by rounding.
         bfloat16: whether it is to run in bfloat16 too.
@@ -104,10 +106,14 @@ def comparison_runs(
     """
     trace = side.run(AS_IS)
     names = trace.outputs if outputs is None else outputs
+    if loss is not None:
+        names = (loss,)
     if lost := sorted(set(names) - set(trace.outputs)):
         raise SideError(f"no output {', '.join(lost)}; there are {', '.join(trace.outputs)}")
     cotangents = None
-    if gradients:
+    if gradients and loss is not None:
+        cotangents = {loss: np.ones_like(trace.stages[loss], np.float32)}
+    elif gradients:
         cotangents = direction({name: trace.stages[name] for name in names}, valid)
     wide = Run(Precision.FLOAT64, cotangents=cotangents)
     moved = [replace(wide, rounding=kind, seed=n) for kind in Rounding for n in range(seeds)]
