@@ -38,6 +38,10 @@ sides, the original and its port. Nothing in either model is edited. See docs/yo
 @click.option("--case", "cases", multiple=True, help="Compare only this port or case (repeatable).")
 @click.option("--no-gradients", is_flag=True, help="Compare no derivatives.")
 @click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
+@click.option(
+    "--pins", type=FILE, help="Pins of stages to follow, as --write-pins wrote them, corrected."
+)
+@click.option("--write-pins", type=FILE, help="Write which stage is which, to be corrected.")
 @click.option("--html", type=FILE, help="Write the page here too.")
 @runs_option
 @summary_option
@@ -45,7 +49,18 @@ sides, the original and its port. Nothing in either model is edited. See docs/yo
 @quiet_option
 @click.pass_context
 def port(
-    ctx, file, cases, no_gradients, no_bfloat16, html, out, summary_md, as_json, quiet
+    ctx,
+    file,
+    cases,
+    no_gradients,
+    no_bfloat16,
+    pins,
+    write_pins,
+    html,
+    out,
+    summary_md,
+    as_json,
+    quiet,
 ) -> None:
     """Compare a port of yours with its original, store the run, write its page, say the verdict.
 
@@ -60,13 +75,20 @@ def port(
     from reports.store.runs import check_writable
 
     check_writable(out)
-    options = Options(out, file, cases, gradients=not no_gradients, bfloat16=not no_bfloat16)
+    options = Options(out, file, cases, not no_gradients, not no_bfloat16, pins)
     with ports_of(file) as ports:
         chosen = select(ports, options)
+        if write_pins is not None and len(chosen) > 1:
+            titles = ", ".join(each.title for each in chosen)
+            raise click.UsageError(f"--write-pins writes those of one; say --case, one of {titles}")
         done = compare_ports(chosen, report, report.step)
         outcome = store_ports(options, done, report)
     report.stop()
     assert outcome.decision is not None
+    if write_pins is not None:
+        from parity.pins import write
+
+        write(done.found[0][1].alignment, write_pins)
     if html is not None:
         _copy(outcome.page, html)
     if summary_md is not None:
@@ -94,7 +116,10 @@ def _answers(documents) -> list[dict[str, object]]:
     return [
         {
             **{name: d[name] for name in ("title", "holds", "sentence", "notices")},
-            **{name: d["place"][name] for name in ("culprit", "original", "last_right", "source")},
+            **{
+                name: d["place"][name]
+                for name in ("culprit", "original", "last_right", "source", "mask")
+            },
         }
         for d in documents
     ]

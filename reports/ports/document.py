@@ -48,6 +48,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
 
 def _place(report: Report, place: Place, partners: Mapping[str, str]) -> dict[str, Any]:
     culprit, before = report.culprit, None if report.holds else place.last_right
+    operation = place.operation if culprit else None
     return {
         "edge": str(place.edge),
         "stages": [
@@ -68,7 +69,8 @@ def _place(report: Report, place: Place, partners: Mapping[str, str]) -> dict[st
             for w in place.worst
             if culprit
         ],
-        "source": list(place.source) if culprit else [],
+        "source": list(operation.source) if operation else [],
+        "mask": list(operation.mask) if operation else [],
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.engine.alignment import AlignmentError
+from parity.pins import read as read_pins
 from parity.port import Port, PortError, Report, compare
 from parity.port_tolerances import PORTS
 from parity.sides import SideError
@@ -41,6 +42,8 @@ class Options:
     """Titles or cases of the ports to compare; none for all."""
     gradients: bool = True
     bfloat16: bool = True
+    pins: Path | None = None
+    """A file of pins (`parity.pins`) that every one of them follows, in place of its own."""
 
 
 @dataclass
@@ -64,7 +67,9 @@ def select(ports: Sequence[Port], options: Options) -> list[Port]:
 
     Raises:
         ValueError: none has one of the names.
+        AlignmentError: the file of pins is none.
     """
+    pins = read_pins(options.pins) if options.pins else ()
     for name in options.cases:
         if not any(name in (port.title, port.case, port.name) for port in ports):
             titles = ", ".join(port.title for port in ports)
@@ -79,6 +84,7 @@ def select(ports: Sequence[Port], options: Options) -> list[Port]:
             port,
             gradients=port.gradients and options.gradients,
             bfloat16=port.bfloat16 and options.bfloat16,
+            pins=pins or port.pins,
         )
         for port in chosen
     ]

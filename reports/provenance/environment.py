@@ -67,9 +67,9 @@ def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        top, aside = Path(git("rev-parse", "--show-toplevel")), aside and aside.resolve()
-        inside = aside is not None and aside.is_relative_to(top)
-        paths = ["--", ":/", f":(exclude){aside}"] if inside else []
+        runs = None if aside is None else aside.resolve()
+        inside = runs is not None and runs.is_relative_to(git("rev-parse", "--show-toplevel"))
+        paths = ["--", ":/", f":(exclude){runs}"] if inside else []
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *paths))
     except (OSError, subprocess.CalledProcessError):
         return None, False

@@ -194,7 +194,10 @@ def read_judgeable(folder: Path) -> Run:
     """
     run = read_run(folder)
     if advice := _NO_VERDICT.get(run.manifest.kind):
-        raise StoreError(f"expected a night, or a run of ports, but {folder.name} is a {run.manifest.kind}; {advice}.")
+        raise StoreError(
+            f"expected a night, or a run of ports, but {folder.name} is a {run.manifest.kind}; "
+            f"{advice}."
+        )
     return run
 
 

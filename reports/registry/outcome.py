@@ -1,4 +1,4 @@
-"""What becomes of a run that was just made: it is judged, stored with its page, and answered for."""
+"""What becomes of a run that was just made: it is judged, and stored with its page."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from reports.verdict.history import load_history
 from reports.verdict.levels import Group, Level
 from reports.verdict.pins import Pin
 
-
 PINNABLE = (RunKind.NIGHTLY, RunKind.PORT)
 """What is made to be held against: a test session measures whatever its tests were."""
 

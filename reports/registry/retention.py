@@ -31,8 +31,8 @@ class Plan:
 
 
 def plan(root: Path, keep: int) -> Plan:
-    """Keep the newest `keep` runs of each kind, subject and device, pinned runs, baselines of these, and
-    the anchor of every machine.
+    """Keep the newest `keep` runs of each kind, subject and device, pinned runs, baselines of
+    these, and the anchor of every machine.
 
     What cannot be read is never deleted: somebody may still want to restore it.
     Raises StoreError where the root cannot be listed.

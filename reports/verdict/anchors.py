@@ -76,7 +76,7 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
 
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
-    """Return whole runs of the same kind, subject, machine and reference before `run`, oldest first."""
+    """Return whole runs of the same subject, machine and reference before `run`, oldest first."""
     machine = fingerprint(run.manifest.environment)
     if machine is None:
         return []

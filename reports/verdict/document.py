@@ -95,8 +95,8 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
 
 
 def _port_replays(run: Run) -> list[dict[str, str]]:
-    files = dict.fromkeys(document["file"] for document in run.manifest.ports)
-    commands = [{"label": f"all of {file}", "command": port_command(file)} for file in files if file]
+    files = dict.fromkeys(d["file"] for d in run.manifest.ports if d["file"])
+    commands = [{"label": f"all of {file}", "command": port_command(file)} for file in files]
     return commands + [
         {"label": d["title"], "command": port_command(d["file"], d["title"])}
         for d in run.manifest.ports
