@@ -1,8 +1,8 @@
 """Parity: two programs that should compute the same thing, compared on the same work.
 
-`engine` compares any two programs, `sides` makes one of a module of torch, Flax, NNX or Equinox, and
-`port` compares two of them; the rooms beside them are what was compared so far. Nothing is imported
-before it is asked for: a side needs its library.
+`engine` compares any two programs, `sides` makes one of a module of torch, Flax, NNX or Equinox,
+and `port` compares two of them; the rooms beside them are what was compared so far. Nothing is
+imported before it is asked for: a side needs its library.
 """
 
 from __future__ import annotations
@@ -12,17 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parity.port import Port, PortError, Report, check, compare, watched
-    from parity.sides import FlaxSide, JaxSide, SideError, TorchSide
+    from parity.sides import (
+        EquinoxSide,
+        FlaxSide,
+        FunctionSide,
+        NNXSide,
+        SideError,
+        TorchSide,
+    )
 
 _ROOMS = {
     "parity.port": ("Port", "PortError", "Report", "check", "compare", "watched"),
-    "parity.sides": ("FlaxSide", "JaxSide", "SideError", "TorchSide"),
+    "parity.sides": (
+        "EquinoxSide",
+        "FlaxSide",
+        "FunctionSide",
+        "NNXSide",
+        "SideError",
+        "TorchSide",
+    ),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "EquinoxSide",
     "FlaxSide",
-    "JaxSide",
+    "FunctionSide",
+    "NNXSide",
     "Port",
     "PortError",
     "Report",

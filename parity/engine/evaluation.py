@@ -10,7 +10,9 @@ Source: docs/your-own-port.md "What a tolerance is made of".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from parity.engine.jaxprs import bind, equations, inner_jaxprs, interpret
+from parity.engine.operations import Recorder
 from parity.engine.rounding import Signs
 from parity.engine.rounding_rules import rounded, wide
 
@@ -58,6 +61,8 @@ class Evaluation:
     """Round the result of every operation by these."""
     notices: dict[str, None] = field(default_factory=dict)
     """What could not be done as asked, in order and once each."""
+    recorder: Recorder | None = None
+    """Notes every operation outside of loops and branches."""
 
     def run(
         self,
@@ -93,25 +98,48 @@ class Evaluation:
         if primitive == "name":
             name = marks.name_of(eqn.params["name"])
             marks.values[name] = value = inputs[0]
-            return [_replaced(value, forced.get(name))]
+            replaced = _replaced(value, forced.get(name))
+            if self.recorder is not None:
+                # Its own object: the value itself is known by the operation that computed it.
+                replaced = replaced + 0
+                self.recorder.note(eqn, inputs, [replaced], name)
+            return [replaced]
         if primitive in FLOW and (self.widened or _has_marks(eqn)):
-            if primitive in CALLS:
-                inner = eqn.params["call_jaxpr" if "call_jaxpr" in eqn.params else "jaxpr"]
-                return self._call(inner, inputs, marks, forced)
-            if primitive in CUSTOM:
-                key = "call_jaxpr" if "call_jaxpr" in eqn.params else "fun_jaxpr"
-                return self._call(eqn.params[key], inputs, marks, forced)
-            if primitive == "scan":
-                return self._scan(eqn, inputs, marks, forced)
-            if primitive == "cond":
-                return self._cond(eqn, inputs, marks, forced)
-            if _has_marks(eqn):
-                self.notices["marks inside of a while loop have no one value: not seen"] = None
-            if self.widened:
-                return self._while(eqn, inputs)
+            if primitive in (*CALLS, *CUSTOM):
+                keys = ("call_jaxpr", "fun_jaxpr", "jaxpr")
+                inner = next(eqn.params[key] for key in keys if key in eqn.params)
+                with self._inside(eqn):
+                    return self._call(inner, inputs, marks, forced)
+            return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, forced))
         if not self.widened:
-            return bind(eqn, inputs)
-        return rounded(eqn, inputs, self.signs, self.notices)
+            return self._noted(eqn, inputs, bind(eqn, inputs))
+        return self._noted(eqn, inputs, rounded(eqn, inputs, self.signs, self.notices))
+
+    def _loop_or_branch(
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, forced: Forced
+    ) -> Sequence[Any]:
+        alone = dataclasses.replace(self, recorder=None)
+        if eqn.primitive.name == "scan":
+            return alone._scan(eqn, inputs, marks, forced)
+        if eqn.primitive.name == "cond":
+            return alone._cond(eqn, inputs, marks, forced)
+        if _has_marks(eqn):
+            self.notices["marks inside of a while loop have no one value: not seen"] = None
+        return alone._while(eqn, inputs) if self.widened else bind(eqn, inputs)
+
+    def _noted(self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        if self.recorder is not None:
+            self.recorder.note(eqn, inputs, outputs)
+        return outputs
+
+    @contextlib.contextmanager
+    def _inside(self, call: JaxprEqn) -> Iterator[None]:
+        if self.recorder is None:
+            yield
+            return
+        self.recorder.enter(call)
+        yield
+        self.recorder.leave()
 
     def _call(
         self, inner: ClosedJaxpr | Jaxpr, inputs: list[Any], marks: Marks, forced: Forced
@@ -227,7 +255,7 @@ class Evaluation:
         """Return the evaluation of one turn of a loop, whose signs are its own."""
         if self.signs is None:
             return self
-        return Evaluation(self.widened, self.signs.at(turn), self.notices)
+        return dataclasses.replace(self, signs=self.signs.at(turn))
 
     def _constant(self, value: Any) -> Any:
         return _widen(value if self.signs is None else self.signs.constant(value))

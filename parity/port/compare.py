@@ -25,7 +25,7 @@ from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Rounding, Side, Trace
+from parity.sides.side import Rounding, Side, SideError, Trace
 
 PROJECTION = 20
 """Seed of the direction that derivatives of the outputs are taken in."""
@@ -50,6 +50,9 @@ class Port:
     """What is known of which stage is which."""
     gradients: bool = True
     """Whether derivatives are compared too."""
+    loss: str | None = None
+    """The port's output, a scalar, whose derivatives they are; None takes those of all outputs in
+    one fixed random direction."""
     bfloat16: bool = True
     """Whether both sides run in bfloat16 too."""
     device: str = "cpu"
@@ -82,7 +85,7 @@ def compare(port: Port) -> Report:
     alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
     both = _Both(Correspondence(alignment, matching), original, ours)
     if port.gradients:
-        both.differentiate(port.valid)
+        both.differentiate(port)
     floors = both.floors()
     work = Work(port.title, _digest(port), (*ours.best.stages,), suite=port.name)
     bounds = PortBounds(_by_edge(floors))
@@ -111,15 +114,28 @@ class _Both:
     original: SideRuns
     port: SideRuns
 
-    def differentiate(self, valid: np.ndarray | None) -> None:
-        """Take derivatives of both in one fixed direction of the outputs."""
+    def differentiate(self, port: Port) -> None:
+        """Take derivatives of both, of the loss or in one fixed direction of the outputs.
+
+        Raises:
+            PortError: the loss is no output that both sides have.
+        """
         rng = np.random.default_rng(PROJECTION)
         aligned = {pair.port for pair in self.names.alignment.pairs}
         best = self.port.best
         outputs = {name: best.stages[name] for name in best.outputs if name in aligned}
-        cotangents = only_valid(
-            {n: rng.standard_normal(x.shape).astype(np.float32) for n, x in outputs.items()}, valid
-        )
+        if port.loss is not None:
+            if port.loss not in outputs or outputs[port.loss].size != 1:
+                raise PortError(
+                    f"expected the name of a scalar that both sides return, got {port.loss!r}; "
+                    f"there are {', '.join(f'{n} {x.shape}' for n, x in outputs.items())}"
+                )
+            cotangents = {port.loss: np.ones_like(outputs[port.loss], np.float32)}
+        else:
+            directions = {n: rng.standard_normal(x.shape) for n, x in outputs.items()}
+            cotangents = only_valid(
+                {n: np.asarray(x, np.float32) for n, x in directions.items()}, port.valid
+            )
         self.port.differentiate(cotangents)
         self.original.differentiate(self.names.cotangents(cotangents))
 
@@ -142,13 +158,21 @@ class _Both:
         for side in ("original", "port"):
             runs = self.runs(side)
             for kind in Rounding:
-                result[side, kind] = {}
-                if runs.wide is not None:
-                    result[side, kind] = floors_of(
-                        self.view(side, runs.wide),
-                        lambda seed, s=side, r=runs, k=kind: self.view(s, r.moved(k, seed)),
-                    )
+                result[side, kind] = self._floors(side, runs, kind)
+        # A side that answers from a capture cannot be moved: it rounds as the other does.
+        for kind in Rounding:
+            result["original", kind] = result["original", kind] or result["port", kind]
         return result
+
+    def _floors(self, side: str, runs: SideRuns, kind: Rounding) -> Floors:
+        if runs.wide is None:
+            return {}
+        try:
+            return floors_of(
+                self.view(side, runs.wide), lambda seed: self.view(side, runs.moved(kind, seed))
+            )
+        except SideError:
+            return {}
 
     def edges(self) -> list[PortEdge]:
         """Return what can be compared, mathematics first."""

@@ -16,11 +16,15 @@ from parity.engine.deviation import SHOWN, Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
+from parity.engine.operations import Unknown, first_unknown
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Precision, Rounding, Run
+from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults
+
+ROOM = 4.0
+"""Tolerances of its stage by which an operation may be off: one table may show in it undiluted."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Place:
     stages: tuple[Stage, ...]
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
-    source: tuple[str, ...] = ()
-    """Lines of the port's source, innermost first, of its first wrong operation."""
+    operation: Unknown | None = None
+    """Its first operation that the original does not do."""
 
     @property
     def culprit(self) -> Stage | None:
@@ -65,9 +69,28 @@ def localise(
         return _in_float32(together_, original, port)
     place = _in_float64(together_, original, port, constants)
     if place.culprit is not None:
-        return place
+        return replace(place, operation=_operation(together_, original, port, place.culprit))
     narrow = _in_float32(together_, original, port)
     return place if narrow.culprit is None else narrow
+
+
+def _operation(
+    together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
+) -> Unknown | None:
+    """Return the first operation of a stage that the original does not do.
+
+    Nothing where a side does not tell its operations: captures and torch modules as ports.
+    """
+    ours, theirs = port.side, original.side
+    if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
+        return None
+    fed = _replaceable(together_.stages(original.best.stages), port)
+    operations, values = ours.operations_of(stage.name, fed)
+    if not operations:
+        return None
+    # Room for tables in float32, as the stage has; and well below what is wrong with it.
+    same = min(ROOM * stage.tolerance, stage.forced / ROOM)
+    return first_unknown(operations, values, theirs.operation_results(), same)
 
 
 def _in_float64(

@@ -21,18 +21,30 @@ from parity.sides.side import (
 )
 
 if TYPE_CHECKING:
+    from parity.sides.equinox_side import EquinoxSide
     from parity.sides.flax_side import FlaxSide
-    from parity.sides.jax_side import JaxSide
+    from parity.sides.jax_side import FunctionSide, JaxSide
+    from parity.sides.nnx_side import NNXSide
     from parity.sides.torch_side import TorchSide
 
-_HOMES = {"FlaxSide": "flax_side", "JaxSide": "jax_side", "TorchSide": "torch_side"}
+_HOMES = {
+    "EquinoxSide": "equinox_side",
+    "FlaxSide": "flax_side",
+    "FunctionSide": "jax_side",
+    "JaxSide": "jax_side",
+    "NNXSide": "nnx_side",
+    "TorchSide": "torch_side",
+}
 _EXTRAS = {"torch": "torch", "flax": "flax"}
 
 __all__ = [
     "AS_IS",
     "OUTPUT",
+    "EquinoxSide",
     "FlaxSide",
+    "FunctionSide",
     "JaxSide",
+    "NNXSide",
     "Precision",
     "Rounding",
     "Run",

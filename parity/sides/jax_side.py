@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parity.engine.jaxprs import aval
+from parity.engine.operations import Operation
 from parity.sides.jax_leaves import (
     arrays_of,
     as_array,
@@ -37,6 +38,8 @@ DTYPES = {
 
 class JaxSide:
     """A function of parameters and inputs; its stages are marks by `checkpoint_name`.
+
+    What every JAX side is made of; `FunctionSide` is for functions of one's own.
 
     Args:
         function: called with the parameters and then the inputs.
@@ -103,6 +106,14 @@ class JaxSide:
             gradients = {} if how.cotangents is None else self._gradients(how, arrays, wide)
         return Trace(stages, program.outputs, gradients, tuple(program.notices or ()))
 
+    def operations_of(
+        self, stage: str, forced: Mapping[str, np.ndarray]
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and those before it, and their float64 results."""
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            program = self._program(Precision.FLOAT64, derivative=False)
+            return program.operations_of(arrays_of(self._trees(Precision.FLOAT64)), stage, forced)
+
     def _gradients(self, how: Run, arrays: list[Any], wide: bool) -> dict[str, np.ndarray]:
         program = self._program(how.precision, derivative=True)
         cotangents = how.cotangents or {}
@@ -161,6 +172,12 @@ class JaxSide:
                 f"the {self.kind} side refuses its inputs in {precision} ({', '.join(shapes)}): "
                 f"{type(error).__name__}: {message[0] if message else ''}"
             ) from error
+
+
+class FunctionSide(JaxSide):
+    """A function of parameters and inputs; its stages are its `checkpoint_name` marks, if any."""
+
+    kind = "function"
 
 
 def _check_names(names: Mapping[str, Any], known: Any, what: str) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from parity.engine.operations import Operation
+
 Arrays = Mapping[str, np.ndarray]
 OUTPUT = "output"
 """What the result of a program is called; a field of it is `output.logits`."""
@@ -101,6 +103,26 @@ class Side(Protocol):
         Raises:
             SideError: this side cannot run so.
         """
+        ...
+
+
+@runtime_checkable
+class TellsOperations(Protocol):
+    """A side whose operations are known, with the lines they come from."""
+
+    def operations_of(
+        self, stage: str, forced: Arrays
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and those before it, and their float64 results."""
+        ...
+
+
+@runtime_checkable
+class TellsResults(Protocol):
+    """A side that can say everything it computes."""
+
+    def operation_results(self) -> list[np.ndarray]:
+        """Return the results of every operation of a float64 run."""
         ...
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from parity.engine.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.rounding_rules import ELEMENTARY_UNITS
@@ -52,6 +52,8 @@ class Lift(TorchDispatchMode):
     def __init__(self, signs: torch.Generator | None = None) -> None:
         super().__init__()
         self.signs = signs
+        self.results: list[torch.Tensor] | None = None
+        """Every result, where somebody asks for them."""
 
     def __torch_dispatch__(
         self,
@@ -66,6 +68,10 @@ class Lift(TorchDispatchMode):
         if self.signs is not None:
             args = self._summands(name, args)
         result = func(*args, **named)
+        if self.results is not None:
+            leaves = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+            # Copied, since an operation in place further on would change it.
+            self.results += [x.clone() for x in leaves if x.numel()]
         if self.signs is None or name in EXACT or func.is_view:
             return result
         units = ELEMENTARY_UNITS if name in ELEMENTARY else 1.0

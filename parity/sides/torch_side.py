@@ -60,6 +60,16 @@ class TorchSide:
         leaves = (leaf for key, x in named.items() for leaf in fields_of(x, key))
         return {name: _array(x) for name, x in leaves if isinstance(x, torch.Tensor)}
 
+    def operation_results(self) -> list[np.ndarray]:
+        """Return the results of every operation of a float64 run, in their order."""
+        module = self._in(Precision.FLOAT64)
+        with lifted(None) as mode, torch.no_grad():
+            mode.results = []
+            inputs, keywords = _map(self.arguments, lambda x: _cast(x, torch.float64))
+            (self.call or (lambda m, *a, **k: m(*a, **k)))(module, *inputs, **keywords)
+            results, mode.results = mode.results, None
+        return [_array(x) for x in results]
+
     def run(self, how: Run = AS_IS) -> Trace:
         """Run once; see `Run`.
 

@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr
 
 from parity.engine.evaluation import Evaluation, Marks
 from parity.engine.jaxprs import aval, equations
+from parity.engine.operations import Operation, Recorder
 from parity.engine.rounding import Signs, pool
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_key
 from parity.sides.side import OUTPUT, Rounding, Run
@@ -64,6 +65,32 @@ class Traced:
         results, values, passed = self._wide(self._arguments(arrays, True), signs, *scales, forced)
         ordered = {name: values[name] for name in self._marks}
         return _taken(Marks(ordered, passed)), results
+
+    def operations_of(
+        self, arrays: Sequence[Any], stage: str, forced: Mapping[str, Any]
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and the stages before it, and their results.
+
+        In float64, fed `forced`. A stage inside of a loop has none that could be told apart.
+        """
+        values = self._arguments(arrays, True)
+        recorder = Recorder()
+
+        def evaluate(values: Any) -> Any:
+            nonlocal recorder
+            recorder = Recorder()
+            marks = Marks()
+            replacing = {name: (True, value) for name, value in forced.items()}
+            how = Evaluation(True, notices={}, recorder=recorder)
+            results = how.run(self.closed, values, marks, replacing)
+            ends = marks.values | dict(zip(self.outputs, results, strict=True))
+            last = recorder.producer(ends[stage]) if stage in ends else None
+            window = [] if last is None else recorder.window(last)
+            return {i: recorder.values[i] for i in window if is_array(recorder.values[i])}
+
+        computed = jax.jit(evaluate, compiler_options=COMPILER_OPTIONS)(values)
+        results = {i: np.asarray(x) for i, x in computed.items()}
+        return {i: recorder.operations[i] for i in results}, results
 
     @cached_property
     def _plain(self) -> Callable[..., Any]:
