@@ -18,7 +18,7 @@ from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
-from parity.port.correspondence import Arrays, Correspondence, only_valid
+from parity.port.correspondence import Arrays, Correspondence, Valid, only_valid
 from parity.port.localisation import localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
@@ -44,8 +44,8 @@ class Port:
     port: Side
     case: str = ""
     """Which of the cases of this name it is, such as `padding`."""
-    valid: np.ndarray | None = None
-    """Positions that mean something on both sides, bool (B, L); None is all of them."""
+    valid: Valid = None
+    """Positions that mean something on both sides; see `Valid`."""
     pins: tuple[Pin, ...] = ()
     """What is known of which stage is which."""
     gradients: bool = True

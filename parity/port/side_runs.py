@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.port.correspondence import only_valid
+from parity.port.correspondence import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
 
 
@@ -16,13 +16,13 @@ class SideRuns:
 
     Args:
         side: what runs.
-        valid: positions that mean something, bool (B, L); None is all.
+        valid: positions that mean something; see `Valid`.
 
     Raises:
         SideError: the side refuses its inputs.
     """
 
-    def __init__(self, side: Side, valid: np.ndarray | None) -> None:
+    def __init__(self, side: Side, valid: Valid) -> None:
         self.side, self.valid = side, valid
         self.cotangents: dict[str, np.ndarray] | None = None
         self.shared: frozenset[str] = frozenset()
