@@ -62,7 +62,10 @@ def compared(twin: Twin) -> Record:
             report = compare(twin.port())
     except Exception as error:
         message = str(error).strip().splitlines()
-        return {"verdict": STOPS, "text": f"{type(error).__name__}: {message[0] if message else ''}"}
+        return {
+            "verdict": STOPS,
+            "text": f"{type(error).__name__}: {message[0] if message else ''}",
+        }
     return {
         "verdict": HELD if report.holds else DIFFERS,
         "text": report.sentence() if report.holds else report.text(),
@@ -116,7 +119,9 @@ def used(report: Report) -> dict[str, dict[str, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare what is asked for, or write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="models, or cases as MODEL/CASE")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/ports.md")
     parser.add_argument("--part", default="0/1", help="K/N: every Nth case, from the Kth on")

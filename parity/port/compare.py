@@ -18,6 +18,7 @@ from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
+from parity.port.consequences import idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence, Valid, only_valid
 from parity.port.localisation import localise
 from parity.port.narrow import compare_narrow
@@ -95,6 +96,12 @@ def compare(port: Port) -> Report:
         comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
         rows += comparison.run(*both.arrays(edge))
     notices = (*original.notices, *ours.notices)
+    outputs = {*original.best.outputs, *ours.best.outputs}
+    if idle := idle_pairs(alignment, rows, outputs):
+        alignment = without(alignment, idle)
+        both.names = replace(both.names, alignment=alignment)
+        rows = [row for row in rows if row.quantity not in {pair.port for pair in idle}]
+        notices = (*notices, *map(notice_of, idle))
     stages = ()
     if port.bfloat16:
         edge = PortEdge.PORTBF16_PORT64
