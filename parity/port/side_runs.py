@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.port.correspondence import Valid, only_valid
+from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
 
 
