@@ -70,8 +70,7 @@ def port(
     of the same port only, never with a night.
     """
     report = progress(quiet)
-    from reports.ports import Options, compare_ports, ports_of, store_ports
-    from reports.ports.run import select
+    from reports.ports import Options, compare_ports, ports_of, select, store_ports
     from reports.store.runs import check_writable
 
     check_writable(out)
@@ -104,6 +103,10 @@ def port(
     say(ctx, outcome.decision, False, [*refusals, *outcome.against, page])
 
 
+PLACE = ("culprit", "original", "last_right", "source", "mask")
+"""What JSON says of where a port diverges."""
+
+
 def _copy(page: Path, to: Path) -> None:
     from megalodon_jax.files import written_aside
 
@@ -116,10 +119,7 @@ def _answers(documents) -> list[dict[str, object]]:
     return [
         {
             **{name: d[name] for name in ("title", "holds", "sentence", "notices")},
-            **{
-                name: d["place"][name]
-                for name in ("culprit", "original", "last_right", "source", "mask")
-            },
+            **{name: d["place"][name] for name in PLACE},
         }
         for d in documents
     ]
