@@ -18,17 +18,15 @@ from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
-from parity.port.correspondence import Arrays, Correspondence, only_valid
+from parity.port.correspondence import Arrays, Correspondence
 from parity.port.localisation import localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
+from parity.sides.projection import direction
 from parity.sides.side import Rounding, Side, SideError, Trace
-
-PROJECTION = 20
-"""Seed of the direction that derivatives of the outputs are taken in."""
 
 
 class PortError(ValueError):
@@ -120,7 +118,6 @@ class _Both:
         Raises:
             PortError: the loss is no output that both sides have.
         """
-        rng = np.random.default_rng(PROJECTION)
         aligned = {pair.port for pair in self.names.alignment.pairs}
         best = self.port.best
         outputs = {name: best.stages[name] for name in best.outputs if name in aligned}
@@ -132,10 +129,7 @@ class _Both:
                 )
             cotangents = {port.loss: np.ones_like(outputs[port.loss], np.float32)}
         else:
-            directions = {n: rng.standard_normal(x.shape) for n, x in outputs.items()}
-            cotangents = only_valid(
-                {n: np.asarray(x, np.float32) for n, x in directions.items()}, port.valid
-            )
+            cotangents = direction(outputs, port.valid)
         self.port.differentiate(cotangents)
         self.original.differentiate(self.names.cotangents(cotangents))
 
