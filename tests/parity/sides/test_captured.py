@@ -318,11 +318,11 @@ def test_a_capture_is_replaced_only_when_told(folder: Path) -> None:
 @pytest.mark.parametrize("content", ["notes.txt", MANIFEST])
 def test_what_is_no_capture_is_never_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / content).write_text("{}")
+    (tmp_path / "mine" / content).write_text("{}", encoding="utf-8")
     with pytest.raises(SideError, match=r"is there and no capture|is of kind None"):
         capture(Linear(), tmp_path / "mine", overwrite=True)
     assert siblings(tmp_path / "mine") == ["mine"]
-    assert (tmp_path / "mine" / content).read_text() == "{}"
+    assert (tmp_path / "mine" / content).read_text(encoding="utf-8") == "{}"
 
 
 class Interrupted(BaseException):
@@ -356,7 +356,12 @@ def test_an_interrupted_capture_leaves_what_was_there(
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / MANIFEST).read_text())
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def edited(folder: Path, change: Callable[[str], str]) -> None:
+    file = folder / MANIFEST
+    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rewritten(folder: Path, change: dict[str, Any]) -> None:
@@ -371,11 +376,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "is not readable JSON.*Copy the capture again",
     ),
     "an edited manifest": (
-        lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text().replace("numpy", "torch")),
+        lambda f: edited(f, lambda text: text.replace("numpy", "torch")),
         "was changed after it was written",
     ),
     "another schema": (
-        lambda f: (f / MANIFEST).write_text(json.dumps(manifest(f) | {"schema": 99})),
+        lambda f: edited(f, lambda text: json.dumps(json.loads(text) | {"schema": 99})),
         "schema 99, expected 'capture of a side' and 1",
     ),
     "fields that are missing": (
