@@ -19,7 +19,7 @@ from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
 from parity.port.correspondence import Arrays, Correspondence
-from parity.port.localisation import localise
+from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
@@ -80,7 +80,8 @@ def compare(port: Port) -> Report:
     original, ours = (SideRuns(side, port.valid) for side in (port.original, port.port))
     equal = [pair for pair in matching.pairs if pair.is_equal]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
-    alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
+    outputs = original.best.outputs, ours.best.outputs
+    alignment = align(original.best.stages, ours.best.stages, outputs=outputs, pins=port.pins)
     both = _Both(Correspondence(alignment, matching), original, ours)
     if port.gradients:
         both.differentiate(port)
@@ -100,7 +101,12 @@ def compare(port: Port) -> Report:
         stages, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
     constants = floors["original", Rounding.CONSTANTS]
-    place = localise(both.names, original, ours, constants)
+    try:
+        place = localise(both.names, original, ours, constants)
+    except SideError as error:
+        # A capture, for one, cannot be fed; what was compared without is no less worth.
+        place = Place(PortEdge.PORT32_ORIGINAL32, ())
+        notices = (*notices, f"no stage of the port was run on its own: {error}")
     return Report(port.title, tuple(rows), alignment, matching, place, stages, notices)
 
 
