@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parity.engine.alignment import Pin, align
+from parity.engine.alignment import AlignedBy, Alignment, Pair, Pin, align
 from parity.engine.compare import Comparison, Work
 from parity.engine.edge import Edge
+from parity.engine.layouts import Layout
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
+from parity.engine.metrics import relative_l2
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
 from parity.port.correspondence import Arrays, Correspondence
@@ -80,8 +82,8 @@ def compare(port: Port) -> Report:
     original, ours = (SideRuns(side, port.valid) for side in (port.original, port.port))
     equal = [pair for pair in matching.pairs if pair.is_equal]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
-    outputs = original.best.outputs, ours.best.outputs
-    alignment = align(original.best.stages, ours.best.stages, outputs=outputs, pins=port.pins)
+    alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
+    alignment = _with_outputs(alignment, original.best, ours.best)
     both = _Both(Correspondence(alignment, matching), original, ours)
     if port.gradients:
         both.differentiate(port)
@@ -220,6 +222,36 @@ class _Both:
                 )
                 rows.append(comparison.missing(name, note))
         return rows
+
+
+def _with_outputs(alignment: Alignment, original: Trace, port: Trace) -> Alignment:
+    """Return an alignment with outputs paired too that no value decides, such as a loss.
+
+    Those of one size are paired in order where both sides return as many.
+    """
+    alone = [
+        {name: trace.stages[name] for name in trace.outputs if name in rest}
+        for trace, rest in (
+            (original, alignment.unaligned_original),
+            (port, alignment.unaligned_port),
+        )
+    ]
+    pairs = list(alignment.pairs)
+    for size in dict.fromkeys(x.size for x in alone[1].values()):
+        theirs, ours = ([n for n, x in side.items() if x.size == size] for side in alone)
+        if len(theirs) != len(ours):
+            continue
+        for name, partner in zip(ours, theirs, strict=True):
+            a, b = alone[0][partner], alone[1][name]
+            layout = Layout(a.shape, a.shape, tuple(range(a.ndim)), b.shape)
+            distance = relative_l2(b, layout(a))
+            pairs.append(Pair(name, partner, layout, AlignedBy.ORDER, distance))
+    sides = ({p.original for p in pairs}, {p.port for p in pairs})
+    rest = (alignment.unaligned_original, alignment.unaligned_port)
+    left = [
+        {n: s for n, s in r.items() if n not in done} for r, done in zip(rest, sides, strict=True)
+    ]
+    return Alignment(tuple(pairs), *left)
 
 
 def _by_edge(floors: Mapping[tuple[str, Rounding], Floors]) -> dict[Edge, Floors]:

@@ -39,8 +39,7 @@ class Correspondence:
     def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
         """Return cotangents of the port's outputs as those of the original's."""
         return {
-            # Not `ascontiguousarray`, which makes a vector of a scalar.
-            pair.original: np.asarray(pair.layout.inverse(port[pair.port]), order="C")
+            pair.original: np.array(pair.layout.inverse(port[pair.port]), order="C")
             for pair in self.alignment.pairs
             if pair.port in port
         }
