@@ -20,14 +20,15 @@ from parity.engine.measurement import Measurement, Verdict
 from parity.engine.metrics import relative_l2
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
+from parity.port.consequences import idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
-from parity.port.localisation import localise
+from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.projection import direction
+from parity.sides.projection import Valid, direction
 from parity.sides.side import Rounding, Side, SideError, Trace
 
 
@@ -44,8 +45,8 @@ class Port:
     port: Side
     case: str = ""
     """Which of the cases of this name it is, such as `padding`."""
-    valid: np.ndarray | None = None
-    """Positions that mean something on both sides, bool (B, L); None is all of them."""
+    valid: Valid = None
+    """Positions that mean something on both sides; see `Valid`."""
     pins: tuple[Pin, ...] = ()
     """What is known of which stage is which."""
     gradients: bool = True
@@ -96,6 +97,12 @@ def compare(port: Port) -> Report:
         comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
         rows += comparison.run(*both.arrays(edge))
     notices = (*original.notices, *ours.notices)
+    outputs = {*original.best.outputs, *ours.best.outputs}
+    if idle := idle_pairs(alignment, rows, outputs):
+        alignment = without(alignment, idle)
+        both.names = replace(both.names, alignment=alignment)
+        rows = [row for row in rows if row.quantity not in {pair.port for pair in idle}]
+        notices = (*notices, *map(notice_of, idle))
     stages = ()
     if port.bfloat16:
         edge = PortEdge.PORTBF16_PORT64
@@ -103,7 +110,12 @@ def compare(port: Port) -> Report:
         stages, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
     constants = floors["original", Rounding.CONSTANTS]
-    place = localise(both.names, original, ours, constants)
+    try:
+        place = localise(both.names, original, ours, constants)
+    except SideError as error:
+        # A capture, for one, cannot be fed; what was compared without is no less worth.
+        place = Place(PortEdge.PORT32_ORIGINAL32, ())
+        notices = (*notices, f"no stage of the port was run on its own: {error}")
     return Report(port.title, tuple(rows), alignment, matching, place, stages, notices)
 
 

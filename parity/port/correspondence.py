@@ -17,7 +17,6 @@ from parity.engine.quantity import Quantity
 from parity.sides.projection import only_valid
 
 Arrays = dict[str, np.ndarray]
-
 __all__ = ["Arrays", "Correspondence", "only_valid"]
 
 
