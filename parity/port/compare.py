@@ -22,7 +22,7 @@ from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
 from parity.port.consequences import idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
-from parity.port.localisation import localise
+from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
@@ -110,7 +110,12 @@ def compare(port: Port) -> Report:
         stages, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
     constants = floors["original", Rounding.CONSTANTS]
-    place = localise(both.names, original, ours, constants)
+    try:
+        place = localise(both.names, original, ours, constants)
+    except SideError as error:
+        # A capture, for one, cannot be fed; what was compared without is no less worth.
+        place = Place(PortEdge.PORT32_ORIGINAL32, ())
+        notices = (*notices, f"no stage of the port was run on its own: {error}")
     return Report(port.title, tuple(rows), alignment, matching, place, stages, notices)
 
 
