@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from parity.engine.metrics import relative_l2
+from parity.engine.metrics import MASKING, relative_l2
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox")
 """Packages whose lines are not the port's own."""
-MASKING = 1e30
-"""Magnitude from which a number stands for minus infinity."""
 SMALLEST_MASK = 16
 """Elements that an array of two values needs to be taken for a mask."""
 FEWEST = 3

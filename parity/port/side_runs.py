@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from parity.engine.metrics import alike_masks
 from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
 
@@ -42,9 +43,10 @@ class SideRuns:
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run) -> Trace:
-        """Return a run, zero where positions are not valid."""
+        """Return a run, zero where positions are not valid, masks filled with one number."""
         trace = self.side.run(how)
-        return replace(trace, stages=only_valid(trace.stages, self.valid))
+        stages = {name: alike_masks(x) for name, x in trace.stages.items()}
+        return replace(trace, stages=only_valid(stages, self.valid))
 
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
         """Run again with derivatives, which all runs have from here on."""
