@@ -87,9 +87,6 @@ class PortFault:
 def at(path: str, change: Callable[..., Any]) -> Plant:
     """Replace calls of modules: `change(call, module, *its arguments)` returns the result.
 
-    What it returns is the result of the module for whoever watches, too: an interceptor that was
-    entered before another is inside of it.
-
     Args:
         path: regular expression of the whole path.
         change: called in place of the module.
