@@ -23,7 +23,7 @@ rounding leaves between two programs that sum in other orders, measured 1e-7 to 
 models, and far below what a bug or the next layer does to a stage."""
 SAMPLE = 4096
 """Elements compared of each stage: an estimate of a distance good to about 2 %."""
-MASKED = 2.0**100
+MASKED = 1e30
 """Values beyond it are masks, not numbers; their squares would drown all others."""
 CLEARLY = 0.95
 """A layout is preferred to a simpler one only where it is nearer by more than this factor."""

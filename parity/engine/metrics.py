@@ -13,9 +13,6 @@ import numpy as np
 SMALL = 1e-3
 """Share of an array's root mean square below which an element counts as small: a relative error
 of what should be 0 means nothing, so small elements are measured against this."""
-MASKING = 2.0**100
-"""Magnitude from which a number stands for an infinity: what masks are filled with. Every dtype
-that reaches it holds it exactly."""
 TOP_K = 10
 """How many of the most likely tokens are compared as a set."""
 IGNORED = -100
@@ -25,24 +22,13 @@ def relative_l2(actual: np.ndarray, expected: np.ndarray) -> float:
     """`|a - e| / |e|`; NaN if either holds a non-finite value.
 
     Off an `e` that is 0 everywhere the error is `|a - e|` itself: there is nothing to relate it to,
-    and rounding alone may leave a derivative that should vanish at 1e-20. Nor is an error related
-    to what only stands for minus infinity: beside it everything else would be 0.
+    and rounding alone may leave a derivative that should vanish at 1e-20.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if not (np.isfinite(a).all() and np.isfinite(e).all()):
         return math.nan
-    numbers = e if e.size == 0 or np.max(np.abs(e)) < MASKING else e[np.abs(e) < MASKING]
-    difference, scale = float(np.linalg.norm(a - e)), float(np.linalg.norm(numbers))
+    difference, scale = float(np.linalg.norm(a - e)), float(np.linalg.norm(e))
     return difference / scale if scale > 0.0 else difference
-
-
-def alike_masks(x: np.ndarray) -> np.ndarray:
-    """Return an array whose masking values are `MASKING`: the least number of a dtype is another in
-    each, and its square is none."""
-    if x.dtype.kind in "biuc" or not x.size:
-        return x
-    masking = np.abs(x) >= MASKING
-    return np.where(masking, np.copysign(x.dtype.type(MASKING), x), x) if masking.any() else x
 
 
 def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]:

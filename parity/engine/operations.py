@@ -8,6 +8,7 @@ Source: docs/your-own-port.md "Where it starts".
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from parity.engine.metrics import MASKING, relative_l2
+from parity.engine.metrics import relative_l2
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox")
 """Packages whose lines are not the port's own."""
+MASKING = 1e30
+"""Magnitude from which a number stands for minus infinity."""
 SMALLEST_MASK = 16
 """Elements that an array of two values needs to be taken for a mask."""
 FEWEST = 3
@@ -235,8 +238,8 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path without the folder it is installed in, or below the current one."""
-    for root in (*path.parents, Path.cwd()):
-        if root.name == "site-packages" or root == Path.cwd():
+    """Return a path below the current folder, or below one that modules are looked for in."""
+    for root in (Path.cwd(), *map(Path, sys.path)):
+        if root.is_absolute() and root in path.parents:
             return path.relative_to(root)
     return path

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.engine.metrics import alike_masks
 from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
+
+MASK = 1e30
+"""Size from which on a number stands for none: what is added to scores that are not to count."""
 
 
 class SideRuns:
@@ -28,6 +30,8 @@ class SideRuns:
         self.cotangents: dict[str, np.ndarray] | None = None
         self.shared: frozenset[str] = frozenset()
         self.notices: tuple[str, ...] = ()
+        self.masked: set[str] = set()
+        """Stages that have masks among their numbers."""
         self.narrow = self.run(Run())
         self.unrepeatable = self._unrepeatable()
         self.wide: Trace | None = None
@@ -43,10 +47,19 @@ class SideRuns:
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run) -> Trace:
-        """Return a run, zero where positions are not valid, masks filled with one number."""
+        """Return a run, zero where positions are not valid and 1 or -1 where there is a mask.
+
+        The lowest number of a dtype is another one in float64, and next to it no other counts.
+        """
         trace = self.side.run(how)
-        stages = {name: alike_masks(x) for name, x in trace.stages.items()}
-        return replace(trace, stages=only_valid(stages, self.valid))
+        stages = only_valid(trace.stages, self.valid)
+        for name, x in stages.items():
+            # Moved by rounding, the lowest number there is may become an infinity.
+            masks = (np.abs(x) >= MASK) & (np.isfinite(x) | (how.rounding is not None))
+            if masks.any():
+                self.masked.add(name)
+                stages[name] = np.where(masks, np.sign(x), x)
+        return replace(trace, stages=stages)
 
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
         """Run again with derivatives, which all runs have from here on."""
