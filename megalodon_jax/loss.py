@@ -251,10 +251,11 @@ def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | Non
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike, V: int) -> Array:
     """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
     logits = logits.astype(dtype)
-    if mesh_of(logits) is None:
+    mesh = mesh_of(logits)
+    if mesh is None:
         own = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
     else:
-        own = at_target(logits, targets, V)
+        own = at_target(logits, targets, V, mesh)
     nll = jax.nn.logsumexp(logits, axis=-1) - own
     return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))
 

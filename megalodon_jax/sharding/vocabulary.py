@@ -56,15 +56,25 @@ def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B 
 
 
 def at_target(
-    logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], size: int
+    logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], size: int, mesh: AnyMesh
 ) -> Float[Array, "B L"]:
     """Return each position's logit of its target, NaN where that is outside [0, size).
 
-    A sum over one column that is compared and others that are not: a look-up in an axis that is cut
-    would gather the logits first.
+    Each shard looks up what it has; a look-up in an axis that is cut would gather the logits first.
     """
-    columns = jnp.arange(logits.shape[-1], dtype=targets.dtype)
-    chosen = jnp.sum(jnp.where(columns == targets[..., None], logits, 0.0), axis=-1)
+    parts = shards(mesh, "tensor")
+
+    def local(logits: Array, targets: Array) -> Array:
+        offset = 0 if parts == 1 else jax.lax.axis_index(TENSOR) * logits.shape[-1]
+        here = targets - offset
+        mine = (here >= 0) & (here < logits.shape[-1])
+        chosen = jnp.take_along_axis(logits, jnp.where(mine, here, 0)[..., None], axis=-1)
+        chosen = jnp.where(mine, chosen[..., 0], 0.0)
+        return chosen if parts == 1 else jax.lax.psum(chosen, TENSOR)
+
+    tokens = spec_of(mesh, targets.shape, _TOKENS)
+    ins = (spec_of(mesh, logits.shape, (*_TOKENS, "tensor")), tokens)
+    chosen = on_shards(local, mesh, (logits, targets), ins, tokens)
     return jnp.where((targets >= 0) & (targets < size), chosen, jnp.nan)
 
 

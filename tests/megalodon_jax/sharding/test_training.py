@@ -77,11 +77,9 @@ def test_steps_are_those_of_one_device(name: str, tmp_path: Path) -> None:
         assert max(rel_l2(found[n], wanted[n]) for n in wanted) <= EXACT_GRADIENT
     # Where a parameter lay it stays, and so does what belongs to it.
     model, state, _ = ours
-    for tree, again in (
-        (model, shard_model(model, mesh)),
-        (state, shard_state(state, model, mesh)),
-    ):
-        places = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    again = shard_model(model, mesh), shard_state(state, model, mesh)
+    for tree, placed in zip((model, state), again, strict=True):
+        places = zip(jax.tree.leaves(tree), jax.tree.leaves(placed), strict=True)
         assert all(x.sharding.is_equivalent_to(y.sharding, x.ndim) for x, y in places)
     # Saved on one mesh, loaded on another and on none.
     save_checkpoint(tmp_path / "saved", model, step=STEPS, opt_state=state)
