@@ -7,13 +7,16 @@ from parity.mesh.collectives import Collective
 from parity.mesh.comparison import compare_meshes, layouts, mesh_name
 from parity.mesh.placement import out_of_sync
 from parity.mesh.report import MeshReport, MeshResult
+from parity.mesh.step import MeshComparison, mesh_of
 
 __all__ = [
     "Collective",
+    "MeshComparison",
     "MeshReport",
     "MeshResult",
     "compare_meshes",
     "layouts",
     "mesh_name",
+    "mesh_of",
     "out_of_sync",
 ]

@@ -24,7 +24,9 @@ OPERATIONS = (
 )
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+)
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _BITS = re.compile(r"\d+")
@@ -98,8 +100,12 @@ class CompiledProgram:
         ]
         return [collective for collective in found if collective is not None]
 
-    def reaching(self, result: int) -> set[str]:
-        """Return the names of the collectives that a result, by position, is computed from."""
+    def reaching(self, result: int) -> set[tuple[str, int]]:
+        """Return the collectives that a result, by position, is computed from.
+
+        Each by its name and which of its operands it is about: the compiler combines exchanges that
+        have nothing to do with one another.
+        """
         instructions = self.computations.get(self.entry, {})
         root = next((i for i in instructions.values() if i.is_root), None)
         if root is None:
@@ -107,14 +113,25 @@ class CompiledProgram:
         roots = root.operands if root.operation == "tuple" else (root.name,)
         if result >= len(roots):
             return set()
+        found: set[tuple[str, int]] = set()
         seen: set[str] = set()
         wanted = [roots[result]]
         while wanted:
             name = wanted.pop()
-            if name not in seen and name in instructions:
-                seen.add(name)
-                wanted += instructions[name].operands
-        return {name for i in seen for name in self._inside(instructions[i], set())}
+            if name in seen or name not in instructions:
+                continue
+            seen.add(name)
+            here = instructions[name]
+            source = instructions.get(here.operands[0]) if here.operands else None
+            if here.operation == "get-tuple-element" and source is not None:
+                index = int((re.search(r"index=(\d+)", here.line) or [0, 0])[1])
+                if _operation(source.operation) and index < len(source.operands):
+                    found.add((source.name, index))
+                    wanted.append(source.operands[index])
+                    continue
+            found |= {(inner, 0) for inner in self._inside(here, set())}
+            wanted += here.operands
+        return found
 
     def results(self) -> int:
         """Return how many results the program has."""
@@ -171,7 +188,8 @@ def between(
     for name in sound:
         if name in results:
             theirs -= program.reaching(results.index(name))
-    return tuple(c for c in program.collectives() if c.name in theirs)
+    names = {name for name, _ in theirs}
+    return tuple(c for c in program.collectives() if c.name in names)
 
 
 def axes_of(
@@ -195,7 +213,9 @@ def _operation(kind: str) -> str | None:
 def _groups(line: str) -> tuple[tuple[int, ...], ...]:
     pairs = re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}", line)
     if pairs is not None:
-        return tuple(tuple(map(int, _BITS.findall(g))) for g in re.findall(r"\{([\d,]*)\}", pairs[1]))
+        return tuple(
+            tuple(map(int, _BITS.findall(g))) for g in re.findall(r"\{([\d,]*)\}", pairs[1])
+        )
     # The short form: shape of the groups, then that of the devices and how it is transposed.
     short = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if short is None:

@@ -1,4 +1,4 @@
-"""One jitted function on one device and on meshes: where they part, and what devices exchange there.
+"""One jitted function on one device and on meshes: where they part, and what is exchanged there.
 
 float64 first, where nothing but the order of sums may differ; then the precision the function is
 run in, within what reordered sums do to it. Source: docs/meshes.md.
@@ -20,8 +20,8 @@ from parity.engine.compare import Comparison, Work
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.metrics import relative_l2
-from parity.mesh.collectives import Collective, CompiledProgram, between
-from parity.mesh.placement import Placement, placement_of
+from parity.mesh.collectives import CompiledProgram, between
+from parity.mesh.placement import Placement, path_name, placement_of
 from parity.mesh.program import Arrays, Program, Values
 from parity.mesh.reordering import SEEDS, reordered
 from parity.mesh.report import MeshReport, MeshResult
@@ -105,7 +105,6 @@ def layouts(
         meshes: where to.
     """
     if callable(specs) and not isinstance(specs, PartitionSpec):
-        from parity.mesh.placement import path_name
 
         def rule(path: Any, leaf: Any) -> PartitionSpec:
             return specs(path_name(path), leaf)
@@ -174,6 +173,8 @@ class _Sides:
     def result(self, precisions: Sequence[str], reorder: bool, forced: bool) -> MeshResult:
         rows: list[Measurement] = []
         for dtype in precisions:
+            # What one device does not run is no program: that is the caller's error.
+            self.one.values(dtype)
             try:
                 measured = self._measure(dtype, reorder)
             except REFUSALS as error:
@@ -199,7 +200,7 @@ class _Sides:
         whole = self.one.values(dtype)
         self.program.declared = _declared(self.declared, whole.arrays)
         there = _both(self.program, dtype, whole.arrays)
-        nothing = {n: (0.0,) for n in whole.arrays}
+        nothing = dict.fromkeys(whole.arrays, (0.0,))
         responses = nothing if dtype == "float64" else self.one.responses(dtype)
         rows = self._rows(dtype, there, whole, responses)
         if dtype == "float64" and reorder and _may_be_rounding(rows):
@@ -296,9 +297,7 @@ def _both(program: Program, dtype: str, whole: Arrays | None) -> Values:
     return values
 
 
-def _declared(
-    declared: Mapping[str, tuple[Any, ...]], whole: Arrays
-) -> dict[str, Placement]:
+def _declared(declared: Mapping[str, tuple[Any, ...]], whole: Arrays) -> dict[str, Placement]:
     return {
         n: placement_of(PartitionSpec(*spec), whole[n].ndim)
         for n, spec in declared.items()
@@ -334,4 +333,5 @@ def _is_spec(x: Any) -> bool:
 
 
 def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"[:300]
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]

@@ -1,4 +1,4 @@
-"""What a comparison over meshes says: a verdict for each, where it starts, what devices exchange."""
+"""What a comparison over meshes says: a verdict for each, and where it starts."""
 
 from __future__ import annotations
 

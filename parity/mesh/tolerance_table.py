@@ -6,7 +6,8 @@ from parity.engine.bounds import FORWARD, Rule
 from parity.engine.edge import Edge
 from parity.engine.measurement import Kind
 
-EVERYTHING = (*FORWARD, Kind.GRADIENT)
+EVERYTHING = (*FORWARD, Kind.GRADIENT, Kind.WEIGHTS, Kind.TOKENS)
+"""Names are the user's: a mark may well be called `weights` or `generated`."""
 
 
 class MeshEdge(Edge):
@@ -52,6 +53,10 @@ MESHES = (
             "a token within the bound of the logits keeps its best token where the margin is clear",
             metric="top1_flips",
         )
+        for edge in MeshEdge
+    ),
+    *(
+        Rule(edge, (Kind.TOKENS,), "generated tokens are the same ones", metric="disagreement")
         for edge in MeshEdge
     ),
     *(
