@@ -14,7 +14,14 @@ class PortEdge(Edge):
     PORT32_PORT64 = "port32:port64"
     ORIGINAL32_PORT64 = "original32:port64"
     PORT32_ORIGINAL32 = "port32:original32"
+    ORIGINAL32_ORIGINAL64 = "original32:original64"
+    PORT32_ORIGINAL64 = "port32:original64"
+    PORTBF16_PORT64 = "portbf16:port64"
+    ORIGINALBF16_ORIGINAL64 = "originalbf16:original64"
 
+
+NARROWING = 2.0**-29
+"""Unit roundoff of float64 over that of float32."""
 
 PORTS = (
     Rule(
@@ -71,6 +78,51 @@ PORTS = (
         (Kind.GRADIENT,),
         "same mathematics, where the original computes in float64: as for the oracle",
         absolute=1e-10,
+    ),
+    Rule(
+        PortEdge.ORIGINAL32_ORIGINAL64,
+        FORWARD,
+        "rounding of the original against itself in float64: as for the port",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        PortEdge.ORIGINAL32_ORIGINAL64,
+        (Kind.GRADIENT,),
+        "rounding of the original's derivatives: as for the port",
+        absolute=3e-7,
+        noise_factor=8.0,
+    ),
+    Rule(
+        PortEdge.PORT32_ORIGINAL64,
+        FORWARD,
+        "rounding of a port that has no float64 of its own",
+        absolute=3e-7,
+        noise_factor=6.0,
+    ),
+    Rule(
+        PortEdge.PORT32_ORIGINAL64,
+        (Kind.GRADIENT,),
+        "rounding of the derivatives of a port that has no float64 of its own",
+        absolute=3e-7,
+        noise_factor=8.0,
+    ),
+    Rule(
+        PortEdge.PORTBF16_PORT64,
+        FORWARD,
+        "rounding of a port in bfloat16: the factor of float32, and eight bits less than half a "
+        "unit of it where nothing is computed",
+        absolute=2.0**-8,
+        noise_factor=6.0,
+    ),
+    *(
+        Rule(
+            edge,
+            (Kind.WEIGHTS,),
+            "both sides hold the same parameters, or nothing else can be compared",
+            metric="unmatched",
+        )
+        for edge in (PortEdge.PORT32_ORIGINAL32,)
     ),
     *(
         Rule(

@@ -14,6 +14,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 Value = TypeVar("Value")
 
 
+def aval(variable: Any) -> Any:
+    """Return the abstract value of a variable: its shape and dtype, where it is an array."""
+    return variable.aval
+
+
 def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield the open jaxprs among an equation's parameters: callee, branches, body, combiner."""
     for value in eqn.params.values():

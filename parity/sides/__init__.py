@@ -1,9 +1,16 @@
 """Sides: programs with named parameters and stages, whatever library they are written in.
 
-`side` says what a side is; one file per library makes one of its modules, without touching it.
+`side` says what a side is; one file per library makes one of its modules, without touching it, and
+is imported when it is asked for.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from parity.sides.side import (
+    AS_IS,
     OUTPUT,
     Precision,
     Rounding,
@@ -13,4 +20,40 @@ from parity.sides.side import (
     Trace,
 )
 
-__all__ = ["OUTPUT", "Precision", "Rounding", "Run", "Side", "SideError", "Trace"]
+if TYPE_CHECKING:
+    from parity.sides.flax_side import FlaxSide
+    from parity.sides.jax_side import JaxSide
+    from parity.sides.torch_side import TorchSide
+
+_HOMES = {"FlaxSide": "flax_side", "JaxSide": "jax_side", "TorchSide": "torch_side"}
+_EXTRAS = {"torch": "torch", "flax": "flax"}
+
+__all__ = [
+    "AS_IS",
+    "OUTPUT",
+    "FlaxSide",
+    "JaxSide",
+    "Precision",
+    "Rounding",
+    "Run",
+    "Side",
+    "SideError",
+    "TorchSide",
+    "Trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'parity.sides' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"parity.sides.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise SideError(
+            f"{name} needs {error.name}, which is not installed: "
+            f"pip install 'megalodon-numerics[{extra}]'"
+        ) from error
+    return getattr(module, name)

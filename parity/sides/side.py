@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from parity.engine.operations import Operation
+
 Arrays = Mapping[str, np.ndarray]
 OUTPUT = "output"
 """What the result of a program is called; a field of it is `output.logits`."""
@@ -56,8 +58,14 @@ class Run:
     forced: Arrays = field(default_factory=dict)
     """What the program goes on with in place of a stage, by name, in this side's own layout. The
     stage itself is still reported as computed."""
+    shared: frozenset[str] = frozenset()
+    """Names of parameters that both sides hold bit for bit; `Rounding.CONSTANTS` leaves them."""
     cotangents: Arrays | None = None
     """By names of outputs: what their derivatives are contracted with. None: no gradients."""
+
+
+AS_IS = Run()
+"""As its users run it."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +97,32 @@ class Side(Protocol):
         """Return every array among the inputs, by position or keyword and path below it."""
         ...
 
-    def run(self, how: Run = Run()) -> Trace:
+    def run(self, how: Run = AS_IS) -> Trace:
         """Run once.
 
         Raises:
             SideError: this side cannot run so.
         """
+        ...
+
+
+@runtime_checkable
+class TellsOperations(Protocol):
+    """A side whose operations are known, with the lines they come from."""
+
+    def operations_of(
+        self, stage: str, forced: Arrays
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and those before it, and their float64 results."""
+        ...
+
+
+@runtime_checkable
+class TellsResults(Protocol):
+    """A side that can say everything it computes."""
+
+    def operation_results(self) -> list[np.ndarray]:
+        """Return the results of every operation of a float64 run."""
         ...
 
 
@@ -107,8 +135,8 @@ def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, Mapping):
         entries = [(f"{name}.{key}", member) for key, member in value.items()]
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        entries = [(f"{name}.{key}", getattr(value, key)) for key in value._fields]
+    elif isinstance(value, tuple) and (named := getattr(value, "_fields", None)):
+        entries = [(f"{name}.{key}", getattr(value, key)) for key in named]
     elif isinstance(value, (tuple, list)):
         entries = [(f"{name}[{i}]", member) for i, member in enumerate(value)]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

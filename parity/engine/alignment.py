@@ -1,0 +1,330 @@
+"""Which stage of a port is which stage of its original, found from values, names and order.
+
+Both sides list their stages in order of execution; neither knows the other's names, and either may
+have stages the other has not. Stages of equal value are paired first, in order, by the nearest name
+where several hold one value. That fixes everything before the first divergence. Behind it no value
+is right any more: there names, what names were paired before, nearness and order decide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parity.engine.closeness import EQUAL, Shape, closeness, distance, entangled
+from parity.engine.layouts import Layout
+from parity.engine.stage_names import learned, other_layers, similarity
+from parity.engine.stage_pairs import (
+    AlignedBy,
+    Alignment,
+    AlignmentError,
+    Pair,
+    Pin,
+    check_pins,
+)
+
+__all__ = ["AlignedBy", "Alignment", "AlignmentError", "Pair", "Pin", "align"]
+
+LEAST = 0.1
+"""Share of the shorter list that must align: below it the two programs are not one model, or their
+inputs differ."""
+DECIDES = 0.5
+"""Similarity of names from which on a name speaks for a pair rather than against it."""
+PRESENT = 0.15
+"""What a pair of equal values is worth whatever its names: two such pairs lose to one whose names
+are alike, so that a dropout does not take its container's partner."""
+ENCLOSED = 0.8
+"""Evidence (`_evidence`) a pair of different values needs where values agree again behind it: there
+nothing diverged, and a stage without a partner is the likelier explanation."""
+DIVERGED = 0.45
+"""The same where they do not agree again."""
+HORIZON = 12
+"""Stages behind a place that say whether values agree again: about a layer."""
+AGREEING = 1 / 3
+"""Share of them that then agree. Not all do in a healthy port, which may have stages of its own;
+and some do behind a bug, such as tables of positions that each layer computes anew."""
+SURE = 0.9
+"""Similarity of names that pairs stages of different values, also those executed in another order:
+the same name but for the field at its end, or one learned from another layer."""
+SWAPPED = 0.6
+"""Evidence that pairs what is left in another order: a word in common and values correlated."""
+MISNUMBERED = 2
+"""How many times more pairs of equal values must contradict the layers' numbers than agree with
+them for the numbers to be wrong, rather than the values."""
+FIXED = 1e6
+"""Worth of what is decided already: more than everything else together."""
+
+
+def align(
+    original: Mapping[str, np.ndarray],
+    port: Mapping[str, np.ndarray],
+    *,
+    outputs: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    pins: Sequence[Pin] = (),
+    equal: float = EQUAL,
+) -> Alignment:
+    """Pair the stages of a port with those of its original.
+
+    Args:
+        original: floating arrays by stage, in order of execution.
+        port: the same of the port.
+        outputs: which stages the original and the port returned; outputs pair with outputs.
+        pins: what is decided beforehand.
+        equal: relative L2 up to which values are equal; what is computed in another precision than
+            float32 needs another one.
+
+    Raises:
+        AlignmentError: a pin names a stage that is not there, or stages that cannot be paired; or
+            fewer than a tenth of the stages align, with what does in the message.
+    """
+    check_pins(pins, original, port)
+    result = _Aligner(original, port, outputs, equal).run(pins)
+    needed = max(1, math.ceil(LEAST * min(len(original), len(port))))
+    if len(result.pairs) < needed:
+        raise AlignmentError(
+            f"{len(result.pairs)} of {len(port)} stages of the port have a partner among "
+            f"{len(original)} of the original, expected {needed} at least. Check that both sides "
+            f"hold the same parameters and got the same inputs, or pin stages.\n{result.text()}"
+        )
+    return result
+
+
+class _Aligner:
+    """The pairs so far, and what speaks for others."""
+
+    def __init__(
+        self,
+        original: Mapping[str, np.ndarray],
+        port: Mapping[str, np.ndarray],
+        outputs: tuple[Sequence[str], Sequence[str]],
+        equal: float,
+    ):
+        self.names = tuple(original), tuple(port)
+        self.stages = tuple(original.values()), tuple(port.values())
+        self.equal = equal
+        self.close = closeness(*self.stages)
+        self.telling = self.close.telling[0][:, None] & self.close.telling[1][None]
+        self.alike = similarity(*self.names)
+        self.partners: dict[int, int] = {}
+        """Of rows, the original's stages, among columns, the port's."""
+        self.by: dict[int, AlignedBy] = {}
+        self.pinned_layouts: dict[tuple[int, int], Layout] = {}
+        self.barred = np.isinf(self.close.distance)
+        """(rows, columns) that cannot be pairs."""
+        returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
+        self.outputs = returned[0][:, None] & returned[1]
+        self.barred |= returned[0][:, None] != returned[1]
+
+    def run(self, pins: Sequence[Pin]) -> Alignment:
+        """Pair what is pinned, then what is equal, then what is named alike, then what is left."""
+        self._follow(pins)
+        self._pair_equal()
+        if self._find_entangled():
+            self._pair_equal()
+        self._add_learned_names()
+        # The same name is the same stage wherever it is executed, gate before up or up before gate.
+        self._pair_in_any_order(np.where(self.alike >= SURE, self.alike, 0.0), AlignedBy.NAME)
+        evidence = _evidence(self.alike, self.close.distance, self.telling)
+        needed = np.where(self._values_agree_behind(), ENCLOSED, DIVERGED)
+        worth = np.where(evidence >= needed, evidence - needed + PRESENT, 0.0)
+        self._pair_in_order(worth, AlignedBy.NAME)
+        swapped = np.where(evidence >= np.maximum(needed, SWAPPED), evidence, 0.0)
+        self._pair_in_any_order(swapped, AlignedBy.NAME)
+        self._pair_in_any_order(self._worth_of_values(), AlignedBy.VALUE)
+        self._pair_counted(needed <= DIVERGED)
+        self._pair_in_order(np.where(self.outputs, 1 + evidence, 0.0), AlignedBy.ORDER)
+        return self._result()
+
+    def _follow(self, pins: Sequence[Pin]) -> None:
+        rows, columns = ({name: n for n, name in enumerate(side)} for side in self.names)
+        for pin in pins:
+            if pin.original is None or pin.port is None:
+                if pin.original is not None:
+                    self.barred[rows[pin.original]] = True
+                if pin.port is not None:
+                    self.barred[:, columns[pin.port]] = True
+                continue
+            i, j = rows[pin.original], columns[pin.port]
+            self._pair(i, j, AlignedBy.PIN)
+            shapes = self.stages[0][i].shape, self.stages[1][j].shape
+            if pin.layout is not None and (pin.layout.source, pin.layout.target) == shapes:
+                self.pinned_layouts[i, j] = pin.layout
+
+    def _pair_equal(self) -> None:
+        """Pair stages of one value that is no constant: in order, by name where several have it."""
+        worth, misnumbered = self._worth_of_values(), self._misnumbered()
+        wrong = len(_best_in_order(np.where(misnumbered, worth, 0.0)))
+        right = len(_best_in_order(np.where(misnumbered, 0.0, worth)))
+        if wrong <= MISNUMBERED * max(right, 1):
+            worth[misnumbered] = 0.0
+        self._pair_in_order(worth, AlignedBy.VALUE)
+        self._pair_in_any_order(worth, AlignedBy.VALUE)
+
+    def _worth_of_values(self) -> np.ndarray:
+        worth = 2 * np.maximum(self.alike - DECIDES, 0.0) + PRESENT
+        return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
+
+    def _misnumbered(self) -> np.ndarray:
+        """Return which (rows, columns) are of different layers though either has a namesake.
+
+        A layer that does nothing, which is a bug, gives the next one its own values: there a value
+        says less than the number. Unless most values do: then the layers are numbered otherwise.
+        """
+        namesakes = np.where(self.barred, 0.0, self.alike)
+        rows, columns = (namesakes.max(axis=axis, initial=0.0) >= SURE for axis in (1, 0))
+        return np.logical_and.outer(rows, columns) & other_layers(*self.names)
+
+    def _find_entangled(self) -> bool:
+        """Look for other layouts of stages that equal nothing; True if there are."""
+        free = self._free() & self.telling
+        rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
+        pairs = entangled(*self.stages, rows, columns, self.equal)
+        for (i, j), layout in pairs.items():
+            self.close.distance[i, j] = distance(self.stages[1][j], layout(self.stages[0][i]))
+            self.close.layouts[i, j] = layout
+        return bool(pairs)
+
+    def _add_learned_names(self) -> None:
+        """Let what is paired by now say what is called alike in other layers."""
+        one, other = self.names
+        pairs = [(one[i], other[j]) for i, j in self.partners.items()]
+        self.alike = np.maximum(self.alike, learned(pairs, one, other))
+
+    def _values_agree_behind(self) -> np.ndarray:
+        """Return at which (rows, columns) values agree again soon."""
+        agreeing = [i for i, by in self.by.items() if by is AlignedBy.VALUE]
+        shares = []
+        for telling, which in zip(
+            self.close.telling, (agreeing, [self.partners[i] for i in agreeing]), strict=True
+        ):
+            agrees = np.isin(np.arange(len(telling)), which)
+            ends = range(1, len(telling) + 1)
+            shares.append(np.array([_share(agrees[end:], telling[end:]) for end in ends]))
+        return np.maximum(shares[0][:, None], shares[1][None]) >= AGREEING
+
+    def _pair_in_order(self, worth: np.ndarray, by: AlignedBy) -> None:
+        """Pair so that the pairs are in order on both sides and worth most together."""
+        worth = np.where(self._free(), worth, 0.0)
+        spine = self._spine()
+        for i, j in spine:
+            worth[i, :], worth[:, j], worth[i, j] = 0.0, 0.0, FIXED
+        for i, j in _best_in_order(worth):
+            self._pair(i, j, by)
+
+    def _pair_in_any_order(self, worth: np.ndarray, by: AlignedBy) -> None:
+        """Pair what is worth most, the most first, in whatever order it was executed."""
+        worth = np.where(self._free(), worth, 0.0)
+        order = np.argsort(-worth, axis=None, kind="stable")[: np.count_nonzero(worth)]
+        for i, j in zip(*np.unravel_index(order, worth.shape), strict=True):
+            if int(i) not in self.partners and int(j) not in self.partners.values():
+                self._pair(int(i), int(j), by)
+
+    def _pair_counted(self, diverged: np.ndarray) -> None:
+        """Pair stages between two pairs where there are as many on both sides, shape for shape."""
+        free = self._free()
+        ends = [(-1, -1), *self._spine(), (len(self.names[0]), len(self.names[1]))]
+        for (i, j), (k, m) in itertools.pairwise(ends):
+            rows = [n for n in range(i + 1, k) if free[n].any()]
+            columns = [n for n in range(j + 1, m) if free[:, n].any()]
+            cells = list(zip(rows, columns, strict=False))
+            if len(rows) == len(columns) and all(free[c] and diverged[c] for c in cells):
+                for cell in cells:
+                    self._pair(*cell, AlignedBy.ORDER)
+
+    def _free(self) -> np.ndarray:
+        """Return which (rows, columns) may still become pairs."""
+        free = ~self.barred
+        free[list(self.partners)] = False
+        free[:, list(self.partners.values())] = False
+        return free
+
+    def _spine(self) -> list[tuple[int, int]]:
+        """Return the most pairs that are in order on both sides."""
+        worth = np.zeros(self.barred.shape)
+        for i, j in self.partners.items():
+            worth[i, j] = 1.0
+        return _best_in_order(worth)
+
+    def _pair(self, i: int, j: int, by: AlignedBy) -> None:
+        if i in self.partners:
+            return
+        if by is AlignedBy.NAME and self.alike[i, j] < DECIDES:
+            by = AlignedBy.NEARNESS
+        self.partners[i], self.by[i] = j, by
+
+    def _result(self) -> Alignment:
+        layouts = self._usual_layouts()
+        agree_behind = self._values_agree_behind()
+        pairs = []
+        for i, j in sorted(self.partners.items(), key=lambda pair: pair[1]):
+            x, y = self.stages[0][i], self.stages[1][j]
+            layout = self.pinned_layouts.get((i, j), self.close.layouts[i, j])
+            if self.by[i] not in (AlignedBy.VALUE, AlignedBy.PIN):
+                layout = layouts.get((x.shape, y.shape), layout)
+            apart = distance(y, layout(x))
+            names = self.names[1][j], self.names[0][i]
+            pairs.append(Pair(*names, layout, self.by[i], apart, bool(agree_behind[i, j])))
+        left = [i for i in range(len(self.names[0])) if i not in self.partners]
+        paired = set(self.partners.values())
+        right = [j for j in range(len(self.names[1])) if j not in paired]
+        return Alignment(
+            tuple(pairs),
+            {self.names[0][i]: self.stages[0][i].shape for i in left},
+            {self.names[1][j]: self.stages[1][j].shape for j in right},
+        )
+
+    def _usual_layouts(self) -> dict[tuple[Shape, Shape], Layout]:
+        """Return the layout that all pairs of equal value of two shapes have, where it is one.
+
+        Behind a divergence the nearest layout may be another by chance, or just that which hides
+        the bug.
+        """
+        usual: dict[tuple[Shape, Shape], set[Layout]] = {}
+        for i, by in self.by.items():
+            if by is AlignedBy.VALUE:
+                layout = self.close.layouts[i, self.partners[i]]
+                usual.setdefault((layout.source, layout.target), set()).add(layout)
+        return {shapes: next(iter(each)) for shapes, each in usual.items() if len(each) == 1}
+
+
+def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.ndarray:
+    """Return what speaks for pairs of different values: 0 to 1 for the names, 0 to 1 for nearness.
+
+    A quarter for each decimal digit that agrees: a bug of 30 % counts an eighth, less than the
+    layer's number in the name, since stages of neighbouring layers may be as near as that.
+    """
+    digits = -np.log10(np.clip(apart, 1e-4, 1.0))
+    return alike + np.where(telling, digits / 4, 0.0)
+
+
+def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
+    """Return the cells, each behind the one before in both indices, that are worth most together.
+
+    Cells of 0 are never among them. A cell left out costs nothing, so a row of the table is a
+    running maximum.
+    """
+    rows, columns = worth.shape
+    table = np.zeros((rows + 1, columns + 1))
+    for i in range(rows):
+        with_cell = np.where(worth[i] > 0, table[i, :-1] + worth[i], 0.0)
+        table[i + 1, 1:] = np.maximum.accumulate(np.maximum(table[i, 1:], with_cell))
+    cells = []
+    i, j = rows, columns
+    while i and j:
+        if table[i, j] == table[i - 1, j]:
+            i -= 1
+        elif table[i, j] == table[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            cells.append((i, j))
+    return cells[::-1]
+
+
+def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
+    """Return which share of the first telling stages agrees; 0 without any."""
+    next_ones = np.flatnonzero(telling)[:HORIZON]
+    return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

@@ -1,0 +1,265 @@
+"""Names of parameters: what libraries call the same thing, and how alike two lists of names are.
+
+Names are dotted paths such as `model.layers.0.self_attn.q_proj.weight`. They are compared as bags
+of words, after translating the conventions of the tables below, and by their numbers, which are
+indices of layers, experts and blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+LEAVES = {
+    # Flax and Haiku call a matrix `kernel` or `w`, a norm's factor `scale`, a table `embedding`.
+    "kernel": "weight",
+    "w": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "gamma": "weight",
+    "g": "weight",
+    "beta": "bias",
+    "b": "bias",
+    "offset": "bias",
+    "running_mean": "mean",
+    "moving_mean": "mean",
+    "running_var": "var",
+    "moving_var": "var",
+    "moving_variance": "var",
+    "variance": "var",
+}
+"""What the last part of a name means, in torch's words."""
+WORDS = {
+    "attn": "attention",
+    "crossattention": "cross attention",
+    "encdecattention": "cross attention",
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "o": "output",
+    "out": "output",
+    "proj": "projection",
+    "projections": "projection",
+    "ln": "norm",
+    "layernorm": "norm",
+    "rmsnorm": "norm",
+    "bn": "norm",
+    "batchnorm": "norm",
+    "norms": "norm",
+    "normalization": "norm",
+    "wte": "token embedding",
+    "wpe": "position embedding",
+    "emb": "embedding",
+    "embed": "embedding",
+    "embeds": "embedding",
+    "embeddings": "embedding",
+    "pos": "position",
+    "positions": "position",
+    "positional": "position",
+    "tok": "token",
+    "tokens": "token",
+    "word": "token",
+    "words": "token",
+    "ffn": "mlp",
+    "ff": "mlp",
+    "feedforward": "mlp",
+    "h": "layer",
+    "layers": "layer",
+    "block": "layer",
+    "blocks": "layer",
+    "resblocks": "layer",
+    "stages": "stage",
+    "fc": "dense",
+    "linear": "dense",
+    "lin": "dense",
+    "convolution": "conv",
+    "cls": "classifier",
+    "head": "classifier",
+    "f": "final",
+}
+"""What words inside of names mean."""
+_NORM = re.compile(r"(layer|rms|batch|group)_?norm", re.IGNORECASE)
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_NUMBER = re.compile(r"\d+")
+RANK = 0.9
+"""What numbers count that are equal only as ranks, such as layers from 1 against layers from 0."""
+
+
+def leaf(name: str) -> str:
+    """Return the last part of a name."""
+    return name.rpartition(".")[2]
+
+
+def parent(name: str, levels: int = 1) -> str:
+    """Return the path `levels` above a name."""
+    return ".".join(name.split(".")[:-levels])
+
+
+def pattern(name: str) -> str:
+    """Return a name with its numbers left open: `layers.{}.norm{}.weight`."""
+    return _NUMBER.sub("{}", name)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def numbers(name: str) -> tuple[int, ...]:
+    """Return the numbers in a name."""
+    return tuple(int(digits) for digits in _NUMBER.findall(name))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def words(name: str) -> tuple[str, ...]:
+    """Return the words of a name, translated, its numbers left out."""
+    *path, last = name.split(".")
+    result = []
+    for segment in path:
+        for part in _PARTS.findall(_NORM.sub("norm", segment)):
+            if not part.isdigit():
+                word = part.lower()
+                result += WORDS[word].split() if word in WORDS else [word]
+    meaning = LEAVES.get(last)
+    last_words = [meaning] if meaning else _PARTS.findall(last)
+    return (*result, *(w.lower() for w in last_words if not w.isdigit()))
+
+
+def families(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the names that differ in numbers only, sorted by these; each family of at least two.
+
+    One family for every choice of which numbers are left open: with experts in layers, the experts
+    of each layer, each expert over the layers, and all of them.
+    """
+    groups: dict[tuple, list[str]] = defaultdict(list)
+    for name in names:
+        values = numbers(name)
+        for free in range(1, 1 << len(values)) if len(values) <= 4 else [(1 << len(values)) - 1]:
+            fixed = tuple(v for i, v in enumerate(values) if not free >> i & 1)
+            groups[pattern(name), free, fixed].append(name)
+    unique = {tuple(sorted(group, key=numbers)): None for group in groups.values()}
+    return [group for group in unique if len(group) > 1]
+
+
+def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
+    """Return how alike names are, (original, port): words up to 1, numbers up to 1, order a little.
+
+    Words count by how rare they are, alone and as pairs of neighbours; numbers must stand in the
+    same order, as they are or as ranks among the names that differ in them only.
+    """
+    if not originals or not ports:
+        return np.zeros((len(originals), len(ports)))
+    single = _cosine([words(n) for n in originals], [words(n) for n in ports])
+    double = _cosine([_pairs(words(n)) for n in originals], [_pairs(words(n)) for n in ports])
+    places = [np.arange(len(names)) / len(names) for names in (originals, ports)]
+    order = 1 - np.abs(places[0][:, None] - places[1][None])
+    return 0.7 * single + 0.3 * double + _numbers_agree(originals, ports) + 0.01 * order
+
+
+def context(
+    originals: Sequence[str], ports: Sequence[str], known: Iterable[tuple[str, str]]
+) -> np.ndarray:
+    """Return how well pairs would fit those that are known, (original, port), each up to 1.
+
+    A pair fits where its modules, or the modules above, hold other pairs, and where the same names
+    are paired in other layers.
+    """
+    known = list(known)
+    total = np.zeros((len(originals), len(ports)))
+    for weight, key in (
+        (0.4, parent),
+        (0.15, lambda name: parent(name, 2)),
+        (0.05, lambda name: parent(name, 3)),
+        (0.4, pattern),
+    ):
+        total += weight * _shares(originals, ports, known, key)
+    return total
+
+
+def assignment(likeness: np.ndarray) -> list[tuple[int, int]]:
+    """Return the pairs of rows and columns with the largest sum; none where it is -inf."""
+    finite = np.where(np.isfinite(likeness), likeness, -1e6)
+    rows, columns = linear_sum_assignment(finite, maximize=True)
+    pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True)]
+    return [(i, j) for i, j in pairs if np.isfinite(likeness[i, j])]
+
+
+def _shares(originals, ports, known, key) -> np.ndarray:
+    counts = Counter((key(o), key(p)) for o, p in known)
+    rows, columns = Counter(), Counter()
+    for (row, column), count in counts.items():
+        rows[row] += count
+        columns[column] += count
+    o_keys, p_keys = ({k: i for i, k in enumerate(dict.fromkeys(map(key, s)))} for s in
+                      (originals, ports))  # fmt: skip
+    table = np.zeros((len(o_keys), len(p_keys)))
+    for (row, column), count in counts.items():
+        if row in o_keys and column in p_keys:
+            table[o_keys[row], p_keys[column]] = count / max(rows[row], columns[column])
+    return table[np.ix_([o_keys[key(n)] for n in originals], [p_keys[key(n)] for n in ports])]
+
+
+def _pairs(sequence: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{a} {b}" for a, b in itertools.pairwise(sequence)) or sequence
+
+
+def _cosine(a: list[tuple[str, ...]], b: list[tuple[str, ...]]) -> np.ndarray:
+    """Return the cosines between bags of words that weigh what is rare: (len(a), len(b))."""
+    vocabulary = {word: i for i, word in enumerate(sorted({w for bag in (*a, *b) for w in bag}))}
+    frequency = np.zeros(len(vocabulary))
+    for bag in (*a, *b):
+        for word in set(bag):
+            frequency[vocabulary[word]] += 1
+    rarity = np.log1p((len(a) + len(b)) / np.maximum(frequency, 1))
+
+    def matrix(bags):
+        result = np.zeros((len(bags), len(vocabulary)), np.float32)
+        for i, bag in enumerate(bags):
+            for word in bag:
+                result[i, vocabulary[word]] += rarity[vocabulary[word]]
+        norms = np.linalg.norm(result, axis=1, keepdims=True)
+        return np.divide(result, norms, out=result, where=norms > 0)
+
+    return (matrix(a) @ matrix(b).T).astype(np.float64)
+
+
+def _ranks(names: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the numbers of each name as ranks among the names of its pattern."""
+    values: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for name in names:
+        for place, number in enumerate(numbers(name)):
+            values[pattern(name), place].add(number)
+    order = {
+        key: {number: rank for rank, number in enumerate(sorted(group))}
+        for key, group in values.items()
+    }
+    return [
+        tuple(order[pattern(name), place][number] for place, number in enumerate(numbers(name)))
+        for name in names
+    ]
+
+
+def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
+    def table(left: Sequence[tuple[int, ...]], right: Sequence[tuple[int, ...]]) -> np.ndarray:
+        rows, columns = ({key: i for i, key in enumerate(dict.fromkeys(s))} for s in (left, right))
+        small = np.array([[_common(a, b) for b in columns] for a in rows])
+        return small[np.ix_([rows[key] for key in left], [columns[key] for key in right])]
+
+    plain = table([numbers(n) for n in originals], [numbers(n) for n in ports])
+    return np.maximum(plain, RANK * table(_ranks(originals), _ranks(ports)))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
+    """Return the share of numbers two names have in common, in order; 1 where neither has any."""
+    if a == b:
+        return 1.0
+    previous = [0] * (len(b) + 1)
+    for x in a:
+        row = [0]
+        for j, y in enumerate(b):
+            row.append(previous[j] + 1 if x == y else max(previous[j + 1], row[j]))
+        previous = row
+    return 2 * previous[-1] / (len(a) + len(b))

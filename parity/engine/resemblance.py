@@ -1,0 +1,93 @@
+"""Resemblance: how two arrays that are not equal go together, and where they differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.engine.fingerprints import sample_positions
+from parity.engine.layouts import Layout, candidates, take
+from parity.engine.metrics import relative_l2
+from parity.engine.value_search import elements
+
+SAMPLES = 512
+FAR = 0.5
+"""Relative L2 above which two arrays have nothing to do with each other: unrelated ones of one
+scale are at 1.4, and one against zeros is at 1."""
+HALF = 0.5
+"""Share of equal elements, and of an axis, from which on equality is the rule and not accident."""
+MOST_RANGES = 4
+
+
+@dataclass(frozen=True)
+class Resemblance:
+    """The layout in which two arrays come nearest, and what is left between them."""
+
+    layout: Layout
+    distance: float
+    """Relative L2."""
+    slices: str = ""
+    """Where all differences are, such as `rows 3, 8:16`; empty where they are everywhere."""
+
+    def text(self) -> str:
+        """Return it in words."""
+        if self.slices:
+            return f"differs in {self.slices}"
+        return f"differs in value by {self.distance:.1e} (relative L2)"
+
+
+def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
+    """Return how `target` resembles `source` of the same size; None where it does not."""
+    positions = sample_positions(target.size, SAMPLES)
+    wanted = elements(target, positions)
+    best, layout = (0.0, -np.inf), None
+    for candidate in candidates(tuple(source.shape), tuple(target.shape)):
+        values = take(candidate, source, positions)
+        equal = float(np.mean(values == wanted))
+        # A distance that is not a number is no resemblance.
+        apart = relative_l2(values, wanted)
+        score = (equal if equal >= HALF else 0.0, -apart if apart <= FAR else -np.inf)
+        if score > best:
+            best, layout = score, candidate
+    if layout is None:
+        return None
+    laid = layout(source)
+    slices = differing_slices(laid, target)
+    distance = relative_l2(laid, target)
+    if not slices and not distance <= FAR:
+        return None
+    return Resemblance(layout, distance, slices)
+
+
+def differing_slices(x: np.ndarray, y: np.ndarray) -> str:
+    """Return the indices along one axis that hold all differences; empty if most of each do."""
+    differs = (x != y) & ~((x != x) & (y != y))
+    if differs.sum() == 1:
+        return f"one element, {[int(i) for i in np.argwhere(differs)[0]]}"
+    best: tuple[float, str] = (HALF, "")
+    for axis in range(x.ndim):
+        others = tuple(other for other in range(x.ndim) if other != axis)
+        where = np.flatnonzero(differs.any(axis=others))
+        share = len(where) / x.shape[axis]
+        if x.shape[axis] > 1 and (share < best[0] or (share <= HALF and not best[1])):
+            best = (share, f"{_axis_name(axis, x.ndim)} {ranges(where.tolist())}")
+    return best[1]
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Return sorted indices as `3, 8:16`, the first few of them."""
+    texts = []
+    for _, group in itertools.groupby(enumerate(indices), key=lambda entry: entry[1] - entry[0]):
+        run = [index for _, index in group]
+        texts.append(str(run[0]) if len(run) == 1 else f"{run[0]}:{run[-1] + 1}")
+    more = len(texts) - MOST_RANGES
+    return ", ".join(texts[:MOST_RANGES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _axis_name(axis: int, ndim: int) -> str:
+    if ndim == 1:
+        return "elements"
+    return {0: "rows", 1: "columns"}[axis] if ndim == 2 else f"indices of axis {axis}:"

@@ -1,0 +1,147 @@
+"""How alike two names of stages are, when two libraries named the parts of one model.
+
+A name is a path: containers, a layer's number, a leaf. Words that every name has say little, those
+of few names say much, so a word weighs by how rare it is among the names of both sides. What a
+layer's number is on one side it should be on the other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_FIELD = re.compile(r"(\[\d+\])+$")
+_NUMBER = re.compile(r"\d+")
+_SYNONYMS = {
+    word: words[0]
+    for words in (
+        ("layer", "layers", "h", "block", "blocks"),
+        ("attention", "attn"),
+        ("norm", "ln", "layernorm", "rmsnorm", "rms"),
+        ("dense", "fc", "linear", "proj", "projection", "lin"),
+        ("embed", "embedding", "embeddings", "emb", "wte", "embedder"),
+        ("mlp", "ffn", "ff", "feedforward"),
+        ("output", "out", "o"),
+        ("query", "q"),
+        ("key", "k"),
+        ("value", "v"),
+        ("act", "activation", "gelu", "silu", "relu"),
+        ("final", "f", "last"),
+        ("position", "pos", "wpe"),
+    )
+    for word in words
+}
+"""Words that mean one thing in a model's source, whichever library it is written in."""
+FIELD_WEIGHT = 0.1
+"""Of the index at the end of a name, in words of average rarity: one library returns a tuple where
+another returns its only member, so `layer[0]` is nearly `layer`, yet not quite."""
+OTHER_LAYER = 0.4
+"""Factor for names whose first numbers differ: layers repeat every other word."""
+OTHER_PART = 0.7
+"""Factor for names whose later numbers differ: `norm1` may be called `norm_0`, or be another."""
+LEARNED = 0.95
+"""Similarity of names that are paired in another layer: sure, yet behind the same name."""
+
+
+def words(name: str) -> list[str]:
+    """Return the words and numbers of a name in lower case, synonyms as one word."""
+    lower = [str(word).lower() for word in _WORD.findall(_FIELD.sub("", name))]
+    return [_SYNONYMS.get(word) or word for word in lower]
+
+
+def similarity(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
+    """Return how alike names are, (original, port), 1 for the same name and 0 without a word in
+    common: what both say over what either says, each word weighed by its rarity."""
+    if not original or not port:
+        return np.zeros((len(original), len(port)))
+    bags = [Counter(words(name)) for name in (*original, *port)]
+    fields = [_field(name) for name in (*original, *port)]
+    use = Counter(word for bag in bags for word in bag)
+    index = {word: n for n, word in enumerate(use)}
+    rarity = np.array([math.log(1 + len(bags) / count) for count in use.values()])
+    counts = np.zeros((len(bags), len(index)))
+    for row, bag in zip(counts, bags, strict=True):
+        for word, count in bag.items():
+            row[index[word]] = count
+    sizes = counts @ rarity
+    both = np.zeros((len(original), len(port)))
+    for row, count in zip(both, counts[: len(original)], strict=True):
+        row[:] = np.minimum(count, counts[len(original) :]) @ rarity
+    either = sizes[: len(original), None] + sizes[None, len(original) :]
+    field = np.array([[a != b for b in fields[len(original) :]] for a in fields[: len(original)]])
+    weight = FIELD_WEIGHT * (float(np.mean(rarity)) if len(rarity) else 1.0)
+    alike = 2 * both / np.maximum(either + weight * field, 1e-9)
+    return alike * _same_numbers(original, port)
+
+
+def other_layers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
+    """Return whether the first numbers of names differ, counted as `similarity` does: (original,
+    port)."""
+    return _same_numbers(original, port) <= OTHER_LAYER
+
+
+def learned(
+    pairs: Iterable[tuple[str, str]], original: Sequence[str], port: Sequence[str]
+) -> np.ndarray:
+    """Return `LEARNED` where names pair as others do that differ from them in the layer's number
+    alone, 0 elsewhere: (original, port).
+
+    Args:
+        pairs: names (original, port) that belong together.
+        original: names of one side.
+        port: names of the other.
+    """
+    votes: dict[str, Counter[str]] = {}
+    for one, other in pairs:
+        (a, n), (b, m) = _template(one), _template(other)
+        if n == m:
+            votes.setdefault(a, Counter())[b] += 1
+    # A template that is paired with several others follows the most frequent one.
+    partner = {a: counter.most_common(1)[0][0] for a, counter in votes.items()}
+    columns: dict[tuple[str, str], list[int]] = {}
+    for j, name in enumerate(port):
+        columns.setdefault(_template(name), []).append(j)
+    out = np.zeros((len(original), len(port)))
+    for i, name in enumerate(original):
+        template, number = _template(name)
+        out[i, columns.get((partner.get(template, ""), number), [])] = LEARNED
+    return out
+
+
+def _field(name: str) -> str:
+    match = _FIELD.search(name)
+    return match.group() if match else ""
+
+
+def _template(name: str) -> tuple[str, str]:
+    """Return a name without its first number, and the number."""
+    match = _NUMBER.search(_FIELD.sub("", name))
+    if match is None:
+        return name, ""
+    return f"{name[: match.start()]}*{name[match.end() :]}", match.group()
+
+
+def _same_numbers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
+    """Return a factor for each pair of names: 1, or less where numbers of theirs differ."""
+    one, other = _numbers(original), _numbers(port)
+    firsts = [sorted({row[0] for row in rows if row}) for rows in (one, other)]
+    # Layers counted from 0 on one side and from 1 on the other: the n-th is the n-th.
+    if firsts[0] != firsts[1] and len(firsts[0]) == len(firsts[1]):
+        for rows, numbers in zip((one, other), firsts, strict=True):
+            for row in rows:
+                row[:1] = [numbers.index(row[0])] if row else []
+    first, later = np.ones((len(one), len(other))), np.ones((len(one), len(other)))
+    for depth in range(max((len(row) for row in (*one, *other)), default=0)):
+        a, b = (np.array([r[depth] if len(r) > depth else -1 for r in s]) for s in (one, other))
+        differ = (a[:, None] != b) & (a[:, None] >= 0) & (b >= 0)
+        (first if depth == 0 else later)[differ] = OTHER_LAYER if depth == 0 else OTHER_PART
+    return first * later
+
+
+def _numbers(names: Sequence[str]) -> list[list[int]]:
+    return [[int(number) for number in _NUMBER.findall(_FIELD.sub("", name))] for name in names]

@@ -1,0 +1,251 @@
+"""Two sides compared: parameters, stages, truth, bounds and gradients, found from their values.
+
+Source: docs/your-own-port.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parity.engine.alignment import Pin, align
+from parity.engine.compare import Comparison, Work
+from parity.engine.edge import Edge
+from parity.engine.matching import match_parameters
+from parity.engine.measurement import Measurement, Verdict
+from parity.engine.parameter_pairs import Matching
+from parity.engine.quantity import WEIGHTS
+from parity.port.correspondence import Arrays, Correspondence, only_valid
+from parity.port.localisation import localise
+from parity.port.narrow import compare_narrow
+from parity.port.report import Report
+from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
+from parity.port.side_runs import SideRuns
+from parity.port_tolerances import PortEdge
+from parity.sides.side import Rounding, Side, Trace
+
+PROJECTION = 20
+"""Seed of the direction that derivatives of the outputs are taken in."""
+
+
+class PortError(ValueError):
+    """The two sides cannot be compared; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port and its original, which should compute the same of the same inputs."""
+
+    name: str
+    original: Side
+    port: Side
+    case: str = ""
+    """Which of the cases of this name it is, such as `padding`."""
+    valid: np.ndarray | None = None
+    """Positions that mean something on both sides, bool (B, L); None is all of them."""
+    pins: tuple[Pin, ...] = ()
+    """What is known of which stage is which."""
+    gradients: bool = True
+    """Whether derivatives are compared too."""
+    bfloat16: bool = True
+    """Whether both sides run in bfloat16 too."""
+    device: str = "cpu"
+    """What measurements call the default device."""
+
+    @property
+    def title(self) -> str:
+        """What measurements call it."""
+        return f"{self.name}/{self.case}" if self.case else self.name
+
+
+def compare(port: Port) -> Report:
+    """Compare a port with its original.
+
+    Raises:
+        PortError: the sides share no parameter, or were given other inputs.
+        AlignmentError: their stages cannot be aligned, or pins name none of them.
+        SideError: a side refuses its inputs.
+    """
+    _check_inputs(port)
+    matching = match_parameters(port.original.parameters(), port.port.parameters())
+    if port.port.parameters() and not any(pair.is_equal for pair in matching.pairs):
+        raise PortError(
+            "the two sides share no parameter: give the port the original's weights first.\n"
+            + matching.text()
+        )
+    original, ours = (SideRuns(side, port.valid) for side in (port.original, port.port))
+    equal = [pair for pair in matching.pairs if pair.is_equal]
+    original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
+    alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
+    both = _Both(Correspondence(alignment, matching), original, ours)
+    if port.gradients:
+        both.differentiate(port.valid)
+    floors = both.floors()
+    work = Work(port.title, _digest(port), (*ours.best.stages,), suite=port.name)
+    bounds = PortBounds(_by_edge(floors))
+    rows = [_weights(work, bounds, matching, port.device)]
+    rows += both.repeats(work, bounds, port.device)
+    for edge in both.edges():
+        comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
+        rows += comparison.run(*both.arrays(edge))
+    notices = (*original.notices, *ours.notices)
+    stages = ()
+    if port.bfloat16:
+        edge = PortEdge.PORTBF16_PORT64
+        comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
+        stages, gates, more = compare_narrow(comparison, both.names, original, ours)
+        rows, notices = [*rows, *gates], (*notices, *more)
+    constants = floors["original", Rounding.CONSTANTS]
+    place = localise(both.names, original, ours, constants)
+    return Report(port.title, tuple(rows), alignment, matching, place, stages, notices)
+
+
+@dataclass
+class _Both:
+    """Both sides by the port's names."""
+
+    names: Correspondence
+    original: SideRuns
+    port: SideRuns
+
+    def differentiate(self, valid: np.ndarray | None) -> None:
+        """Take derivatives of both in one fixed direction of the outputs."""
+        rng = np.random.default_rng(PROJECTION)
+        aligned = {pair.port for pair in self.names.alignment.pairs}
+        best = self.port.best
+        outputs = {name: best.stages[name] for name in best.outputs if name in aligned}
+        cotangents = only_valid(
+            {n: rng.standard_normal(x.shape).astype(np.float32) for n, x in outputs.items()}, valid
+        )
+        self.port.differentiate(cotangents)
+        self.original.differentiate(self.names.cotangents(cotangents))
+
+    def view(self, side: str, trace: Trace) -> Arrays:
+        """Return what a run of one side computed that the other computes too."""
+        if side == "original":
+            stages = self.names.stages(trace.stages)
+            return stages | self.names.gradients(trace.gradients, self.port.best.gradients)[0]
+        aligned = (pair.port for pair in self.names.alignment.pairs)
+        stages = {name: trace.stages[name] for name in aligned if name in trace.stages}
+        return stages | self.names.gradients(self.original.best.gradients, trace.gradients)[1]
+
+    def runs(self, side: str) -> SideRuns:
+        """Return the runs of a side."""
+        return self.original if side == "original" else self.port
+
+    def floors(self) -> dict[tuple[str, Rounding], Floors]:
+        """Return what rounding does to each side that can run in float64."""
+        result = {}
+        for side in ("original", "port"):
+            runs = self.runs(side)
+            for kind in Rounding:
+                result[side, kind] = {}
+                if runs.wide is not None:
+                    result[side, kind] = floors_of(
+                        self.view(side, runs.wide),
+                        lambda seed, s=side, r=runs, k=kind: self.view(s, r.moved(k, seed)),
+                    )
+        return result
+
+    def edges(self) -> list[PortEdge]:
+        """Return what can be compared, mathematics first."""
+        wide = (self.port.wide is not None, self.original.wide is not None)
+        edges = {
+            (True, True): (
+                PortEdge.PORT64_ORIGINAL64,
+                PortEdge.PORT32_PORT64,
+                PortEdge.ORIGINAL32_ORIGINAL64,
+            ),
+            (True, False): (PortEdge.PORT32_PORT64, PortEdge.ORIGINAL32_PORT64),
+            (False, True): (PortEdge.ORIGINAL32_ORIGINAL64, PortEdge.PORT32_ORIGINAL64),
+            (False, False): (),
+        }
+        return [*edges[wide], PortEdge.PORT32_ORIGINAL32]
+
+    def arrays(self, edge: PortEdge) -> tuple[Arrays, Arrays]:
+        """Return both sides of an edge; an output of the port without a partner is on one only."""
+        left, right = (self._arrays(name) for name in edge.sides)
+        alone = {
+            name: self.port.best.stages[name]
+            for name in self.port.best.outputs
+            if name not in right and name not in left
+        }
+        return left | alone, right
+
+    def _arrays(self, name: str) -> Arrays:
+        side = name.rstrip("0123456789")
+        runs = self.runs(side)
+        trace = runs.narrow if name.endswith("32") else runs.wide
+        return {} if trace is None else self.view(side, trace)
+
+    def repeats(self, work: Work, bounds: PortBounds, device: str) -> list[Measurement]:
+        """Return a failure for each side that does not compute the same twice."""
+        comparison = Comparison(work, PortEdge.PORT32_ORIGINAL32, bounds, "float32", device)
+        partners = {pair.original: pair.port for pair in self.names.alignment.pairs}
+        rows = []
+        for side in ("original", "port"):
+            stage = self.runs(side).unrepeatable
+            if stage is not None:
+                name = partners.get(stage, stage) if side == "original" else stage
+                note = (
+                    f"the {side} is not deterministic: two runs of the same inputs differ from "
+                    f"{stage} on; is it in evaluation mode, and does it get its random key?"
+                )
+                rows.append(comparison.missing(name, note))
+        return rows
+
+
+def _by_edge(floors: Mapping[tuple[str, Rounding], Floors]) -> dict[Edge, Floors]:
+    """Return the floor of each edge: of the left side's error, or of both."""
+    o, p = (floors[side, Rounding.OPERATIONS] for side in ("original", "port"))
+    tables = [floors[side, Rounding.CONSTANTS] for side in ("original", "port")]
+    tables = [each for each in tables if each]
+    sides = [each for each in (o, p) if each]
+    return {
+        PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),
+        PortEdge.PORT32_PORT64: p,
+        PortEdge.ORIGINAL32_ORIGINAL64: o,
+        PortEdge.ORIGINAL32_PORT64: p,
+        PortEdge.PORT32_ORIGINAL64: o,
+        PortEdge.PORT32_ORIGINAL32: together(*sides, *tables),
+    }
+
+
+def _weights(work: Work, bounds: PortBounds, matching: Matching, device: str) -> Measurement:
+    """Return the gate that every parameter of the port is the original's."""
+    edge = PortEdge.PORT32_ORIGINAL32
+    other = [pair.port for pair in matching.pairs if not pair.is_equal]
+    other += [entry.name for entry in matching.unmatched_port]
+    row = Comparison(work, edge, bounds, "float32", device).judged(
+        WEIGHTS, "unmatched", float(len(other))
+    )
+    if row.verdict is Verdict.PASS:
+        return row
+    return replace(row, note=f"not the original's: {', '.join(other)}")
+
+
+def _check_inputs(port: Port) -> None:
+    ours, theirs = port.port.inputs(), port.original.inputs()
+    for name, value in ours.items():
+        other = theirs.get(name)
+        if other is None or other.shape != value.shape:
+            continue
+        a, b = (np.asarray(x, np.float64) for x in (value, other))
+        if not np.array_equal(a, b, equal_nan=True):
+            raise PortError(
+                f"both sides need the same inputs, but input {name} of the port is not that of the "
+                f"original: {int(np.sum(a != b))} of {a.size} elements differ"
+            )
+
+
+def _digest(port: Port) -> str:
+    """Return a hash of all that decides the numbers but the code."""
+    digest = hashlib.sha256(port.title.encode())
+    for side in (port.original, port.port):
+        for name, array in (*side.parameters().items(), *side.inputs().items()):
+            digest.update(f"{side.kind} {name} {array.shape} {array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""Which stage, output and parameter of the port is which of the original, and both under one name.
+
+The names and layouts are the port's. What is not valid, such as a padded position, is zero on both
+sides: nothing about it is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.engine.alignment import Alignment
+from parity.engine.parameter_pairs import Matching
+from parity.engine.quantity import Quantity
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """What was found of two sides."""
+
+    alignment: Alignment
+    matching: Matching
+
+    def stages(self, original: Mapping[str, np.ndarray]) -> Arrays:
+        """Return stages of the original by the port's names, as they lie there."""
+        return {
+            pair.port: pair.layout(original[pair.original])
+            for pair in self.alignment.pairs
+            if pair.original in original
+        }
+
+    def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
+        """Return cotangents of the port's outputs as those of the original's."""
+        return {
+            pair.original: np.ascontiguousarray(pair.layout.inverse(port[pair.port]))
+            for pair in self.alignment.pairs
+            if pair.port in port
+        }
+
+    def gradients(
+        self, original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
+    ) -> tuple[Arrays, Arrays]:
+        """Return gradients of both sides by quantity, in the shapes of the port's parameters."""
+        both = self.matching.gradients(original, port)
+        names = {name: Quantity.gradient(name) for name in both}
+        return (
+            {names[name]: theirs for name, (theirs, _) in both.items()},
+            {names[name]: ours for name, (_, ours) in both.items()},
+        )
+
+
+def only_valid(stages: Mapping[str, np.ndarray], valid: np.ndarray | None) -> Arrays:
+    """Return stages with zeros where positions are not valid.
+
+    Args:
+        stages: any shapes. Positions are the axes of lengths B and L, the first of which comes
+            first, or one axis of B L; a stage without them is returned as it is.
+        valid: bool (B, L); None is all.
+    """
+    if valid is None:
+        return dict(stages)
+    return {name: _only_valid(value, valid) for name, value in stages.items()}
+
+
+def _only_valid(value: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    B, L = valid.shape
+    axes = [1] * value.ndim
+    if value.ndim and value.shape[0] == B * L:
+        axes[0] = B * L
+    elif value.ndim > 1 and value.shape[0] == B and L in value.shape[1:]:
+        axes[0], axes[1 + value.shape[1:].index(L)] = B, L
+    else:
+        return value
+    return np.where(valid.reshape(axes), value, np.zeros((), value.dtype))

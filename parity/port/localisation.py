@@ -1,0 +1,157 @@
+"""Where a difference starts: every stage of the port fed the original's values.
+
+First in float64, where a stage of the same mathematics agrees to the last digits; and where all do,
+in float32, which shows what is computed in less precision than it should be. Source:
+docs/your-own-port.md "Where it starts".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from parity.engine.deviation import SHOWN, Worst, worst_elements
+from parity.engine.localize import Stage
+from parity.engine.measurement import Kind
+from parity.engine.metrics import relative_l2
+from parity.engine.operations import first_unknown
+from parity.port.correspondence import Correspondence
+from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
+from parity.port.side_runs import SideRuns
+from parity.port_tolerances import PortEdge
+from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults
+
+ROOM = 4.0
+"""Tolerances of its stage by which an operation may be off: one table may show in it undiluted."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Every stage on its own, and the first that is wrong on its own."""
+
+    edge: PortEdge
+    """What each stage, fed the original's values, was compared with."""
+    stages: tuple[Stage, ...]
+    worst: tuple[Worst, ...] = ()
+    """Elements of the culprit that differ most, the worst first."""
+    source: tuple[str, ...] = ()
+    """Lines of the port's source, innermost first, of its first wrong operation."""
+
+    @property
+    def culprit(self) -> Stage | None:
+        """The first stage that is wrong although what it is fed is right."""
+        return next((stage for stage in self.stages if stage.broken), None)
+
+    @property
+    def last_right(self) -> Stage | None:
+        """The stage before it."""
+        before = [s for s in self.stages if not s.broken]
+        if self.culprit is None:
+            return before[-1] if before else None
+        index = self.stages.index(self.culprit)
+        return self.stages[index - 1] if index else None
+
+
+def localise(
+    together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
+) -> Place:
+    """Return what every aligned stage of the port makes of the original's values.
+
+    Args:
+        together_: which stage is which.
+        original: its runs.
+        port: its runs.
+        constants: what the original's float32 tables move its stages by, by the port's names.
+    """
+    if original.wide is None or port.wide is None:
+        return _in_float32(together_, original, port)
+    place = _in_float64(together_, original, port, constants)
+    if place.culprit is not None:
+        return replace(place, source=_source(together_, original, port, place.culprit))
+    narrow = _in_float32(together_, original, port)
+    return place if narrow.culprit is None else narrow
+
+
+def _source(
+    together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
+) -> tuple[str, ...]:
+    """Return the lines of the first operation of a stage that the original does not do.
+
+    Nothing where a side does not tell its operations: captures and torch modules as ports.
+    """
+    ours, theirs = port.side, original.side
+    if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
+        return ()
+    fed = _replaceable(together_.stages(original.best.stages), port)
+    operations, values = ours.operations_of(stage.name, fed)
+    if not operations:
+        return ()
+    # Room for tables in float32, as the stage has; and well below what is wrong with it.
+    same = min(ROOM * stage.tolerance, stage.forced / ROOM)
+    first = first_unknown(operations, values, theirs.operation_results(), same)
+    return () if first is None else first.source
+
+
+def _in_float64(
+    together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
+) -> Place:
+    theirs = together_.stages(original.best.stages)
+    fed = _replaceable(theirs, port)
+    forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
+    known = {name: forced[name] for name in theirs}
+    # What is float32 on either side all the same, such as a table, is no difference of mathematics.
+    tables, operations = (
+        floors_of(known, lambda seed, kind=kind: port.moved(kind, seed, fed).stages)
+        for kind in (Rounding.CONSTANTS, Rounding.OPERATIONS)
+    )
+    floors = together(tables, narrowed(operations), constants)
+    edge = PortEdge.PORT64_ORIGINAL64
+    return _place(edge, port.best.stages, forced, theirs, theirs, floors)
+
+
+def _in_float32(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
+    theirs = together_.stages(original.narrow.stages)
+    fed = _replaceable(theirs, port)
+    forced = port.run(Run(forced=fed)).stages
+    if port.wide is None:
+        floors = dict.fromkeys(theirs, 0.0)
+        return _place(
+            PortEdge.PORT32_ORIGINAL32, port.narrow.stages, forced, theirs, theirs, floors
+        )
+    # The truth of a stage is the port's own float64 of the same inputs: what it rounds, no more.
+    exact = port.run(Run(Precision.FLOAT64, forced=fed)).stages
+    known = {name: exact[name] for name in theirs}
+    floors = floors_of(known, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
+    return _place(PortEdge.PORT32_PORT64, port.narrow.stages, forced, known, theirs, floors)
+
+
+def _place(
+    edge: PortEdge,
+    free: Mapping[str, np.ndarray],
+    forced: Mapping[str, np.ndarray],
+    truth: Mapping[str, np.ndarray],
+    theirs: Mapping[str, np.ndarray],
+    floors: Mapping[str, float],
+) -> Place:
+    stages = tuple(
+        Stage(
+            name,
+            relative_l2(free[name], theirs[name]),
+            relative_l2(forced[name], truth[name]),
+            stage_bound(edge, Kind.BLOCK, floors[name]),
+        )
+        for name in free
+        if name in theirs
+    )
+    place = Place(edge, stages)
+    if place.culprit is None:
+        return place
+    name = place.culprit.name
+    return replace(place, worst=worst_elements(forced[name], truth[name], SHOWN))
+
+
+def _replaceable(theirs: Mapping[str, np.ndarray], port: SideRuns) -> dict[str, np.ndarray]:
+    """Return what the port can be fed: all but what it returns."""
+    return {name: x for name, x in theirs.items() if name not in port.best.outputs}

@@ -1,0 +1,102 @@
+"""Both sides in bfloat16 against the truth: which is worse, and whether rounding explains it.
+
+Source: docs/your-own-port.md "In bfloat16".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Kind, Measurement
+from parity.engine.metrics import relative_l2
+from parity.port.correspondence import Correspondence
+from parity.port.rounding_floors import floors_of, stage_bound
+from parity.port.side_runs import SideRuns
+from parity.sides.side import Precision, Rounding, Run, SideError
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowStage:
+    """The errors of one stage in bfloat16, relative L2 against float64."""
+
+    name: str
+    port: float
+    original: float
+    floor: float
+    """What rounding every operation to the dtype it has in the port does to it."""
+
+    @property
+    def ratio(self) -> float:
+        """The port's error over the original's; NaN for 0 over 0."""
+        if self.original == 0.0:
+            return math.nan if self.port == 0.0 else math.inf
+        return self.port / self.original
+
+
+def compare_narrow(
+    comparison: Comparison, together_: Correspondence, original: SideRuns, port: SideRuns
+) -> tuple[tuple[NarrowStage, ...], tuple[Measurement, ...], tuple[str, ...]]:
+    """Return the stages, their gates, and notices of what could not run.
+
+    Args:
+        comparison: makes the gates.
+        together_: which stage is which.
+        original: its runs.
+        port: its runs.
+    """
+    if port.wide is None:
+        return (), (), ("bfloat16 is not compared: the port has no float64 to compare it with",)
+    truth = port.wide.stages
+    try:
+        ours = port.run(Run(Precision.BFLOAT16)).stages
+    except SideError as error:
+        return (), (), (f"bfloat16 is not compared: {error}",)
+    notices: tuple[str, ...] = ()
+    theirs: Mapping[str, float] = {}
+    try:
+        narrow = together_.stages(original.run(Run(Precision.BFLOAT16)).stages)
+        exact = together_.stages(original.best.stages)
+        theirs = {name: relative_l2(_wide(narrow[name]), exact[name]) for name in narrow}
+    except SideError as error:
+        notices = (f"the original does not run in bfloat16: {error}",)
+    floors = _floors(port, truth)
+    stages = tuple(
+        NarrowStage(
+            name,
+            relative_l2(_wide(ours[name]), value),
+            theirs.get(name, math.nan),
+            floors.get(name, math.nan),
+        )
+        for name, value in truth.items()
+        if name in ours
+    )
+    rows = []
+    for stage in stages:
+        if not math.isnan(stage.floor):
+            bound = stage_bound(comparison.edge, Kind.BLOCK, stage.floor)
+            rows.append(comparison.gate(stage.name, "rel_l2", stage.port, bound))
+        if not math.isnan(stage.ratio):
+            rows.append(comparison.fact(stage.name, "error_over_original", stage.ratio))
+    return stages, tuple(rows), notices
+
+
+def _floors(port: SideRuns, truth: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the error that rounding explains; parameters in bfloat16 are part of it."""
+
+    def moved(seed: int) -> Mapping[str, np.ndarray]:
+        stages = port.run(Run(Precision.BFLOAT16, Rounding.OPERATIONS, seed)).stages
+        return {name: stages.get(name, np.full_like(x, math.nan)) for name, x in truth.items()}
+
+    try:
+        return floors_of(truth, moved)
+    except SideError:
+        return {}
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)

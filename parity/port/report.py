@@ -1,0 +1,143 @@
+"""What a comparison of a port says, for a program and as text for a person.
+
+Source: docs/your-own-port.md "Reading a report".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from parity.engine.alignment import Alignment
+from parity.engine.localize import Stage, first_divergence
+from parity.engine.measurement import Measurement, Verdict
+from parity.engine.parameter_pairs import Matching
+from parity.engine.quantity import Quantity, Role
+from parity.port.localisation import Place
+from parity.port.narrow import NarrowStage
+from parity.port_tolerances import PortEdge
+
+AROUND = 3
+"""Stages shown before and behind the one where a difference starts."""
+ELEMENTS = 3
+"""Elements shown of it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Whether a port computes what its original does, and if not, where that starts."""
+
+    title: str
+    measurements: tuple[Measurement, ...]
+    alignment: Alignment
+    matching: Matching
+    place: Place
+    narrow: tuple[NarrowStage, ...]
+    """Both sides in bfloat16; empty where that was not asked or does not run."""
+    notices: tuple[str, ...]
+    """What a reader should know, such as what could not run."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every gate holds."""
+        return first_divergence(self.measurements) is None
+
+    @property
+    def culprit(self) -> Stage | None:
+        """The first stage that is wrong fed the right inputs; None where all gates hold."""
+        return None if self.holds else self.place.culprit
+
+    @property
+    def failures(self) -> tuple[Measurement, ...]:
+        """The gates that do not hold."""
+        return tuple(m for m in self.measurements if m.verdict is Verdict.FAIL)
+
+    def worst(self, edge: PortEdge) -> Measurement | None:
+        """Return the row of an edge that uses most of its tolerance."""
+        rows = [m for m in self.measurements if m.edge == edge and m.metric == "rel_l2"]
+        return max(rows, key=lambda m: _order(m.fraction), default=None)
+
+    def text(self) -> str:
+        """Return all of it as a person wants to read it: the answer first."""
+        return "\n".join([self.sentence(), "", *self._edges(), *self._place(), *self._rest()])
+
+    def sentence(self) -> str:
+        """Return the answer in one sentence."""
+        if self.holds:
+            return f"{self.title}: holds; {len(self._gates())} gates"
+        if weights := [m for m in self.failures if m.metric == "unmatched"]:
+            return f"{self.title}: the parameters differ; {weights[0].note}"
+        if unstable := [m for m in self.failures if "not deterministic" in m.note]:
+            return f"{self.title}: {unstable[0].note}"
+        if self.culprit is not None:
+            where = f" ({self.place.source[0]})" if self.place.source else ""
+            partner = self._partner(self.culprit.name)
+            return f"{self.title}: diverges at {self.culprit.name}{partner}{where}"
+        gradients = [m for m in self.failures if Quantity(m.quantity).role is Role.GRADIENT]
+        if gradients and len(gradients) == len(self.failures):
+            names = ", ".join(dict.fromkeys(Quantity(m.quantity).name for m in gradients))
+            return f"{self.title}: every stage holds, derivatives do not: {names}"
+        first = first_divergence(self.measurements)
+        assert first is not None
+        note = f": {first.note}" if first.note else ""
+        return f"{self.title}: {first.quantity} fails on {first.edge}, no stage on its own{note}"
+
+    def _gates(self) -> list[Measurement]:
+        return [m for m in self.measurements if m.verdict is not Verdict.INFO]
+
+    def _partner(self, name: str) -> str:
+        original = next((p.original for p in self.alignment.pairs if p.port == name), name)
+        return "" if original == name else f" (the original's {original})"
+
+    def _edges(self) -> list[str]:
+        lines = [f"{'edge':<26}{'gates':>6}{'fail':>6}  furthest"]
+        for edge in dict.fromkeys(m.edge for m in self._gates()):
+            rows = [m for m in self._gates() if m.edge == edge]
+            bad = sum(m.verdict is Verdict.FAIL for m in rows)
+            worst = max(rows, key=lambda m: _order(m.fraction))
+            lines.append(
+                f"{edge:<26}{len(rows):>6}{bad:>6}  {worst.quantity} {worst.value:.1e} "
+                f"of {worst.tolerance:.1e}"
+            )
+        return lines
+
+    def _place(self) -> list[str]:
+        if self.holds:
+            return []
+        stages, culprit = self.place.stages, self.culprit
+        lines = ["", f"{'stage':<44}{'free':>9}{'forced':>9}{'of':>9}"]
+        at = stages.index(culprit) if culprit is not None else 0
+        for stage in stages[max(0, at - AROUND) : at + AROUND + 1]:
+            arrow = "  <- here" if stage is culprit else ""
+            lines.append(
+                f"{stage.name:<44}{stage.free:>9.1e}{stage.forced:>9.1e}{stage.tolerance:>9.1e}{arrow}"
+            )
+        if culprit is None:
+            return lines
+        lines += ["", "worst elements of it, fed the original's values: port, original"]
+        for element in self.place.worst[:ELEMENTS]:
+            index = ", ".join(map(str, element.index))
+            lines.append(f"  [{index}]  {element.actual:.9g}  {element.expected:.9g}")
+        if self.place.source:
+            lines += ["", "first operation of the port that the original does not do:"]
+            lines += [f"  {line}" for line in self.place.source]
+        return lines
+
+    def _rest(self) -> list[str]:
+        alone = len(self.alignment.unaligned_port), len(self.alignment.unaligned_original)
+        lines = [
+            "",
+            f"{len(self.matching.pairs)} parameters matched, {len(self.alignment.pairs)} stages "
+            f"aligned; without a partner: {alone[0]} of the port, {alone[1]} of the original",
+        ]
+        last = self.narrow[-1] if self.narrow else None
+        if last is not None:
+            lines.append(
+                f"in bfloat16 {last.name} is off by {last.port:.1e} in the port and "
+                f"{last.original:.1e} in the original"
+            )
+        return lines + [f"note: {notice}" for notice in self.notices]
+
+
+def _order(fraction: float) -> float:
+    return math.inf if math.isnan(fraction) else fraction

@@ -1,0 +1,75 @@
+"""Names and kinds of the leaves of pytrees, as sides written in JAX know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """Return a path of a pytree as dotted text, such as `layers.0.weight`."""
+    return ".".join(map(_key_name, path))
+
+
+def field_name(name: str, path: Sequence[Any]) -> str:
+    """Return the name of a leaf of what a module returned: fields by `.`, positions by `[]`."""
+    for key in path:
+        part = _key_name(key)
+        name += f"[{part}]" if part.isdigit() else f".{part}"
+    return name
+
+
+def mark(name: str, value: Any) -> Any:
+    """Return a result with each of its floating arrays marked, under names below `name`."""
+
+    def marked(path: Sequence[Any], leaf: Any) -> Any:
+        return checkpoint_name(leaf, field_name(name, path)) if floating(leaf) else leaf
+
+    return jax.tree_util.tree_map_with_path(marked, value)
+
+
+def floating(x: Any) -> bool:
+    """Whether a leaf is an array of floating point numbers."""
+    return hasattr(x, "dtype") and hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def is_array(x: Any) -> bool:
+    """Whether a leaf is an array, NumPy's or JAX's."""
+    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+
+
+def is_key(x: Any) -> bool:
+    """Whether a leaf is a random key, whose dtype is not a number's."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def arrays_of(tree: Any) -> list[Any]:
+    """Return the arrays among the leaves of a pytree."""
+    return [x for x in jax.tree.leaves(tree) if is_array(x)]
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """Return a pytree with its floating arrays in another dtype."""
+    return jax.tree.map(
+        lambda x: np.asarray(x).astype(dtype) if is_array(x) and floating(x) else x, tree
+    )
+
+
+def as_array(x: Any) -> Any:
+    """Return a torch tensor as a NumPy array, and everything else as it is."""
+    if not hasattr(x, "detach") or not hasattr(x, "numpy"):
+        return x
+    tensor = x.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.float().numpy().astype(jnp.bfloat16)
+    return tensor.numpy()
+
+
+def _key_name(key: Any) -> str:
+    attributes = (getattr(key, attribute, None) for attribute in ("key", "name", "idx"))
+    return str(next((a for a in attributes if a is not None), key))

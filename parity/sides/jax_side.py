@@ -1,0 +1,177 @@
+"""A side written in JAX: a function of parameters and inputs whose stages are its marks.
+
+Other JAX sides are this one with marks put where their library lets them be put. The run as it is
+is evaluated operation by operation, so that reading its stages changes no bit of it; the float64
+run is compiled once and then moved, forced or left alone by its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parity.engine.jaxprs import aval
+from parity.engine.operations import Operation
+from parity.sides.jax_leaves import (
+    arrays_of,
+    as_array,
+    cast,
+    floating,
+    is_array,
+    is_key,
+    path_name,
+)
+from parity.sides.side import AS_IS, Precision, Run, SideError, Trace
+from parity.sides.traced import Traced, trace
+
+DTYPES = {
+    Precision.FLOAT32: jnp.float32,
+    Precision.FLOAT64: jnp.float64,
+    Precision.BFLOAT16: jnp.bfloat16,
+}
+
+
+class JaxSide:
+    """A function of parameters and inputs; its stages are marks by `checkpoint_name`.
+
+    Args:
+        function: called with the parameters and then the inputs.
+        params: any pytree; what is not an array in it stays as it is.
+        inputs: arrays, random keys or pytrees of them, and whatever else the function takes.
+        keywords: the same by name.
+    """
+
+    kind = "jax"
+
+    def __init__(
+        self, function: Callable[..., Any], params: Any, *inputs: Any, **keywords: Any
+    ) -> None:
+        self.function = function
+        self.params = jax.tree.map(as_array, params)
+        self.arguments = jax.tree.map(as_array, (inputs, keywords))
+        self._programs: dict[tuple[Precision, bool], Traced] = {}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Return every array among the parameters by its path."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        return {
+            self.parameter_name(path_name(path)): np.asarray(leaf)
+            for path, leaf in leaves
+            if is_array(leaf) and not is_key(leaf)
+        }
+
+    def parameter_name(self, path: str) -> str:
+        """Return what a parameter is called by its path in the pytree."""
+        return path
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Return every array among the inputs."""
+        inputs, keywords = self.arguments
+        named = {str(i): x for i, x in enumerate(inputs)} | keywords
+        leaves = jax.tree_util.tree_leaves_with_path(named)
+        return {
+            path_name(path): np.asarray(jax.random.key_data(x) if is_key(x) else x)
+            for path, x in leaves
+            if is_array(x)
+        }
+
+    def function_in(self, precision: Precision) -> Callable[..., Any]:
+        """Return the function as its users run it in a precision."""
+        return self.function
+
+    def run(self, how: Run = AS_IS) -> Trace:
+        """Run once; see `Run`.
+
+        Raises:
+            SideError: the function refuses its inputs, or there is no such stage or output.
+        """
+        wide = how.precision is Precision.FLOAT64 or how.rounding is not None
+        with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
+            program = self._program(how.precision, derivative=False)
+            arrays = arrays_of(self._trees(how.precision))
+            if wide:
+                marks, results = program.evaluate_in_float64(arrays, how)
+            else:
+                marks, results = program.evaluate(arrays, how.forced)
+            stages = {name: np.asarray(x) for name, x in marks.items() if floating(x)}
+            _check_names(how.forced, stages, "stage")
+            stages |= dict(zip(program.outputs, map(np.asarray, results), strict=True))
+            gradients = {} if how.cotangents is None else self._gradients(how, arrays, wide)
+        return Trace(stages, program.outputs, gradients, tuple(program.notices or ()))
+
+    def operations_of(
+        self, stage: str, forced: Mapping[str, np.ndarray]
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and those before it, and their float64 results."""
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            program = self._program(Precision.FLOAT64, derivative=False)
+            return program.operations_of(arrays_of(self._trees(Precision.FLOAT64)), stage, forced)
+
+    def _gradients(self, how: Run, arrays: list[Any], wide: bool) -> dict[str, np.ndarray]:
+        program = self._program(how.precision, derivative=True)
+        cotangents = how.cotangents or {}
+        _check_names(cotangents, program.outputs, "output")
+        shapes = [aval(v).shape for v in program.closed.jaxpr.invars[len(arrays) :]]
+        arrays = arrays + [
+            np.asarray(cotangents.get(name, np.zeros(shape)), np.float32)
+            for name, shape in zip(program.outputs, shapes, strict=True)
+        ]
+        if wide:
+            _, results = program.evaluate_in_float64(arrays, how)
+        else:
+            results = program.compute(arrays)
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        names = [self.parameter_name(path_name(p)) for p, x in leaves if floating(x)]
+        return dict(zip(names, map(np.asarray, results), strict=True))
+
+    def _trees(self, precision: Precision) -> Any:
+        return cast((self.params, self.arguments), DTYPES[precision])
+
+    def _program(self, precision: Precision, *, derivative: bool) -> Traced:
+        """Return a traced program; in float64, that of float32 where float64 is refused."""
+        key = precision, derivative
+        if key not in self._programs:
+            program = None
+            notices: dict[str, None] = {}
+            if precision is Precision.FLOAT64:
+                try:
+                    program = self._trace(precision, derivative)
+                except SideError as error:
+                    cause = type(error.__cause__).__name__
+                    notices[f"float64 is refused ({cause}): its float32 program is widened"] = None
+                    precision = Precision.FLOAT32
+            if program is None:
+                with jax.enable_x64(False):
+                    program = self._trace(precision, derivative)
+            program.notices = notices
+            program.narrow = precision is Precision.BFLOAT16
+            self._programs[key] = program
+        return self._programs[key]
+
+    def _trace(self, precision: Precision, derivative: bool) -> Traced:
+        with self._refusing(precision):
+            return trace(self.function_in(precision), self._trees(precision), derivative=derivative)
+
+    @contextlib.contextmanager
+    def _refusing(self, precision: Precision) -> Iterator[None]:
+        try:
+            yield
+        except SideError:
+            raise
+        except Exception as error:
+            shapes = (f"{n} {x.dtype}{list(x.shape)}" for n, x in self.inputs().items())
+            message = str(error).strip().splitlines()
+            raise SideError(
+                f"the {self.kind} side refuses its inputs in {precision} ({', '.join(shapes)}): "
+                f"{type(error).__name__}: {message[0] if message else ''}"
+            ) from error
+
+
+def _check_names(names: Mapping[str, Any], known: Any, what: str) -> None:
+    if lost := sorted(set(names) - set(known)):
+        raise SideError(f"no {what} {', '.join(lost)}; there are {', '.join(known)}")

@@ -1,0 +1,144 @@
+"""A torch program with every operation in float64, and with every result rounded as float32 would.
+
+A dispatch mode sees each operation below autograd, those of a backward pass too. It widens what a
+module casts to float32, so that the truth is that of the mathematics; and it moves results by
+random signs, which is what `parity.engine.evaluation` does to a jaxpr.
+Source: docs/your-own-port.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from parity.engine.rounding_noise import UNIT_ROUNDOFF
+from parity.engine.rounding_rules import ELEMENTARY_UNITS
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_EXACT = """
+_to_copy clone copy copy_ cat stack slice_scatter select_scatter index index_select gather
+embedding where masked_fill masked_fill_ fill fill_ zero_ zeros ones full arange empty empty_like
+zeros_like ones_like full_like new_zeros new_ones new_full new_empty scalar_tensor neg abs relu
+relu_ clamp clamp_min clamp_max maximum minimum max min amax amin argmax argmin sort topk tril
+triu constant_pad_nd repeat roll flip sign floor ceil round threshold_backward
+embedding_dense_backward native_dropout bernoulli rand randn uniform_ normal_ lift_fresh
+lift_fresh_copy detach detach_ _local_scalar_dense bitwise_not isin eq ne lt le gt ge any all
+repeat_interleave new_empty_strided empty_strided set_ resize_ max_pool2d_with_indices index_put
+scatter scatter_
+"""
+EXACT = frozenset(_EXACT.split())
+"""Operations that round nothing; views are recognised by their schema."""
+_ELEMENTARY = """
+exp exp2 expm1 log log1p tanh erf erfc sigmoid sin cos tan pow rsqrt gelu silu gelu_backward
+silu_backward mish softplus elu celu selu _softmax _log_softmax logsumexp
+"""
+ELEMENTARY = frozenset(_ELEMENTARY.split())
+
+
+class Lift(TorchDispatchMode):
+    """Widens floats to float64 while it is entered, and moves results.
+
+    Args:
+        signs: moves the results of operations; None moves nothing.
+    """
+
+    def __init__(self, signs: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.signs = signs
+        self.results: list[torch.Tensor] | None = None
+        """Every result, where somebody asks for them."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation."""
+        name = func.overloadpacket.__name__
+        args, named = tree_map(_widen, args), tree_map(_widen, kwargs or {})
+        if self.signs is not None:
+            args = self._summands(name, args)
+        result = func(*args, **named)
+        if self.results is not None:
+            leaves = (x for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+            # Copied, since an operation in place further on would change it.
+            self.results += [x.clone() for x in leaves if x.numel()]
+        if self.signs is None or name in EXACT or func.is_view:
+            return result
+        units = ELEMENTARY_UNITS if name in ELEMENTARY else 1.0
+        return tree_map(lambda x: self._rounded(x, units, name), result)
+
+    def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
+        """Return a tensor moved by so many units, up or down at random."""
+        signs = torch.randint(0, 2, x.shape, generator=self.signs, dtype=torch.int8)
+        return x * (1 + (2.0 * signs.to(x.dtype) - 1) * (units * UNIT_ROUNDOFF))
+
+    def _rounded(self, x: Any, units: float, name: str) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+            return x
+        if name.endswith("_"):  # in place: the same tensor goes on
+            return x.copy_(self.moved(x, units))
+        return self.moved(x, units)
+
+    def _summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Move one factor of each product in a sum, as adding up its terms would."""
+        which, terms = _terms(name, args)
+        if which is None or not args[which].is_floating_point():
+            return args
+        changed = self.moved(args[which], math.sqrt(1 + terms / 11))
+        return (*args[:which], changed, *args[which + 1 :])
+
+
+def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
+    """Return which argument of an operation is summed over, and how many terms a sum has."""
+    if name in ("mm", "bmm", "mv", "dot"):
+        return 1, args[0].shape[-1]
+    if name in ("addmm", "baddbmm", "addmv"):
+        return 2, args[1].shape[-1]
+    if name == "convolution":
+        return 1, math.prod(args[1].shape[1:])
+    if name in ("sum", "mean", "var_mean", "var", "std", "linalg_vector_norm", "prod"):
+        dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple, int)) else None
+        dims = (dims,) if isinstance(dims, int) else dims
+        shape = args[0].shape
+        return 0, math.prod(shape[d] for d in dims) if dims else max(1, args[0].numel())
+    if name in ("cumsum", "_softmax", "_log_softmax"):
+        dim = args[1]
+        return 0, args[0].shape[dim] if args[0].ndim else 1
+    if name in ("native_layer_norm", "native_batch_norm", "native_group_norm"):
+        return 0, args[0].shape[-1]
+    return None, 1
+
+
+def _widen(x: Any) -> Any:
+    if isinstance(x, torch.dtype):
+        return torch.float64 if x in NARROW else x
+    if isinstance(x, torch.Tensor) and x.dtype in NARROW:
+        return x.double()
+    return x
+
+
+@contextlib.contextmanager
+def lifted(seed: int | None) -> Iterator[Lift]:
+    """Context in which torch computes in float64, rounding by the signs of a seed, if any.
+
+    Attention is done by its definition: a fused kernel hides what it rounds.
+    """
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    mode = Lift(generator)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), mode:
+            yield mode
+    finally:
+        torch.set_default_dtype(default)

@@ -1,0 +1,228 @@
+"""A side written in torch: every call of a submodule is a stage, read by a forward hook."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from parity.sides.side import AS_IS, OUTPUT, Precision, Rounding, Run, SideError, Trace, fields_of
+from parity.sides.torch_lift import lifted
+
+DTYPES = {
+    Precision.FLOAT32: torch.float32,
+    Precision.FLOAT64: torch.float64,
+    Precision.BFLOAT16: torch.bfloat16,
+}
+
+
+class TorchSide:
+    """A torch module; stages are the results of its submodules, by path.
+
+    Args:
+        module: in the mode it is to be compared in; usually `module.eval()`.
+        inputs: what it is called with: tensors, arrays, anything else.
+        call: called as `call(module, *inputs, **keywords)` in place of the module itself, for other
+            methods or several steps.
+        keywords: what it is called with by name.
+    """
+
+    kind = "torch"
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *inputs: Any,
+        call: Callable[..., Any] | None = None,
+        **keywords: Any,
+    ) -> None:
+        self.module, self.call = module, call
+        self.arguments = _map((inputs, keywords), _tensor)
+        self._copies: dict[Precision, torch.nn.Module] = {}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Return every parameter and every floating buffer by path; a tied one by its first."""
+        named = dict(self.module.named_parameters())
+        buffers = self.module.named_buffers()
+        named |= {name: b for name, b in buffers if b.is_floating_point() and name not in named}
+        return {name: _array(tensor) for name, tensor in named.items()}
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Return every tensor among the inputs."""
+        inputs, keywords = self.arguments
+        named = {str(i): x for i, x in enumerate(inputs)} | keywords
+        leaves = (leaf for key, x in named.items() for leaf in fields_of(x, key))
+        return {name: _array(x) for name, x in leaves if isinstance(x, torch.Tensor)}
+
+    def operation_results(self) -> list[np.ndarray]:
+        """Return the results of every operation of a float64 run, in their order."""
+        module = self._in(Precision.FLOAT64)
+        with lifted(None) as mode, torch.no_grad():
+            mode.results = []
+            inputs, keywords = _map(self.arguments, lambda x: _cast(x, torch.float64))
+            (self.call or (lambda m, *a, **k: m(*a, **k)))(module, *inputs, **keywords)
+            results, mode.results = mode.results, None
+        return [_array(x) for x in results]
+
+    def run(self, how: Run = AS_IS) -> Trace:
+        """Run once; see `Run`.
+
+        Raises:
+            SideError: the module refuses its inputs, or has no answer to what is asked.
+        """
+        if how.rounding is not None and how.precision is not Precision.FLOAT64:
+            raise SideError("a torch side is moved by rounding in float64 only")
+        module = self._in(how.precision)
+        if how.rounding is Rounding.CONSTANTS:
+            module = _with_moved_buffers(module, how)
+        stages: dict[str, torch.Tensor] = {}
+        gradients = how.cotangents is not None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_watched(module, stages, how.forced))
+            if how.precision is Precision.FLOAT64:
+                seed = how.seed if how.rounding is Rounding.OPERATIONS else None
+                stack.enter_context(lifted(seed))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            inputs, keywords = _map(self.arguments, lambda x: _cast(x, DTYPES[how.precision]))
+            try:
+                call = self.call or (lambda m, *a, **k: m(*a, **k))
+                result = call(module, *inputs, **keywords)
+            except Exception as error:
+                shapes = (f"{n} {x.dtype}{list(x.shape)}" for n, x in self.inputs().items())
+                raise SideError(
+                    f"the torch side refuses its inputs in {how.precision} ({', '.join(shapes)}): "
+                    f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                ) from error
+            outputs = {n: x for n, x in fields_of(result, OUTPUT) if _floating(x)}
+            derivatives = _gradients(module, outputs, how) if gradients else {}
+        arrays = {name: _array(x) for name, x in (stages | outputs).items()}
+        return Trace(arrays, tuple(outputs), derivatives)
+
+    def _in(self, precision: Precision) -> torch.nn.Module:
+        floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))
+        if precision is Precision.FLOAT32 and all(d is torch.float32 for d in floats):
+            return self.module
+        if precision not in self._copies:
+            self._copies[precision] = copy.deepcopy(self.module).to(DTYPES[precision])
+        return self._copies[precision]
+
+
+@contextlib.contextmanager
+def _watched(
+    module: torch.nn.Module, stages: dict[str, torch.Tensor], forced: Mapping[str, np.ndarray]
+) -> Iterator[None]:
+    def hook_of(path: str) -> Callable[..., Any]:
+        def hook(_module: Any, _inputs: Any, result: Any) -> Any:
+            names = {}
+            for name, x in fields_of(result, path):
+                if not _floating(x):
+                    continue
+                count, unique = 2, name
+                while unique in stages:
+                    unique, count = f"{name}#{count}", count + 1
+                # Copied, since an operation in place further on would change it.
+                stages[unique] = x.detach().clone()
+                names[name] = unique
+            if not any(unique in forced for unique in names.values()):
+                return None
+            return _replaced(result, path, {n: forced[u] for n, u in names.items() if u in forced})
+
+        return hook
+
+    hooks = [m.register_forward_hook(hook_of(p)) for p, m in module.named_modules() if p]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
+    """Return a result with some of its fields replaced, by the names of `fields_of`."""
+    make = cast("Callable[..., Any]", type(value))
+    if isinstance(value, torch.Tensor):
+        if name not in by:
+            return value
+        return torch.as_tensor(np.asarray(by[name])).to(value.dtype).reshape(value.shape)
+    if isinstance(value, Mapping):
+        entries = {k: _replaced(v, f"{name}.{k}", by) for k, v in value.items()}
+        return make(**entries) if dataclasses.is_dataclass(value) else make(entries)
+    if fields := getattr(value, "_fields", None):
+        return make(*(_replaced(getattr(value, f), f"{name}.{f}", by) for f in fields))
+    if isinstance(value, (tuple, list)):
+        return make(_replaced(v, f"{name}[{i}]", by) for i, v in enumerate(value))
+    return value
+
+
+def _gradients(
+    module: torch.nn.Module, outputs: Mapping[str, torch.Tensor], how: Run
+) -> dict[str, np.ndarray]:
+    cotangents = how.cotangents or {}
+    if lost := sorted(set(cotangents) - set(outputs)):
+        raise SideError(f"no output {', '.join(lost)}; there are {', '.join(outputs)}")
+    named = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(
+        [outputs[name] for name in cotangents],
+        list(named.values()),
+        [torch.as_tensor(np.asarray(c)).to(outputs[n].dtype) for n, c in cotangents.items()],
+        allow_unused=True,
+    )
+    return {
+        name: np.zeros(tuple(p.shape), _array(p).dtype) if g is None else _array(g)
+        for (name, p), g in zip(named.items(), gradients, strict=True)
+    }
+
+
+def _with_moved_buffers(module: torch.nn.Module, how: Run) -> torch.nn.Module:
+    """Return a copy whose own tables are off by what making them in float32 rounds."""
+    moved = copy.deepcopy(module)
+    generator = torch.Generator().manual_seed(how.seed)
+    with lifted(how.seed) as mode, torch.no_grad():
+        mode.signs = generator
+        for name, buffer in moved.named_buffers():
+            if buffer.is_floating_point() and name not in how.shared:
+                buffer.copy_(mode.moved(buffer, 1.0))
+    return moved
+
+
+def _map(value: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _map(v, function) for key, v in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_map(v, function) for v in value)
+    if isinstance(value, list):
+        return [_map(v, function) for v in value]
+    return function(value)
+
+
+def _tensor(x: Any) -> Any:
+    if isinstance(x, np.generic) or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        x = np.asarray(x)
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.astype(np.float32)).to(torch.bfloat16)
+    tensor = torch.from_numpy(np.array(x))
+    # An index of torch is int64; JAX's are int32.
+    return tensor.long() if tensor.dtype in (torch.int32, torch.uint32) else tensor
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if _floating(x) else x
+
+
+def _floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    held = x.detach().cpu()
+    if held.dtype is torch.bfloat16:
+        return held.float().numpy().astype(ml_dtypes.bfloat16)
+    return held.numpy()

@@ -1,0 +1,193 @@
+"""One traced JAX program of a side, evaluated as it is or compiled to be moved and forced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from parity.engine.evaluation import Evaluation, Marks
+from parity.engine.jaxprs import aval, equations
+from parity.engine.operations import Operation, Recorder
+from parity.engine.rounding import Signs, pool
+from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_key
+from parity.sides.side import OUTPUT, Rounding, Run
+
+COMPILER_OPTIONS = {"xla_llvm_disable_expensive_passes": True}
+"""A float64 run is a yardstick that runs a few times: compiling it is most of its cost."""
+
+
+@dataclass
+class Traced:
+    """A program of arrays: parameters and inputs, in the order of the leaves of both."""
+
+    closed: ClosedJaxpr
+    outputs: tuple[str, ...]
+    """What its floating results are called; of derivatives, what the function's are."""
+    narrow: bool = False
+    """Whether it is meant to be bfloat16."""
+    notices: dict[str, None] | None = None
+    """What its evaluation could not do as asked."""
+
+    def evaluate(
+        self, arrays: Sequence[Any], forced: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Return marks and results, computed operation by operation in their own dtypes."""
+        marks = Marks()
+        replacing = {name: (True, value) for name, value in forced.items()}
+        results = Evaluation().run(self.closed, self._arguments(arrays), marks, replacing)
+        return _taken(marks), results
+
+    def compute(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the results, compiled as a whole."""
+        return self._plain(self._arguments(arrays))
+
+    def evaluate_in_float64(
+        self, arrays: Sequence[Any], how: Run
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Return marks and results in float64, rounded and forced as a run asks."""
+        forced = {
+            name: (
+                np.asarray(name in how.forced),
+                np.asarray(how.forced.get(name, np.zeros(shape.shape)), shape.dtype),
+            )
+            for name, shape in self._marks.items()
+        }
+        signs = pool(how.seed, self._largest)
+        scales = [float(how.rounding is kind) for kind in (Rounding.OPERATIONS, Rounding.CONSTANTS)]
+        results, values, passed = self._wide(self._arguments(arrays, True), signs, *scales, forced)
+        ordered = {name: values[name] for name in self._marks}
+        return _taken(Marks(ordered, passed)), results
+
+    def operations_of(
+        self, arrays: Sequence[Any], stage: str, forced: Mapping[str, Any]
+    ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
+        """Return the operations between a stage and the stages before it, and their results.
+
+        In float64, fed `forced`. A stage inside of a loop has none that could be told apart.
+        """
+        values = self._arguments(arrays, True)
+        recorder = Recorder()
+
+        def evaluate(values: Any) -> Any:
+            nonlocal recorder
+            recorder = Recorder()
+            marks = Marks()
+            replacing = {name: (True, value) for name, value in forced.items()}
+            how = Evaluation(True, notices={}, recorder=recorder)
+            results = how.run(self.closed, values, marks, replacing)
+            ends = marks.values | dict(zip(self.outputs, results, strict=True))
+            last = recorder.producer(ends[stage]) if stage in ends else None
+            window = [] if last is None else recorder.window(last)
+            return {i: recorder.values[i] for i in window if is_array(recorder.values[i])}
+
+        computed = jax.jit(evaluate, compiler_options=COMPILER_OPTIONS)(values)
+        results = {i: np.asarray(x) for i, x in computed.items()}
+        return {i: recorder.operations[i] for i in results}, results
+
+    @cached_property
+    def _plain(self) -> Callable[..., Any]:
+        return jax.jit(lambda arrays: Evaluation().run(self.closed, arrays, Marks()))
+
+    @cached_property
+    def _wide(self) -> Callable[..., Any]:
+        return jax.jit(self._evaluation, compiler_options=COMPILER_OPTIONS)
+
+    def _evaluation(self, arrays: Any, signs: Any, operations: Any, constants: Any, forced: Any):
+        marks = Marks()
+        notices = self.notices if self.notices is not None else {}
+        moving = Signs(signs, operations, constants, self.narrow)
+        results = Evaluation(True, moving, notices).run(self.closed, arrays, marks, forced)
+        return results, marks.values, marks.passed
+
+    @cached_property
+    def _marks(self) -> dict[str, Any]:
+        """Shapes of the marks in the order in which they are passed."""
+        order: dict[str, Any] = {}
+
+        def note(arrays: Any) -> None:
+            order.update(self._evaluation(arrays, pool(0, self._largest), 0.0, 0.0, {})[1])
+
+        variables = [aval(v) for v in self.closed.jaxpr.invars]
+        jax.eval_shape(note, [_wide_shape(v) for v in variables])
+        return {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in order.items()}
+
+    @cached_property
+    def _largest(self) -> int:
+        """How many elements its largest array has."""
+        variables = [*self.closed.jaxpr.invars, *self.closed.jaxpr.constvars]
+        for eqn in equations(self.closed.jaxpr):
+            variables += (*eqn.outvars, *eqn.invars)
+        shapes = (getattr(aval(v), "shape", ()) for v in variables)
+        return max(map(math.prod, shapes), default=1)
+
+    def _arguments(self, arrays: Sequence[Any], wide: bool = False) -> list[Any]:
+        """Return arrays as the program takes them; in float64 where it is to be evaluated in it."""
+        dtypes = (aval(v).dtype for v in self.closed.jaxpr.invars)
+        return [
+            x if is_key(x) else np.asarray(x, np.float64 if wide and floating(x) else dtype)
+            for x, dtype in zip(arrays, dtypes, strict=True)
+        ]
+
+
+def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False) -> Traced:
+    """Trace `function(params, *inputs, **keywords)`, or its derivatives by its parameters.
+
+    Derivatives are those of the results contracted with cotangents, which are the last arrays.
+
+    Args:
+        function: what to trace.
+        trees: parameters, and the inputs with the keywords.
+        derivative: which of the two.
+    """
+    leaves, structure = jax.tree.flatten(trees)
+    arrays = arrays_of(trees)
+    trained = [i for i, x in enumerate(arrays_of(trees[0])) if floating(x)]
+    names: list[str] = []
+
+    def call(values: Sequence[Any]) -> list[Any]:
+        rest = iter(values)
+        whole = [next(rest) if is_array(x) else x for x in leaves]
+        params, (inputs, keywords) = jax.tree.unflatten(structure, whole)
+        result = function(params, *inputs, **keywords)
+        paths = jax.tree_util.tree_leaves_with_path(result)
+        results = {field_name(OUTPUT, path): x for path, x in paths if floating(x)}
+        names[:] = results
+        return list(results.values())
+
+    def gradients(*values: Any) -> Any:
+        constant, cotangents = list(values[: len(arrays)]), values[len(arrays) :]
+
+        def contracted(parameters: Sequence[Any]) -> Any:
+            every = list(constant)
+            for i, value in zip(trained, parameters, strict=True):
+                every[i] = value
+            pairs = zip(call(every), cotangents, strict=True)
+            return sum(jnp.sum(y * jnp.asarray(c, y.dtype)) for y, c in pairs)
+
+        return jax.grad(contracted)([constant[i] for i in trained])
+
+    if not derivative:
+        closed = jax.make_jaxpr(lambda *values: call(values))(*arrays)
+    else:
+        shapes = jax.eval_shape(lambda *values: call(values), *arrays)
+        closed = jax.make_jaxpr(gradients)(*arrays, *shapes)
+    return Traced(closed, tuple(names))
+
+
+def _taken(marks: Marks) -> dict[str, Any]:
+    """Return the marks that were passed: those of branches not taken were not."""
+    return {n: x for n, x in marks.values.items() if bool(marks.passed.get(n, True))}
+
+
+def _wide_shape(variable: Any) -> Any:
+    if not floating(variable):
+        return jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+    return jax.ShapeDtypeStruct(variable.shape, jnp.float64)
