@@ -40,6 +40,7 @@ def compare_meshes(
     name: str = "step",
     marks: Mapping[str, PartitionSpec] | None = None,
     precisions: Sequence[str] = ("float64", "float32"),
+    watched: Sequence[str] = ("float64", "float32"),
     reorder: bool = True,
     forced: bool = True,
     suite: str = "mesh",
@@ -62,6 +63,8 @@ def compare_meshes(
             taken that fits the shapes, and of several the one closest to one device.
         precisions: "float64" and "float32", or one of them; "float32" is the function as it is, in
             whatever it casts to.
+        watched: those of them in which marks are compared too, which takes another program where
+            the function is run as it is.
         reorder: whether a break in float64 is held against reordered sums before it is believed.
         forced: whether, after a break, every mark runs again on one device's values.
         suite: what measurements are filed under.
@@ -81,12 +84,13 @@ def compare_meshes(
         raise ValueError(
             f"compare_meshes: expected precisions of {', '.join(EDGES)}, got {precisions}."
         )
-    one = _One(function, arguments, shardings[0], meshes[0])
+    one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched))
     declared = {n: tuple(spec) for n, spec in (marks or {}).items()}
     results = []
     for mesh, layout in zip(meshes, shardings, strict=True):
         program = Program(function, arguments, layout, mesh)
-        sides = _Sides(one, program, declared, f"{name} {mesh_name(mesh)}", suite, device)
+        case = f"{name} {mesh_name(mesh)}"
+        sides = _Sides(one, program, declared, case, suite, device, frozenset(watched))
         results.append(sides.result(precisions, reorder, forced))
     return MeshReport(name, tuple(results))
 
@@ -101,19 +105,21 @@ def layouts(
     Args:
         arguments: as given to the function.
         specs: `PartitionSpec`s as a prefix of the arguments, or a function of a leaf's path, such
-            as `0/w1`, and the leaf.
+            as `0/w1`, the leaf and the mesh.
         meshes: where to.
     """
+    return [_layout(arguments, specs, mesh) for mesh in meshes]
+
+
+def _layout(arguments: tuple[Any, ...], specs: Any, mesh: Mesh) -> Any:
     if callable(specs) and not isinstance(specs, PartitionSpec):
+        spread = specs
 
         def rule(path: Any, leaf: Any) -> PartitionSpec:
-            return specs(path_name(path), leaf)
+            return spread(path_name(path), leaf, mesh)
 
         specs = jax.tree_util.tree_map_with_path(rule, arguments)
-    return [
-        jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)  # noqa: B023
-        for mesh in meshes
-    ]
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
 
 def mesh_name(mesh: Mesh) -> str:
@@ -129,6 +135,7 @@ class _One:
     arguments: tuple[Any, ...]
     layout: Any
     like: Mesh
+    watched: frozenset[str]
     _values: dict[str, Values] = field(default_factory=dict)
     _responses: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
 
@@ -142,7 +149,7 @@ class _One:
 
     def values(self, dtype: str) -> Values:
         if dtype not in self._values:
-            self._values[dtype] = _both(self.program, dtype, None)
+            self._values[dtype] = _both(self.program, dtype, None, dtype in self.watched)
         return self._values[dtype]
 
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
@@ -169,6 +176,7 @@ class _Sides:
     case: str
     suite: str
     device: str
+    watched: frozenset[str]
 
     def result(self, precisions: Sequence[str], reorder: bool, forced: bool) -> MeshResult:
         rows: list[Measurement] = []
@@ -199,7 +207,7 @@ class _Sides:
     def _measure(self, dtype: str, reorder: bool) -> list[Measurement]:
         whole = self.one.values(dtype)
         self.program.declared = _declared(self.declared, whole.arrays)
-        there = _both(self.program, dtype, whole.arrays)
+        there = _both(self.program, dtype, whole.arrays, dtype in self.watched)
         nothing = dict.fromkeys(whole.arrays, (0.0,))
         responses = nothing if dtype == "float64" else self.one.responses(dtype)
         rows = self._rows(dtype, there, whole, responses)
@@ -282,10 +290,12 @@ class _Sides:
         )
 
 
-def _both(program: Program, dtype: str, whole: Arrays | None) -> Values:
+def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> Values:
     """Return marks of the watched program, and results of it or, as it is run, of the user's."""
-    values = program.run(dtype, whole)
+    values = program.run(dtype, whole, watched=watched)
     assert isinstance(values, Values)
+    if not watched:
+        return values
     program.watched_text, program.watched_names = program.compiled_text, program.result_names
     program.found = dict(values.placements)
     if dtype != "float64" and program.known_marks:

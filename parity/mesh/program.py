@@ -104,7 +104,7 @@ class Program:
                 return eqx.filter(result, eqx.is_array)
 
             closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
-            names = _result_names(shape, set(_mark_names(closed)) if watched else set())
+            names = _result_names(shape, set(_mark_names(closed)))
             if not watched:
                 return self._plain(call, leaves, names, closed)
             held = {n: jnp.asarray(a) for n, a in (forced or {}).items()}

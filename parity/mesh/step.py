@@ -35,7 +35,7 @@ class MeshComparison:
     arguments: tuple[Any, ...]
     """Pytrees: arrays of NumPy or JAX, and whatever else they hold."""
     specs: Any
-    """`PartitionSpec`s as a prefix of the arguments, or a function of path and leaf."""
+    """`PartitionSpec`s as a prefix of the arguments, or a function of path, leaf and mesh."""
     meshes: Sequence[Mapping[str, int]]
     """Sizes by axis, such as `{"data": 2, "tensor": 4}`; all with the same axes in one order."""
     name: str = "step"
