@@ -54,8 +54,9 @@ class MeshResult:
             return
         size = f"{row.metric} {row.value:.2g}, at most {row.tolerance:.2g}"
         yield f"starts at {row.quantity} ({row.edge}, {size}) {row.note}".rstrip()
-        if row.metric == "replicas":
-            yield f"{row.value:.0f} devices hold another {row.quantity} than the first replica"
+        for m in self.measurements:
+            if (m.quantity, m.metric) == (row.quantity, "replicas") and m.value > 0:
+                yield f"{m.value:.0f} devices hold another {m.quantity} than the first replica"
         if self.before:
             yield f"the last stage that is right: {self.before}"
         for collective in self.suspects:

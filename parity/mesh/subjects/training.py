@@ -1,6 +1,6 @@
 """A few steps of AdamW as one function of arrays, for a model of any library.
 
-The steps are a loop, so that a program is compiled for one of them; what each of them computed comes
+The steps are a loop, so that a program is compiled for one of them; what each computed comes
 out with the step as its first axis.
 """
 

@@ -67,9 +67,11 @@ def batch():
 def random_like(shapes, seed):
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda s: (0.3 * rng.standard_normal(s.shape)).astype(np.float32)
-        if jnp.issubdtype(s.dtype, jnp.floating)
-        else np.zeros(s.shape, s.dtype),
+        lambda s: (
+            (0.3 * rng.standard_normal(s.shape)).astype(np.float32)
+            if jnp.issubdtype(s.dtype, jnp.floating)
+            else np.zeros(s.shape, s.dtype)
+        ),
         shapes,
     )
 
