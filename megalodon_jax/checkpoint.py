@@ -12,13 +12,10 @@ manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import operator
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,7 +29,7 @@ from safetensors.numpy import save_file
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_tensors
-from megalodon_jax.files import read_json_object
+from megalodon_jax.files import folder_written_aside, read_json_object
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import build_model, dotted, replace_leaves, weight_table
 
@@ -40,7 +37,6 @@ KIND, SCHEMA = "megalodon_jax checkpoint", 1
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 CONFIG, MANIFEST = "config.json", "manifest.json"
 _PACKAGES = ("megalodon-numerics", "jax", "equinox", "optax", "safetensors", "numpy", "ml_dtypes")
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +85,8 @@ def save_checkpoint(
     )
     if opt_state is not None:
         files[OPTIMIZER] = _tensors(opt_state, "opt_state")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with folder_written_aside(target) as aside:
         _write(aside, model.config, step, files)
-        _publish(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = None) -> Checkpoint:
@@ -213,37 +204,6 @@ def _write(
     manifest["sha256"] = _digest(manifest)
     for name, content in ((CONFIG, fields), (MANIFEST, manifest)):
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    folder.chmod(0o755)
-    for file in folder.iterdir():
-        file.chmod(0o644)
-        _flush(file)
-    _flush(folder)
-
-
-def _publish(aside: Path, target: Path) -> None:
-    """Put `aside` in the place of `target`, where an interruption leaves the old or the new."""
-    if not target.exists():
-        aside.rename(target)
-    elif not _exchanged(aside, target):
-        previous = aside.with_name(f"{aside.name}.previous")
-        try:
-            target.rename(previous)
-            aside.rename(target)
-        except BaseException:
-            if previous.exists() and not target.exists():
-                previous.rename(target)
-            raise
-        shutil.rmtree(previous, ignore_errors=True)
-    _flush(target.parent)
-
-
-def _exchanged(left: Path, right: Path) -> bool:
-    """Exchange two folders in one step; False where the system or the file system cannot."""
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
-    if exchange is None:
-        return False
-    names = os.fsencode(left), os.fsencode(right)
-    return exchange(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
 
 
 def _check_replaceable(target: Path) -> None:
@@ -256,15 +216,6 @@ def _check_replaceable(target: Path) -> None:
             f"save_checkpoint: {target} is not a checkpoint of ours (it holds {sorted(names)}) "
             "and would be replaced as a whole; choose a folder of its own."
         )
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or the names in a folder to the disk, so that a power cut keeps the order."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _version(package: str) -> str | None:

@@ -1,14 +1,18 @@
-"""Files that are there whole or not at all, and JSON that holds an object."""
+"""Files and folders that are there whole or not at all, and JSON that holds an object."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
@@ -34,6 +38,33 @@ def written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Context with an empty folder to write files to, which becomes `target` when the block ends
+    without an error, in the place of what is there.
+
+    Missing parents are made. What an interruption leaves is a hidden sibling of `target`, which may
+    be deleted.
+
+    Raises:
+        OSError: the folder cannot be written; what was there still is.
+    """
+    path = Path(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"))
+    try:
+        yield aside
+        # A temporary folder is its owner's alone; this one is to be read by others.
+        aside.chmod(0o755)
+        for file in aside.iterdir():
+            file.chmod(0o644)
+            _flush(file)
+        _flush(aside)
+        _publish(aside, path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """Read a JSON file that must hold an object.
 
@@ -48,3 +79,46 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, found {type(content).__name__}.")
     return content
+
+
+def _publish(aside: Path, target: Path) -> None:
+    """Put the folder `aside` in the place of the folder `target`, if there is one.
+
+    The two are exchanged in one step where the system can (Linux); elsewhere the old one steps
+    aside first, and returns if the new one cannot take its place. An interruption leaves the old or
+    the new. What was there is left at `aside`, or deleted.
+
+    Raises:
+        OSError: the folder cannot be replaced; what was there still is.
+    """
+    if not target.exists():
+        aside.rename(target)
+    elif not _exchanged(aside, target):
+        previous = aside.with_name(f"{aside.name}.previous")
+        try:
+            target.rename(previous)
+            aside.rename(target)
+        except BaseException:
+            if previous.exists() and not target.exists():
+                previous.rename(target)
+            raise
+        shutil.rmtree(previous, ignore_errors=True)
+    _flush(target.parent)
+
+
+def _exchanged(left: Path, right: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the file system cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    if exchange is None:
+        return False
+    names = os.fsencode(left), os.fsencode(right)
+    return exchange(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
+
+
+def _flush(path: Path) -> None:
+    """Bring a file or the names in a folder to the disk, so that a power cut keeps the order."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

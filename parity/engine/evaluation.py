@@ -1,10 +1,10 @@
 """One evaluation of a jaxpr: its marks read and replaced, in its own dtypes or widened to float64.
 
-A mark is a value that `jax.ad_checkpoint.checkpoint_name` was put on. Calls, rematerialised
-regions, branches and scans that hold marks are entered; everything else is bound as it is, so that
-operation by operation the results are the same bits. Widened, an evaluation enters everything, does
-in float64 what the program does in less, and can round every result as the program would, by random
-signs: the response of a program to that is its noise floor (Monte Carlo arithmetic, Parker 1997).
+Calls, rematerialised regions, branches and scans that hold marks are entered; everything else is
+bound as it is, so that operation by operation the results are the same bits. Widened, an evaluation
+enters everything, does in float64 what the program does in less, and can round every result as the
+program would, by random signs: the response of a program to that is its noise floor (Monte Carlo
+arithmetic, Parker 1997).
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
 
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from parity.engine.jaxprs import bind, equations, inner_jaxprs, interpret
+from parity.engine.jaxprs import bind, interpret
+from parity.engine.marks import Branches, Change, Changes, Marks, has_marks, in_turn, of_turns
 from parity.engine.operations import Recorder
 from parity.engine.rounding import Signs
 from parity.engine.rounding_rules import rounded, wide
@@ -29,26 +31,6 @@ from parity.engine.rounding_rules import rounded, wide
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_lin")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
-
-
-@dataclass
-class Marks:
-    """Values by mark, in the order in which they were passed."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    passed: dict[str, Any] = field(default_factory=dict)
-    """Of marks inside a branch, whether it was taken: bool scalars."""
-
-    def name_of(self, name: str) -> str:
-        """Return the name of the next value of a mark; the second is called `name#2`."""
-        count, unique = 2, name
-        while unique in self.values:
-            unique, count = f"{name}#{count}", count + 1
-        return unique
-
-
-Forced = Mapping[str, tuple[Any, Any]]
-"""By mark: whether it is replaced (a bool, possibly traced) and by what."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +43,8 @@ class Evaluation:
     """Round the result of every operation by these."""
     notices: dict[str, None] = field(default_factory=dict)
     """What could not be done as asked, in order and once each."""
+    differentiable: bool = False
+    """Keep the derivatives that functions define themselves: marks inside of these are not seen."""
     recorder: Recorder | None = None
     """Notes every operation outside of loops and branches."""
 
@@ -69,10 +53,10 @@ class Evaluation:
         closed: ClosedJaxpr,
         arguments: Sequence[Any],
         marks: Marks,
-        forced: Forced | None = None,
+        changes: Changes | None = None,
     ) -> list[Any]:
         """Return the outputs of a jaxpr; its marks are added to `marks`."""
-        return self._inner(closed.jaxpr, closed.consts, arguments, marks, forced or {})
+        return self._inner(closed.jaxpr, closed.consts, arguments, marks, changes or {})
 
     def _inner(
         self,
@@ -80,50 +64,44 @@ class Evaluation:
         constants: Sequence[Any],
         arguments: Sequence[Any],
         marks: Marks,
-        forced: Forced,
+        changes: Changes,
     ) -> list[Any]:
         if self.widened:
             constants = [self._constant(c) for c in constants]
             arguments = [_widen(a) for a in arguments]
 
         def step(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
-            return self._step(eqn, inputs, marks, forced)
+            return self._step(eqn, inputs, marks, changes)
 
         return interpret(jaxpr, constants, arguments, step, self._literal)
 
     def _step(
-        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, forced: Forced
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
         primitive = eqn.primitive.name
         if primitive == "name":
-            name = marks.name_of(eqn.params["name"])
-            marks.values[name] = value = inputs[0]
-            replaced = _replaced(value, forced.get(name))
-            if self.recorder is not None:
-                # Its own object: the value itself is known by the operation that computed it.
-                replaced = replaced + 0
-                self.recorder.note(eqn, inputs, [replaced], name)
-            return [replaced]
-        if primitive in FLOW and (self.widened or _has_marks(eqn)):
+            return [self._mark(eqn, inputs, marks, changes)]
+        entered = primitive in FLOW and (self.widened or has_marks(eqn))
+        if entered and not (self.differentiable and primitive in CUSTOM):
             if primitive in (*CALLS, *CUSTOM):
                 keys = ("call_jaxpr", "fun_jaxpr", "jaxpr")
                 inner = next(eqn.params[key] for key in keys if key in eqn.params)
                 with self._inside(eqn):
-                    return self._call(inner, inputs, marks, forced)
-            return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, forced))
+                    return self._call(inner, inputs, marks, changes)
+            return self._noted(eqn, inputs, self._loop_or_branch(eqn, inputs, marks, changes))
         if not self.widened:
             return self._noted(eqn, inputs, bind(eqn, inputs))
         return self._noted(eqn, inputs, rounded(eqn, inputs, self.signs, self.notices))
 
     def _loop_or_branch(
-        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, forced: Forced
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
         alone = dataclasses.replace(self, recorder=None)
         if eqn.primitive.name == "scan":
-            return alone._scan(eqn, inputs, marks, forced)
+            return alone._scan(eqn, inputs, marks, changes)
         if eqn.primitive.name == "cond":
-            return alone._cond(eqn, inputs, marks, forced)
-        if _has_marks(eqn):
+            return alone._cond(eqn, inputs, marks, changes)
+        if has_marks(eqn):
             self.notices["marks inside of a while loop have no one value: not seen"] = None
         return alone._while(eqn, inputs) if self.widened else bind(eqn, inputs)
 
@@ -141,49 +119,56 @@ class Evaluation:
         yield
         self.recorder.leave()
 
+    def _mark(self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes) -> Any:
+        name = marks.name_of(eqn.params["name"])
+        value = inputs[0]
+        if self.differentiable and isinstance(value, Tracer):
+            # Still a mark: policies of rematerialisation read them.
+            value = bind(eqn, inputs)[0]
+        change = changes.get(name, Change())
+        marks.values[name] = reported = change.reported(value)
+        following = change.following(reported)
+        if self.recorder is not None:
+            # Its own object: the value itself is known by the operation that computed it.
+            following = following + 0
+            self.recorder.note(eqn, inputs, [following], name)
+        return following
+
     def _call(
-        self, inner: ClosedJaxpr | Jaxpr, inputs: list[Any], marks: Marks, forced: Forced
+        self, inner: ClosedJaxpr | Jaxpr, inputs: Sequence[Any], marks: Marks, changes: Changes
     ) -> list[Any]:
         if isinstance(inner, Jaxpr):
-            return self._inner(inner, (), inputs, marks, forced)
-        return self._inner(inner.jaxpr, inner.consts, inputs, marks, forced)
+            return self._inner(inner, (), inputs, marks, changes)
+        return self._inner(inner.jaxpr, inner.consts, inputs, marks, changes)
 
     def _scan(
-        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, forced: Forced
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
         p = eqn.params
-        body, length = p["jaxpr"], p["length"]
-        constants = inputs[: p["num_consts"]]
-        first = inputs[p["num_consts"] :][: p["num_carry"]]
-        rest = inputs[p["num_consts"] + p["num_carry"] :]
+        body, length, carries = p["jaxpr"], p["length"], p["num_consts"] + p["num_carry"]
+        constants, first = inputs[: p["num_consts"]], inputs[p["num_consts"] : carries]
+        rest = inputs[carries:]
         if self.widened:
             first = [_widen(x) for x in first]
-        # A replaced mark is fed iteration by iteration, where every iteration has one.
-        of_body = {f"{_in_iteration(name, 0)}": name for name in _names_in(self, eqn, inputs)}
+        shapes = self._shapes(body, [*inputs[:carries], *(x[0] for x in rest)], marks)
+        turns = range(length)[:: -1 if p["reverse"] else 1]
+        passed_as = [(name, i) for i in turns for name in shapes]
+        names = marks.next_names(in_turn(*of_turn) for of_turn in passed_as)
+        outside = dict(zip(passed_as, names, strict=True))
+        # A change of one turn reaches it as one of the scan's inputs.
         fed = {
-            name: tuple(
-                jnp.stack(
-                    [jnp.asarray(forced[_in_iteration(name, i)][part]) for i in range(length)]
-                )
-                for part in (0, 1)
-            )
-            for key, name in of_body.items()
-            if all(_in_iteration(name, i) in forced for i in range(length))
+            name: of_turns([changes.get(outside[name, i]) for i in range(length)], shape)
+            for name, shape in shapes.items()
+            if any(outside[name, i] in changes for i in range(length))
         }
-        taken: dict[str, None] = {}
 
         def step(carry: Any, xs: Any) -> Any:
-            (turn, carry), (turn_inputs, turn_fed) = carry, xs
-            own = Marks()
-            inner = self.at(turn)
-            outputs = inner._inner(
-                body.jaxpr, body.consts, [*constants, *carry, *turn_inputs], own, turn_fed
+            (turn, carry), (turn_inputs, turn_changes) = carry, xs
+            own = marks.within()
+            outputs = self.at(turn)._call(
+                body, [*constants, *carry, *turn_inputs], own, turn_changes
             )
-            taken.update(dict.fromkeys(own.values))
-            following = [
-                jnp.asarray(x, before.dtype) if hasattr(before, "dtype") else x
-                for x, before in zip(outputs, first, strict=False)
-            ]
+            following = [_of_type(x, y) for x, y in zip(outputs, first, strict=False)]
             return (turn + 1, following), (outputs[len(first) :], own.values, own.passed)
 
         (_, last), (outputs, values, passed) = jax.lax.scan(
@@ -194,47 +179,55 @@ class Evaluation:
             reverse=p["reverse"],
             unroll=p["unroll"],
         )
-        for i in range(length):
-            for name in taken:
-                turn_name = marks.name_of(_in_iteration(name, i))
-                marks.values[turn_name] = values[name][i]
-                if name in passed:
-                    marks.passed[turn_name] = passed[name][i]
+        for name, i in passed_as:
+            unique = marks.name_of(in_turn(name, i))
+            marks.values[unique] = values[name][i]
+            if name in passed:
+                marks.passed[unique] = passed[name][i]
         return [*last, *outputs]
 
     def _cond(
-        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, forced: Forced
+        self, eqn: JaxprEqn, inputs: list[Any], marks: Marks, changes: Changes
     ) -> Sequence[Any]:
         index, *operands = inputs
         branches = eqn.params["branches"]
+        joint = Branches.of([self._shapes(branch, operands, marks) for branch in branches])
+        outside = dict(zip(joint.shapes, marks.next_names(joint.shapes), strict=True))
 
-        def shape_of(branch: ClosedJaxpr) -> Any:
-            def values(*args: Any) -> Any:
-                own = Marks()
-                outputs = self._call(branch, list(args), own, {})
-                return outputs, own.values
+        def run(branch: ClosedJaxpr, names: dict[str, str]) -> Any:
+            known = {n: outside[name] for n, name in names.items() if outside[name] in changes}
 
-            return jax.eval_shape(values, *operands)
-
-        shapes: dict[str, Any] = {}
-        for branch in branches:
-            shapes = shape_of(branch)[1] | shapes
-
-        def run(branch: ClosedJaxpr) -> Any:
             def taken(*args: Any) -> Any:
-                own = Marks()
-                outputs = self._call(branch, list(args), own, forced)
-                blank = {n: jnp.zeros(s.shape, s.dtype) for n, s in shapes.items()}
-                passed = {name: jnp.asarray(name in own.values) for name in shapes}
-                return outputs, blank | own.values, passed | own.passed
+                own = marks.within()
+                inner = {name: changes[theirs] for name, theirs in known.items()}
+                outputs = self._call(branch, args, own, inner)
+                values = {n: jnp.zeros(s.shape, s.dtype) for n, s in joint.shapes.items()}
+                passed = {name: jnp.asarray(name in names.values()) for name in joint.shapes}
+                values |= {names[name]: value for name, value in own.values.items()}
+                passed |= {names[name]: value for name, value in own.passed.items()}
+                return outputs, values, passed
 
             return taken
 
-        outputs, values, passed = jax.lax.switch(index, [run(b) for b in branches], *operands)
-        for name in shapes:
+        outputs, values, passed = jax.lax.switch(
+            index, [run(b, n) for b, n in zip(branches, joint.own, strict=True)], *operands
+        )
+        for name in joint.shapes:
             unique = marks.name_of(name)
             marks.values[unique], marks.passed[unique] = values[name], passed[name]
         return outputs
+
+    def _shapes(self, inner: ClosedJaxpr, inputs: Sequence[Any], marks: Marks) -> dict[str, Any]:
+        """Return the marks of a body or branch in the order they are passed in, by shape."""
+        shapes: dict[str, Any] = {}
+
+        def once(*args: Any) -> None:
+            own = marks.within()
+            self._call(inner, args, own, {})
+            shapes.update({n: jax.typeof(x) for n, x in own.values.items()})
+
+        jax.eval_shape(once, *inputs)
+        return shapes
 
     def _while(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         p = eqn.params
@@ -247,7 +240,7 @@ class Evaluation:
 
         def step(carry: Any) -> Any:
             outputs = self._call(p["body_jaxpr"], [*constants, *carry], Marks(), {})
-            return [jnp.asarray(x, y.dtype) for x, y in zip(outputs, carry, strict=True)]
+            return [_of_type(x, y) for x, y in zip(outputs, carry, strict=True)]
 
         return jax.lax.while_loop(goes_on, step, first)
 
@@ -264,42 +257,10 @@ class Evaluation:
         return self._constant(value) if self.widened else value
 
 
-def _names_in(how: Evaluation, eqn: JaxprEqn, inputs: list[Any]) -> list[str]:
-    """Return the marks of a scan's body as one iteration names them."""
-    if not _has_marks(eqn):
-        return []
-    p, names = eqn.params, []
-    count = p["num_consts"] + p["num_carry"]
-
-    def once(*args: Any) -> Any:
-        own = Marks()
-        outputs = how._inner(p["jaxpr"].jaxpr, p["jaxpr"].consts, args, own, {})
-        names.extend(own.values)
-        return outputs
-
-    jax.eval_shape(once, *inputs[:count], *(x[0] for x in inputs[count:]))
-    return names
-
-
-def _in_iteration(name: str, turn: int) -> str:
-    """Name a mark by the turn of the loop it is in; the outermost loop comes first."""
-    base, _, inner = name.partition("@")
-    return f"{base}@{turn}" + (f"@{inner}" if inner else "")
-
-
-def _replaced(value: Any, forced: tuple[Any, Any] | None) -> Any:
-    if forced is None:
-        return value
-    on, other = forced
-    return jnp.where(on, jnp.asarray(other, value.dtype).reshape(value.shape), value)
-
-
-def _has_marks(eqn: JaxprEqn) -> bool:
-    return any(
-        inner_eqn.primitive.name == "name"
-        for inner in inner_jaxprs(eqn)
-        for inner_eqn in equations(inner)
-    )
+def _of_type(value: Any, like: Any) -> Any:
+    """Return what a loop carries on, in the dtype in which it began to."""
+    dtype = getattr(like, "dtype", None)
+    return value if dtype is None or value.dtype == dtype else jnp.asarray(value, dtype)
 
 
 def _widen(value: Any) -> Any:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn
+import jax.numpy as jnp
 
-from parity.engine.jaxprs import bind, equations, interpret
+from parity.engine.evaluation import Evaluation
+from parity.engine.marks import Change, Marks
 
 
 def capture(
@@ -44,49 +45,23 @@ def capture(
 
     def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        marks = _Marks(numbered or {}, offsets or {}, forced or {})
-
-        def step(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
-            if _is_call(eqn):
-                inner = eqn.params["jaxpr"]
-                if any(e.primitive.name == "name" for e in equations(inner.jaxpr, _is_call)):
-                    return interpret(inner.jaxpr, inner.consts, inputs, step)
-            outputs = bind(eqn, inputs)
-            if eqn.primitive.name == "name":
-                outputs = [marks.mark(eqn.params["name"], outputs[0])]
-            return outputs
-
-        values = interpret(closed.jaxpr, closed.consts, jax.tree.leaves(args), step)
-        return jax.tree.unflatten(jax.tree.structure(shape), values), marks.taken
+        replaced, added = forced or {}, offsets or {}
+        changes = {
+            name: Change(name in replaced, replaced.get(name), added.get(name))
+            for name in {**replaced, **added}
+        }
+        marks = Marks(numbered=numbered or {}, once=True)
+        evaluation = Evaluation(differentiable=True)
+        values = evaluation.run(closed, jax.tree.leaves(args), marks, changes)
+        return jax.tree.unflatten(jax.tree.structure(shape), values), _certain(marks)
 
     return captured
 
 
-class _Marks:
-    """Collects intermediates as they pass, and says what to go on with."""
-
-    def __init__(
-        self, numbered: Mapping[str, str], offsets: Mapping[str, Any], forced: Mapping[str, Any]
-    ):
-        self.numbered, self.offsets, self.forced = numbered, offsets, forced
-        self.taken: dict[str, jax.Array] = {}
-        self._passed = dict.fromkeys(numbered, 0)
-
-    def mark(self, name: str, value: jax.Array) -> jax.Array:
-        if name in self.numbered:
-            self._passed[name] += 1
-            name = self.numbered[name].format(self._passed[name] - 1)
-        if name in self.taken:
-            raise ValueError(
-                f"capture: the mark {name!r} is passed twice. Give each value a name of its own, "
-                f"or say how to count them: numbered={{{name!r}: 'layers.{{}}.{name}'}}."
-            )
-        if name in self.offsets:
-            value = value + self.offsets[name]
-        self.taken[name] = value
-        return self.forced[name].astype(value.dtype) if name in self.forced else value
-
-
-def _is_call(eqn: JaxprEqn) -> bool:
-    # A mark inside of a branch or loop has no one value, so those are bound whole.
-    return eqn.primitive.name in ("jit", "pjit")
+def _certain(marks: Marks) -> dict[str, jax.Array]:
+    """Return the values of marks; one in a branch that was not taken has none: NaN."""
+    values = dict(marks.values)
+    for name, passed in marks.passed.items():
+        if jnp.issubdtype(values[name].dtype, jnp.inexact):
+            values[name] = jnp.where(passed, values[name], jnp.full_like(values[name], jnp.nan))
+    return values

@@ -22,6 +22,8 @@ from parity.engine.metrics import relative_l2
 Shape = tuple[int, ...]
 SAMPLES = 48
 """Elements compared before all are: a wrong layout of generic values fails on the first few."""
+BLOCK = 1 << 18
+"""Elements compared in full at once, so that no copy of a large array is made."""
 MOST_AXES = 6
 """Axes up to which permutations are tried: 720 of them; above, only what needs none."""
 
@@ -193,12 +195,15 @@ def same_values(x: np.ndarray, y: np.ndarray) -> bool:
     """Whether two arrays of one shape hold equal values, block by block; NaN equals NaN."""
     if x.shape != y.shape:
         return False
-    if x.ndim == 0 or x.size <= 1 << 20:
+    if x.ndim == 0 or x.size <= BLOCK or len(x) == 1:
         if x.dtype != y.dtype:
             # float64 holds every value of what is compared here, so widening decides nothing.
             x, y = _wide(x), _wide(y)
         return np.array_equal(x, y, equal_nan=True)
-    return all(same_values(a, b) for a, b in zip(x, y, strict=True))
+    # Several rows at once: of a transposed array each line of the cache has elements of 16 of them.
+    rows = max(1, BLOCK * len(x) // x.size)
+    starts = range(0, len(x), rows)
+    return all(same_values(x[i : i + rows], y[i : i + rows]) for i in starts)
 
 
 def find_layouts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from parity.engine import naming
 from parity.engine.analogy import by_families, by_siblings
 from parity.engine.constructions import Construction, laid_out
+from parity.engine.irregularities import irregularities
 from parity.engine.layouts import Layout
 from parity.engine.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.resemblance import resemblance
@@ -291,7 +293,12 @@ class _Search:
             self.unmatched(name, self.original, every_p, self.port, likeness[i])
             for i, name in enumerate(rest_o)
         )
-        pairs = tuple(self.pairs[name] for name in self.port.names if name in self.pairs)
+        pairs = [self.pairs[name] for name in self.port.names if name in self.pairs]
+        odd = irregularities(pairs)
+        pairs = tuple(
+            replace(pair, note="; ".join(filter(None, (pair.note, odd.get(pair.port)))))
+            for pair in pairs
+        )
         return Matching(pairs, left_o, left_p)
 
     def unmatched(

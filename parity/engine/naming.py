@@ -38,7 +38,8 @@ LEAVES = {
 WORDS = {
     "attn": "attention",
     "crossattention": "cross attention",
-    "encdecattention": "cross attention",
+    "enc": "encoder",
+    "dec": "decoder",
     "q": "query",
     "k": "key",
     "v": "value",
@@ -84,9 +85,35 @@ WORDS = {
     "f": "final",
 }
 """What words inside of names mean."""
+SEGMENTS = {
+    "EncDecAttention": "cross attention",
+    "encoder_attn": "cross attention",
+    # Llama as its authors released it.
+    "wq": "query projection",
+    "wk": "key projection",
+    "wv": "value projection",
+    "wo": "output projection",
+    "w1": "gate projection",
+    "w2": "down projection",
+    "w3": "up projection",
+    # The two matrices of a feed-forward block.
+    "fc1": "up projection",
+    "fc2": "down projection",
+    "fc_in": "up projection",
+    "fc_out": "down projection",
+    "c_fc": "up projection",
+    "lin1": "up projection",
+    "lin2": "down projection",
+    "dense_h_to_4h": "up projection",
+    "dense_4h_to_h": "down projection",
+    "intermediate": "up",
+}
+"""What whole parts of names mean whose words say nothing."""
 _NORM = re.compile(r"(layer|rms|batch|group)_?norm", re.IGNORECASE)
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBER = re.compile(r"\d+")
+SHORTEST = 3
+"""Letters from which on a word may stand for a longer one that it begins."""
 RANK = 0.9
 """What numbers count that are equal only as ranks, such as layers from 1 against layers from 0."""
 
@@ -116,15 +143,27 @@ def numbers(name: str) -> tuple[int, ...]:
 def words(name: str) -> tuple[str, ...]:
     """Return the words of a name, translated, its numbers left out."""
     *path, last = name.split(".")
-    result = []
+    result: list[str] = []
     for segment in path:
-        for part in _PARTS.findall(_NORM.sub("norm", segment)):
-            if not part.isdigit():
-                word = part.lower()
-                result += WORDS[word].split() if word in WORDS else [word]
-    meaning = LEAVES.get(last)
-    last_words = [meaning] if meaning else _PARTS.findall(last)
-    return (*result, *(w.lower() for w in last_words if not w.isdigit()))
+        result += SEGMENTS[segment].split() if segment in SEGMENTS else _segment_words(segment)
+    if last in LEAVES:
+        return (*result, LEAVES[last])
+    return (*result, *(part.lower() for part in _PARTS.findall(last) if not part.isdigit()))
+
+
+def _segment_words(segment: str) -> list[str]:
+    """Return the words of one part of a path, and where there are several also the part itself.
+
+    Without it `dense_h_to_4h` and `dense_4h_to_h` are the same words.
+    """
+    parts = [part.lower() for part in _PARTS.findall(_NORM.sub("norm", segment))]
+    result = [word for part in parts if not part.isdigit() for word in _meaning(part)]
+    whole = segment.lower().rstrip("_0123456789")
+    return [*result, f"={whole}"] if len(parts) > 1 and len(result) > 1 else result
+
+
+def _meaning(word: str) -> list[str]:
+    return WORDS[word].split() if word in WORDS else [word]
 
 
 def families(names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -151,8 +190,11 @@ def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
     """
     if not originals or not ports:
         return np.zeros((len(originals), len(ports)))
-    single = _cosine([words(n) for n in originals], [words(n) for n in ports])
-    double = _cosine([_pairs(words(n)) for n in originals], [_pairs(words(n)) for n in ports])
+    left, right = [words(n) for n in originals], [words(n) for n in ports]
+    full = _abbreviations({w for bag in left for w in bag}, {w for bag in right for w in bag})
+    left, right = ([tuple(full.get(w, w) for w in bag) for bag in side] for side in (left, right))
+    single = _cosine(left, right)
+    double = _cosine([_pairs(bag) for bag in left], [_pairs(bag) for bag in right])
     places = [np.arange(len(names)) / len(names) for names in (originals, ports)]
     order = 1 - np.abs(places[0][:, None] - places[1][None])
     return 0.7 * single + 0.3 * double + _numbers_agree(originals, ports) + 0.01 * order
@@ -203,6 +245,17 @@ def _shares(originals, ports, known, key) -> np.ndarray:
 
 def _pairs(sequence: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{a} {b}" for a, b in itertools.pairwise(sequence)) or sequence
+
+
+def _abbreviations(left: set[str], right: set[str]) -> dict[str, str]:
+    """Return words of one side only that begin one word of only the other: enc, encoder."""
+    result = {}
+    for own, other in ((left - right, right - left), (right - left, left - right)):
+        for word in own:
+            longer = [w for w in other if w.startswith(word)] if len(word) >= SHORTEST else []
+            if len(longer) == 1:
+                result[word] = longer[0]
+    return result
 
 
 def _cosine(a: list[tuple[str, ...]], b: list[tuple[str, ...]]) -> np.ndarray:

@@ -8,13 +8,15 @@ Source: docs/your-own-port.md "Where it starts".
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.extend.core import JaxprEqn
+
+from parity.engine.metrics import relative_l2
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox")
 """Packages whose lines are not the port's own."""
@@ -91,16 +93,25 @@ class Recorder:
         return sorted(i for i in inside if i == last or self.operations[i].mark is None)
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """Where a program does what the other does not."""
+
+    source: tuple[str, ...] = ()
+    """Lines of the operation, innermost first."""
+    mask: tuple[str, ...] = ()
+    """Lines that make the mask it applies, where that is not the other's either, in order."""
+
+
 def first_unknown(
     operations: Mapping[int, Operation],
     values: Mapping[int, np.ndarray],
     known: Iterable[np.ndarray],
     same: float,
-) -> Operation | None:
+) -> Unknown | None:
     """Return the first operation whose result is not among `known` and is not mended further on.
 
-    An operation behind which something known is computed again was another way to the same. Where
-    the operation applies a mask that is not known either, it is the mask's.
+    An operation behind which something known is computed again was another way to the same.
 
     Args:
         operations: in the order in which they were done; the last one is known to be wrong.
@@ -125,7 +136,8 @@ def first_unknown(
     if first is None:
         return None
     masks = _ancestors(first, operations, lambda i: _is_mask(values[i]) and not matches[i])
-    return operations[min((i for i in masks if operations[i].source), default=first)]
+    lines = (operations[i].source[0] for i in sorted(masks) if operations[i].source)
+    return Unknown(operations[first].source, tuple(dict.fromkeys(lines)))
 
 
 def _ancestors(
@@ -143,47 +155,48 @@ def _ancestors(
 
 
 class _Known:
-    """Arrays by their distinct values in order: to repeat or to broadcast them changes none.
+    """Arrays by their values in order of size, each as often as another if they are repeated.
 
-    A mask has two, so masks are known by the share of each.
+    A mask has two values, so masks are known by the share of each.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray], same: float) -> None:
         self.same = same
-        self.by_size: dict[int, list[tuple[float, np.ndarray]]] = {}
+        self.values: list[np.ndarray] = []
         self.shares: set[tuple[float, ...]] = set()
         for array in arrays:
             if _is_mask(array):
                 self.shares.add(_shares(array))
             elif _telling(array):
-                values = _distinct(array)
-                self.by_size.setdefault(values.size, []).append((_norm(values), values))
+                self.values.append(_ordered(array))
 
     def has(self, array: np.ndarray) -> bool:
         if _is_mask(array):
             return _shares(array) in self.shares
         if not _telling(array):
             return False
-        values = _distinct(array)
-        norm = _norm(values)
-        return any(
-            abs(norm - other) <= self.same * norm and _norm(values - theirs) <= self.same * norm
-            for other, theirs in self.by_size.get(values.size, ())
-        )
+        values = _ordered(array)
+        return any(self._agree(*sorted((values, other), key=len)) for other in self.values)
+
+    def _agree(self, fewer: np.ndarray, more: np.ndarray) -> bool:
+        times, rest = divmod(more.size, fewer.size)
+        if rest:
+            return False
+        return relative_l2(more[times // 2 :: times], fewer) <= self.same
 
 
-def _norm(values: np.ndarray) -> float:
-    return float(np.linalg.norm(values))
-
-
-def _distinct(array: np.ndarray) -> np.ndarray:
-    """Return the distinct values of an array, those that only mask left out."""
-    values = np.unique(np.asarray(array, np.float64))
+def _ordered(array: np.ndarray) -> np.ndarray:
+    """Return the values of an array in order of size, without those that only mask."""
+    values = np.sort(np.asarray(array, np.float64), axis=None)
     return values[np.abs(values) < MASKING]
 
 
 def _telling(array: np.ndarray) -> bool:
-    return array.size >= FEWEST and _distinct(array).size >= FEWEST
+    """Whether an array can be told from others; indices say nothing about what is computed."""
+    if array.dtype.kind != "f":
+        return False
+    values = _ordered(array)
+    return values.size >= FEWEST and int(np.count_nonzero(np.diff(values))) >= FEWEST - 1
 
 
 def _is_mask(array: np.ndarray) -> bool:
@@ -214,7 +227,9 @@ def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
     return tuple(Path(s.origin).parent for s in specs if s is not None and s.origin is not None)
 
 
-_ROOTS = _roots((*LIBRARIES, "parity"))
+# What evaluates a port is on the way to its lines too.
+_HERE = Path(__file__).parent
+_ROOTS = (*_roots(LIBRARIES), _HERE, _HERE.parent / "sides", _HERE.parent / "port")
 
 
 def _in_library(path: Path) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from parity.engine.fingerprints import sample_positions
 from parity.engine.layouts import Layout, candidates, take
 from parity.engine.metrics import relative_l2
-from parity.engine.value_search import elements
+from parity.engine.value_search import SMALL, elements
 
 SAMPLES = 512
 FAR = 0.5
@@ -19,6 +19,8 @@ FAR = 0.5
 scale are at 1.4, and one against zeros is at 1."""
 HALF = 0.5
 """Share of equal elements, and of an axis, from which on equality is the rule and not accident."""
+ROUNDED = 2.0**-18
+"""Relative L2 that scaling in float32 may leave: some of its unit roundoffs of 2^-24."""
 MOST_RANGES = 4
 
 
@@ -29,11 +31,17 @@ class Resemblance:
     layout: Layout
     distance: float
     """Relative L2."""
+    line: tuple[float, float] | None = None
+    """Factor and summand that make one of the other, where these are all that differs."""
     slices: str = ""
     """Where all differences are, such as `rows 3, 8:16`; empty where they are everywhere."""
 
     def text(self) -> str:
         """Return it in words."""
+        if self.line:
+            factor, summand = self.line
+            plus = f" plus {summand:.6g}" if summand else ""
+            return f"is {factor:.6g} times it{plus}"
         if self.slices:
             return f"differs in {self.slices}"
         return f"differs in value by {self.distance:.1e} (relative L2)"
@@ -46,6 +54,8 @@ def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
     best, layout = (0.0, -np.inf), None
     for candidate in candidates(tuple(source.shape), tuple(target.shape)):
         values = take(candidate, source, positions)
+        if (line := straight_line(values, wanted)) and straight_line(candidate(source), target):
+            return Resemblance(candidate, relative_l2(candidate(source), target), line)
         equal = float(np.mean(values == wanted))
         # A distance that is not a number is no resemblance.
         apart = relative_l2(values, wanted)
@@ -59,7 +69,25 @@ def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
     distance = relative_l2(laid, target)
     if not slices and not distance <= FAR:
         return None
-    return Resemblance(layout, distance, slices)
+    return Resemblance(layout, distance, slices=slices)
+
+
+def straight_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
+    """Return a factor and a summand that make `y` of `x`, other than 1 and 0; None without.
+
+    A scale of queries folded into their weights, or a norm's factor that is stored less 1.
+    """
+    x, y = (np.asarray(array, np.float64).reshape(-1) for array in (x, y))
+    if x.size <= SMALL or not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    apart, spread = x - x.mean(), float(np.square(x - x.mean()).sum())
+    factor = float(apart @ y / spread) if spread else 0.0
+    summand = float(y.mean() - factor * x.mean())
+    # What is rounding of the sum is no summand.
+    summand = 0.0 if abs(summand) <= ROUNDED * float(np.abs(y).max()) else summand
+    if not factor or (abs(factor - 1) <= ROUNDED and not summand):
+        return None
+    return (factor, summand) if relative_l2(factor * x + summand, y) <= ROUNDED else None
 
 
 def differing_slices(x: np.ndarray, y: np.ndarray) -> str:

@@ -18,17 +18,15 @@ from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
-from parity.port.correspondence import Arrays, Correspondence, only_valid
+from parity.port.correspondence import Arrays, Correspondence
 from parity.port.localisation import localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Rounding, Side, Trace
-
-PROJECTION = 20
-"""Seed of the direction that derivatives of the outputs are taken in."""
+from parity.sides.projection import direction
+from parity.sides.side import Rounding, Side, SideError, Trace
 
 
 class PortError(ValueError):
@@ -50,6 +48,9 @@ class Port:
     """What is known of which stage is which."""
     gradients: bool = True
     """Whether derivatives are compared too."""
+    loss: str | None = None
+    """The port's output, a scalar, whose derivatives they are; None takes those of all outputs in
+    one fixed random direction."""
     bfloat16: bool = True
     """Whether both sides run in bfloat16 too."""
     device: str = "cpu"
@@ -82,7 +83,7 @@ def compare(port: Port) -> Report:
     alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
     both = _Both(Correspondence(alignment, matching), original, ours)
     if port.gradients:
-        both.differentiate(port.valid)
+        both.differentiate(port)
     floors = both.floors()
     work = Work(port.title, _digest(port), (*ours.best.stages,), suite=port.name)
     bounds = PortBounds(_by_edge(floors))
@@ -111,15 +112,24 @@ class _Both:
     original: SideRuns
     port: SideRuns
 
-    def differentiate(self, valid: np.ndarray | None) -> None:
-        """Take derivatives of both in one fixed direction of the outputs."""
-        rng = np.random.default_rng(PROJECTION)
+    def differentiate(self, port: Port) -> None:
+        """Take derivatives of both, of the loss or in one fixed direction of the outputs.
+
+        Raises:
+            PortError: the loss is no output that both sides have.
+        """
         aligned = {pair.port for pair in self.names.alignment.pairs}
         best = self.port.best
         outputs = {name: best.stages[name] for name in best.outputs if name in aligned}
-        cotangents = only_valid(
-            {n: rng.standard_normal(x.shape).astype(np.float32) for n, x in outputs.items()}, valid
-        )
+        if port.loss is not None:
+            if port.loss not in outputs or outputs[port.loss].size != 1:
+                raise PortError(
+                    f"expected the name of a scalar that both sides return, got {port.loss!r}; "
+                    f"there are {', '.join(f'{n} {x.shape}' for n, x in outputs.items())}"
+                )
+            cotangents = {port.loss: np.ones_like(outputs[port.loss], np.float32)}
+        else:
+            cotangents = direction(outputs, port.valid)
         self.port.differentiate(cotangents)
         self.original.differentiate(self.names.cotangents(cotangents))
 
@@ -142,13 +152,21 @@ class _Both:
         for side in ("original", "port"):
             runs = self.runs(side)
             for kind in Rounding:
-                result[side, kind] = {}
-                if runs.wide is not None:
-                    result[side, kind] = floors_of(
-                        self.view(side, runs.wide),
-                        lambda seed, s=side, r=runs, k=kind: self.view(s, r.moved(k, seed)),
-                    )
+                result[side, kind] = self._floors(side, runs, kind)
+        # A side that answers from a capture cannot be moved: it rounds as the other does.
+        for kind in Rounding:
+            result["original", kind] = result["original", kind] or result["port", kind]
         return result
+
+    def _floors(self, side: str, runs: SideRuns, kind: Rounding) -> Floors:
+        if runs.wide is None:
+            return {}
+        try:
+            return floors_of(
+                self.view(side, runs.wide), lambda seed: self.view(side, runs.moved(kind, seed))
+            )
+        except SideError:
+            return {}
 
     def edges(self) -> list[PortEdge]:
         """Return what can be compared, mathematics first."""

@@ -16,7 +16,7 @@ from parity.engine.deviation import SHOWN, Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
-from parity.engine.operations import first_unknown
+from parity.engine.operations import Unknown, first_unknown
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
@@ -36,8 +36,8 @@ class Place:
     stages: tuple[Stage, ...]
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
-    source: tuple[str, ...] = ()
-    """Lines of the port's source, innermost first, of its first wrong operation."""
+    operation: Unknown | None = None
+    """Its first operation that the original does not do."""
 
     @property
     def culprit(self) -> Stage | None:
@@ -69,29 +69,28 @@ def localise(
         return _in_float32(together_, original, port)
     place = _in_float64(together_, original, port, constants)
     if place.culprit is not None:
-        return replace(place, source=_source(together_, original, port, place.culprit))
+        return replace(place, operation=_operation(together_, original, port, place.culprit))
     narrow = _in_float32(together_, original, port)
     return place if narrow.culprit is None else narrow
 
 
-def _source(
+def _operation(
     together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
-) -> tuple[str, ...]:
-    """Return the lines of the first operation of a stage that the original does not do.
+) -> Unknown | None:
+    """Return the first operation of a stage that the original does not do.
 
     Nothing where a side does not tell its operations: captures and torch modules as ports.
     """
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
-        return ()
+        return None
     fed = _replaceable(together_.stages(original.best.stages), port)
     operations, values = ours.operations_of(stage.name, fed)
     if not operations:
-        return ()
+        return None
     # Room for tables in float32, as the stage has; and well below what is wrong with it.
     same = min(ROOM * stage.tolerance, stage.forced / ROOM)
-    first = first_unknown(operations, values, theirs.operation_results(), same)
-    return () if first is None else first.source
+    return first_unknown(operations, values, theirs.operation_results(), same)
 
 
 def _in_float64(

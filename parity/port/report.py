@@ -70,7 +70,9 @@ class Report:
         if unstable := [m for m in self.failures if "not deterministic" in m.note]:
             return f"{self.title}: {unstable[0].note}"
         if self.culprit is not None:
-            where = f" ({self.place.source[0]})" if self.place.source else ""
+            operation = self.place.operation
+            lines = (operation.mask or operation.source) if operation is not None else ()
+            where = f", {lines[0]}" if lines else ""
             partner = self._partner(self.culprit.name)
             return f"{self.title}: diverges at {self.culprit.name}{partner}{where}"
         gradients = [m for m in self.failures if Quantity(m.quantity).role is Role.GRADIENT]
@@ -118,9 +120,15 @@ class Report:
         for element in self.place.worst[:ELEMENTS]:
             index = ", ".join(map(str, element.index))
             lines.append(f"  [{index}]  {element.actual:.9g}  {element.expected:.9g}")
-        if self.place.source:
+        operation = self.place.operation
+        if operation is None:
+            return lines
+        if operation.source:
             lines += ["", "first operation of the port that the original does not do:"]
-            lines += [f"  {line}" for line in self.place.source]
+            lines += [f"  {line}" for line in operation.source]
+        if operation.mask:
+            lines += ["it applies a mask that the original does not have, made here:"]
+            lines += [f"  {line}" for line in operation.mask]
         return lines
 
     def _rest(self) -> list[str]:

@@ -39,6 +39,8 @@ DTYPES = {
 class JaxSide:
     """A function of parameters and inputs; its stages are marks by `checkpoint_name`.
 
+    What every JAX side is made of; `FunctionSide` is for functions of one's own.
+
     Args:
         function: called with the parameters and then the inputs.
         params: any pytree; what is not an array in it stays as it is.
@@ -170,6 +172,12 @@ class JaxSide:
                 f"the {self.kind} side refuses its inputs in {precision} ({', '.join(shapes)}): "
                 f"{type(error).__name__}: {message[0] if message else ''}"
             ) from error
+
+
+class FunctionSide(JaxSide):
+    """A function of parameters and inputs; its stages are its `checkpoint_name` marks, if any."""
+
+    kind = "function"
 
 
 def _check_names(names: Mapping[str, Any], known: Any, what: str) -> None:

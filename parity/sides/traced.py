@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from parity.engine.evaluation import Evaluation, Marks
+from parity.engine.evaluation import Evaluation
 from parity.engine.jaxprs import aval, equations
+from parity.engine.marks import Change, Marks
 from parity.engine.operations import Operation, Recorder
 from parity.engine.rounding import Signs, pool
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_key
@@ -41,8 +42,8 @@ class Traced:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Return marks and results, computed operation by operation in their own dtypes."""
         marks = Marks()
-        replacing = {name: (True, value) for name, value in forced.items()}
-        results = Evaluation().run(self.closed, self._arguments(arrays), marks, replacing)
+        changes = {name: Change(True, value) for name, value in forced.items()}
+        results = Evaluation().run(self.closed, self._arguments(arrays), marks, changes)
         return _taken(marks), results
 
     def compute(self, arrays: Sequence[Any]) -> list[Any]:
@@ -54,7 +55,7 @@ class Traced:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Return marks and results in float64, rounded and forced as a run asks."""
         forced = {
-            name: (
+            name: Change(
                 np.asarray(name in how.forced),
                 np.asarray(how.forced.get(name, np.zeros(shape.shape)), shape.dtype),
             )
@@ -80,9 +81,9 @@ class Traced:
             nonlocal recorder
             recorder = Recorder()
             marks = Marks()
-            replacing = {name: (True, value) for name, value in forced.items()}
+            changes = {name: Change(True, value) for name, value in forced.items()}
             how = Evaluation(True, notices={}, recorder=recorder)
-            results = how.run(self.closed, values, marks, replacing)
+            results = how.run(self.closed, values, marks, changes)
             ends = marks.values | dict(zip(self.outputs, results, strict=True))
             last = recorder.producer(ends[stage]) if stage in ends else None
             window = [] if last is None else recorder.window(last)

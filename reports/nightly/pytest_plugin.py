@@ -139,8 +139,8 @@ class Collector:
 
     def _store(self, interrupted: bool) -> list[str]:
         from parity.megalodon.suite import choose_reference
-        from reports.nightly.run import store
         from reports.provenance.environment import describe, new_manifest
+        from reports.registry.outcome import store
         from reports.store.runs import Run
         from reports.store.schema import RunKind
         from reports.verdict.document import with_tables

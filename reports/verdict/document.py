@@ -79,6 +79,8 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     """Return the command that makes a run again, and one for each case that failed or left its
     level.
     """
+    if run.manifest.ports:
+        return _port_replays(run)
     # A known difference is asked for by its own name; its case is what it was measured on.
     cases = {
         m.quantity if m.kind is Kind.KNOWN_DIFFERENCE else m.case
@@ -90,6 +92,22 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     return commands + [
         {"label": case, "command": command(case, run.manifest.fault)} for case in sorted(cases)
     ]
+
+
+def _port_replays(run: Run) -> list[dict[str, str]]:
+    files = dict.fromkeys(d["file"] for d in run.manifest.ports if d["file"])
+    commands = [{"label": f"all of {file}", "command": port_command(file)} for file in files]
+    return commands + [
+        {"label": d["title"], "command": port_command(d["file"], d["title"])}
+        for d in run.manifest.ports
+        if d["file"] and not d["holds"] and len(run.manifest.ports) > 1
+    ]
+
+
+def port_command(file: str, title: str = "") -> str:
+    """Return the command that compares the ports of a file, or one of them."""
+    only = f" --case {shlex.quote(title)}" if title else ""
+    return f"megalodon-numerics port {shlex.quote(file)}{only}"
 
 
 def command(case: str, fault: str | None) -> str:

@@ -18,7 +18,7 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from megalodon_jax import checkpoint
+from megalodon_jax import checkpoint, files
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
 from megalodon_jax.convert import load_from_pretrained
 from megalodon_jax.precision import audit_sensitive_param_dtypes
@@ -272,9 +272,9 @@ def interrupt(*_: Any, **__: Any) -> None:
 BREAKS = [
     (checkpoint, "save_file"),
     (checkpoint, "_digest"),
-    (checkpoint, "_flush"),
+    (files, "_flush"),
     (Path, "write_text"),
-    (checkpoint, "_exchanged"),
+    (files, "_exchanged"),
 ]
 
 
@@ -291,7 +291,7 @@ def test_an_interrupted_save_leaves_the_old_one(saved: Path, monkeypatch, owner,
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_finished_save_replaces_all_of_the_old_one(saved: Path, monkeypatch, exchange) -> None:
     if not exchange:
-        monkeypatch.setattr(checkpoint, "_exchanged", lambda *_: False)
+        monkeypatch.setattr(files, "_exchanged", lambda *_: False)
     model = model_of(TINY, seed=5)
     save_checkpoint(saved, model, step=4)
     assert load_checkpoint(saved).step == 4
@@ -312,7 +312,7 @@ def test_without_exchange_a_failed_rename_brings_the_old_one_back(
             raise Interrupted
         return rename(path, target)
 
-    monkeypatch.setattr(checkpoint, "_exchanged", lambda *_: False)
+    monkeypatch.setattr(files, "_exchanged", lambda *_: False)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "rename", failing)
         with pytest.raises(Interrupted):

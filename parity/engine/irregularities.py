@@ -1,0 +1,99 @@
+"""Irregularities: equal values in the wrong place, which a matching by value would pass over.
+
+A kernel that is not transposed where its neighbours are, the weights of another layer, query and
+key exchanged: all hold values of the original, and all are mistakes of a converter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from parity.engine import naming
+from parity.engine.layouts import Layout
+from parity.engine.parameter_pairs import Pair
+
+ENOUGH = 3
+"""Pairs of one kind from which on the one that differs is the exception."""
+MAJORITY = 0.75
+"""Share of the pairs of one kind that makes the rule."""
+GAIN = 0.3
+"""Likeness by name that two pairs gain by exchanging their originals, from which on they are taken
+to be exchanged: the word `query` against `key` in two names of five words gains 0.5."""
+
+
+def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Return what is odd about pairs that are one whole parameter each, by the port's name."""
+    single = [
+        pair
+        for pair in pairs
+        if len(pair.construction.pieces) == 1 and pair.construction.pieces[0].part.is_whole
+    ]
+    notes = exchanged(single)
+    for port, note in unlike_others(single).items():
+        notes[port] = "; ".join(filter(None, (notes.get(port), note)))
+    return notes
+
+
+def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
+    """Return pairs whose layout is not that of the others with such names, or such endings."""
+    kinds: dict[Hashable, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        ends = naming.leaf(pair.originals[0]), naming.leaf(pair.port)
+        kinds[naming.pattern(pair.port)].append(pair)
+        kinds[*ends, len(pair.construction.shape)].append(pair)
+    notes = {}
+    for members in kinds.values():
+        (rule, count), *_ = Counter(map(_move, members)).most_common(1)
+        if len(members) >= ENOUGH and count >= MAJORITY * len(members):
+            for pair in members:
+                # A vector, or a matrix whose other side is 1, lies in one way only.
+                # Where an axis is 1 the layout has fewer of them, and is not to be compared.
+                move = _move(pair)
+                if (
+                    move != rule
+                    and len(move) == len(rule)
+                    and sum(n > 1 for n in pair.construction.shape) > 1
+                ):
+                    text = pair.construction.pieces[0].layout.text()
+                    notes[pair.port] = f"{text}, where {count} of its kind are {_text(rule)}"
+    return notes
+
+
+def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
+    """Return pairs that names would exchange with another pair of the same shapes."""
+    if len(pairs) < 2:
+        return {}
+    names, ports = [pair.originals[0] for pair in pairs], [pair.port for pair in pairs]
+    likeness = naming.similarity(names, ports)
+    own = np.diagonal(likeness)
+    gain = likeness + likeness.T - own[:, None] - own[None]
+    shapes = [(p.construction.pieces[0].layout.source, p.construction.shape) for p in pairs]
+    kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
+    kind = np.array([kinds[shape] for shape in shapes])
+    # Tied parameters are one of the original: there is nothing to exchange.
+    gain[(kind[:, None] != kind[None]) | _same(names)] = 0.0
+    best = gain.argmax(axis=1)
+    return {
+        ports[i]: f"holds {names[i]}; by name it would be {names[j]}"
+        for i, j in enumerate(best.tolist())
+        if gain[i, j] > GAIN
+    }
+
+
+def _same(names: Sequence[str]) -> np.ndarray:
+    index = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    own = np.array([index[name] for name in names])
+    return own[:, None] == own[None]
+
+
+def _move(pair: Pair) -> tuple[int, ...]:
+    """Return what a layout does to axes, without their sizes."""
+    return pair.construction.pieces[0].layout.axes
+
+
+def _text(axes: tuple[int, ...]) -> str:
+    shape = tuple(range(2, 2 + len(axes)))
+    return Layout(shape, shape, axes, tuple(shape[axis] for axis in axes)).text()
