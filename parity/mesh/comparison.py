@@ -115,7 +115,7 @@ def _layout(arguments: tuple[Any, ...], specs: Any, mesh: Mesh) -> Any:
     if callable(specs) and not isinstance(specs, PartitionSpec):
         spread = specs
 
-        def rule(path: Any, leaf: Any) -> PartitionSpec:
+        def rule(path: Any, leaf: Any) -> Any:
             return spread(path_name(path), leaf, mesh)
 
         specs = jax.tree_util.tree_map_with_path(rule, arguments)
@@ -184,11 +184,12 @@ class _Sides:
             # What one device does not run is no program: that is the caller's error.
             self.one.values(dtype)
             try:
-                measured = self._measure(dtype, reorder)
+                there = self._there(dtype)
             except REFUSALS as error:
                 comparison = self._comparison(dtype, (), {})
                 rows.append(comparison.missing("program", f"does not run here: {_brief(error)}"))
-                return self._refused(rows)
+                return MeshResult(self.case, tuple(rows))
+            measured = self._measure(dtype, there, reorder)
             rows += measured
             if (broken := first_divergence(measured)) is not None:
                 return self._explained(rows, dtype, broken, forced)
@@ -201,13 +202,13 @@ class _Sides:
         values = next(iter(self.one._values.values()), None)
         return () if values is None else tuple(values.arrays)
 
-    def _refused(self, rows: list[Measurement]) -> MeshResult:
-        return MeshResult(self.case, tuple(rows))
-
-    def _measure(self, dtype: str, reorder: bool) -> list[Measurement]:
+    def _there(self, dtype: str) -> Values:
         whole = self.one.values(dtype)
         self.program.declared = _declared(self.declared, whole.arrays)
-        there = _both(self.program, dtype, whole.arrays, dtype in self.watched)
+        return _both(self.program, dtype, whole.arrays, dtype in self.watched)
+
+    def _measure(self, dtype: str, there: Values, reorder: bool) -> list[Measurement]:
+        whole = self.one.values(dtype)
         nothing = dict.fromkeys(whole.arrays, (0.0,))
         responses = nothing if dtype == "float64" else self.one.responses(dtype)
         rows = self._rows(dtype, there, whole, responses)

@@ -218,7 +218,7 @@ def host(value: Any) -> np.ndarray:
         value = jax.random.key_data(value)
     array = np.asarray(value)
     if np.iscomplexobj(array):
-        array = np.stack([array.real, array.imag], axis=-1)
+        array = np.stack([np.real(array), np.imag(array)], axis=-1)
     narrow = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
     return array.astype(np.float32) if narrow else array
 

@@ -44,7 +44,7 @@ def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any
     """Return the sum over one axis of every operand as that of two halves in another order."""
     length = inputs[0].shape[axes[0]]
     stride = next(s for s in range(min(STRIDE, length - 1), 0, -1) if math.gcd(s, length) == 1)
-    order = (jnp.arange(length) * stride + seed + 1) % length
+    order = (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
     turned = [jnp.take(x, order, axis=axis) for x, axis in zip(inputs, axes, strict=True)]
     half = length // 2
 

@@ -39,7 +39,9 @@ def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> Mesh
 
     def loss(params: Any, ids: Any) -> jax.Array:
         total, extra = eqx.combine(params, static).losses(ids)
-        return sum(extra.values(), total)
+        for other in extra.values():
+            total = total + other
+        return total
 
     def run(params: Any, state: Any, ids: Any) -> dict[str, Any]:
         if steps:
