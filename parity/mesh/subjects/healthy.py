@@ -1,7 +1,8 @@
 """Random small healthy triples of mesh, configuration and length: nothing may be reported of one.
 
-A triple is a function of its index alone. `VARIATIONS` neighbours share a configuration and a
-length, so that one device computes once for all of them; their meshes differ.
+A triple is a function of its index alone: a group of `VARIATIONS` triples has a text of random
+length, masks and weights on as many random meshes. `NEIGHBOURS` groups share a configuration and
+meshes, so that their programs are compiled once where JAX keeps what it compiles.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from parity.mesh.step import MeshComparison
 from parity.mesh.subjects.megalodon import AXES, SMALL, megalodon
 
 VARIATIONS = 8
-"""Neighbouring indices that share a configuration."""
+"""Meshes that one text is compared on."""
+NEIGHBOURS = 8
+"""Neighbouring groups that share a configuration, the sizes of a filled-up text, and meshes."""
 SHAPES = (
     (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 1, 8), (2, 1, 4, 1), (4, 1, 2, 1), (2, 1, 2, 2),
     (1, 2, 2, 2), (2, 2, 1, 2), (1, 1, 2, 4), (1, 1, 4, 2), (4, 1, 1, 2), (2, 1, 1, 4),
@@ -28,8 +31,11 @@ SHAPES = (
 
 
 def healthy(group: int) -> MeshComparison:
-    """Return a random configuration and length, on `VARIATIONS` random meshes."""
-    rng = np.random.default_rng([11, group])
+    """Return a random configuration and length, on `VARIATIONS` random meshes.
+
+    Every other configuration is asked for its gradients too, which take most of the compilation.
+    """
+    rng = np.random.default_rng([11, group // NEIGHBOURS])
 
     def one(*choices: Any) -> Any:
         return choices[rng.integers(len(choices))]
@@ -50,10 +56,20 @@ def healthy(group: int) -> MeshComparison:
         scan_layers=one(True, False),
         num_layers=one(1, 1, 2),
     )
-    length = int(rng.integers(2 * chunk, 9 * chunk))
+    chunks = one(0, 8)
     places = rng.choice(len(SHAPES), VARIATIONS, replace=False)
     meshes = [dict(zip(AXES, SHAPES[i], strict=True)) for i in places]
-    comparison = megalodon(config, length=length, seed=group, steps=0, meshes=meshes)
+    # Of all that are filled up to the same number of chunks.
+    own = np.random.default_rng([12, group])
+    length = int(own.integers(chunks * chunk + 2, (chunks + 8) * chunk + 1))
+    comparison = megalodon(
+        config,
+        length=length,
+        seed=group,
+        steps=0,
+        gradients=group // NEIGHBOURS % 2 == 0,
+        meshes=meshes,
+    )
     return replace(comparison, name=f"healthy_{group}")
 
 
