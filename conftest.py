@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 
@@ -32,7 +34,7 @@ pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
-GUARDED = ("torch_ref", "cuda", "browser")
+GUARDED = ("torch_ref", "cuda", "browser", "flax_models")
 
 
 def pytest_addoption(parser):
@@ -200,6 +202,19 @@ def missing(name):
         return chromium.missing()
     if name == "cuda" and all(device.platform != "gpu" for device in jax.devices()):
         return "no CUDA device"
+    if name == "flax_models":
+        return no_flax_models()
+    return None
+
+
+def no_flax_models():
+    """Return why Flax models of Transformers cannot be compared with their originals, or None."""
+    lacking = [n for n in ("flax", "torch", "transformers") if importlib.util.find_spec(n) is None]
+    if lacking:
+        return f"no {', '.join(lacking)}: pip install 'megalodon-numerics[dev]'"
+    found = importlib.metadata.version("transformers")
+    if int(found.partition(".")[0]) >= 5:
+        return f"transformers {found} has no Flax models: pip install 'transformers<5'"
     return None
 
 

@@ -8,6 +8,7 @@ Source: docs/your-own-port.md "Where it starts".
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,8 +238,8 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path without the folder it is installed in, or below the current one."""
-    for root in (*path.parents, Path.cwd()):
-        if root.name == "site-packages" or root == Path.cwd():
+    """Return a path below the current folder, or below one that modules are looked for in."""
+    for root in (Path.cwd(), *map(Path, sys.path)):
+        if root.is_absolute() and root in path.parents:
             return path.relative_to(root)
     return path

@@ -57,7 +57,8 @@ class Signs:
 
     def moved(self, value: Any, roundoff: float) -> Any:
         """Return a float64 value as an operation of this unit roundoff leaves it."""
-        return value * (1 + self._draw(value.shape) * (roundoff * self.operations))
+        factor = 1 + self._draw(value.shape) * jnp.asarray(roundoff * self.operations)
+        return value * factor.astype(value.dtype)
 
     def constant(self, value: Any) -> Any:
         """Return what a program holds in float32 or less, moved as its making would have."""
@@ -72,7 +73,8 @@ class Signs:
         size = math.prod(shape)
         start = (next(self.places) * STEP) % SPAN
         start = start if isinstance(self.turn, int) else (start + self.turn * TURN) % SPAN
-        return jax.lax.dynamic_slice(self.pool, (start,), (size,)).reshape(shape)
+        part = jax.lax.dynamic_slice(self.pool, (start,), (size,)).reshape(shape)
+        return part.astype(jnp.float64)
 
 
 def _intended(value: Any) -> bool:

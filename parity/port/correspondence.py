@@ -17,7 +17,6 @@ from parity.engine.quantity import Quantity
 from parity.sides.projection import only_valid
 
 Arrays = dict[str, np.ndarray]
-
 __all__ = ["Arrays", "Correspondence", "only_valid"]
 
 
@@ -39,7 +38,7 @@ class Correspondence:
     def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
         """Return cotangents of the port's outputs as those of the original's."""
         return {
-            pair.original: np.ascontiguousarray(pair.layout.inverse(port[pair.port]))
+            pair.original: np.array(pair.layout.inverse(port[pair.port]), order="C")
             for pair in self.alignment.pairs
             if pair.port in port
         }

@@ -37,6 +37,10 @@ class Report:
     notices: tuple[str, ...]
     """What a reader should know, such as what could not run."""
 
+    def __repr__(self) -> str:
+        """Return the answer: what a failing assertion shows of it."""
+        return f"<Report: {self.sentence()}>"
+
     @property
     def holds(self) -> bool:
         """Whether every gate holds."""

@@ -6,7 +6,7 @@
     run-00-000.safetensors        stages and gradients of each run
 
 Every array is held against its hash when it is first read, so that a damaged one is never compared.
-Source: docs/your-own-port.md "In two environments".
+Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a side computes, written to a folder: for a comparison elsewhere, on another machine or in
 an environment that the other side cannot share.
 
-Source: docs/your-own-port.md "In two environments".
+Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A side that ran elsewhere: what `capture` wrote, as a side.
 
-It answers the runs that were captured and no others, so a stage of it cannot be replaced. Source:
-docs/your-own-port.md "In two environments".
+It answers the runs that were captured and no others, so a stage of it cannot be replaced.
+Source: docs/your-own-port.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands about ports of anybody's: compare them with their originals."""
+"""Commands about ports of anybody's: compare them, or capture one side for another environment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from reports.cli.console import (
     FILE,
     append,
+    choice_option,
     examples,
     json_option,
     progress,
@@ -70,8 +71,7 @@ def port(
     of the same port only, never with a night.
     """
     report = progress(quiet)
-    from reports.ports import Options, compare_ports, ports_of, store_ports
-    from reports.ports.run import select
+    from reports.ports import Options, compare_ports, ports_of, select, store_ports
     from reports.store.runs import check_writable
 
     check_writable(out)
@@ -104,6 +104,10 @@ def port(
     say(ctx, outcome.decision, False, [*refusals, *outcome.against, page])
 
 
+PLACE = ("culprit", "original", "last_right", "source", "mask")
+"""What JSON says of where a port diverges."""
+
+
 def _copy(page: Path, to: Path) -> None:
     from megalodon_jax.files import written_aside
 
@@ -116,13 +120,55 @@ def _answers(documents) -> list[dict[str, object]]:
     return [
         {
             **{name: d[name] for name in ("title", "holds", "sentence", "notices")},
-            **{
-                name: d["place"][name]
-                for name in ("culprit", "original", "last_right", "source", "mask")
-            },
+            **{name: d["place"][name] for name in PLACE},
         }
         for d in documents
     ]
 
 
-COMMANDS = (port,)
+@click.command(
+    epilog=examples(
+        "capture torch_side.py captured",
+        "capture my_port.py captured --side original",
+        "capture my_port.py captured --side port --case padding --no-gradients",
+        about="""\
+FILE is a Python file with a function `side()` that returns one side, or with the function `port()`
+that `port FILE` asks for. In the other environment parity.CapturedSide(FOLDER) is that side.""",
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@choice_option("--side", ("original", "port"), "Which side of what `port()` returns.")
+@click.option("--case", default="", help="Which of the ports, where `port()` returns several.")
+@click.option("--loss", help="Derivatives of this output, where the port will be given one.")
+@click.option("--no-gradients", is_flag=True, help="Capture no derivatives.")
+@click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
+@click.option("--no-parameters", is_flag=True, help="Write hashes of parameters in their place.")
+@click.option("--overwrite", is_flag=True, help="Replace a capture that is there.")
+def capture(
+    file, folder, side, case, loss, no_gradients, no_bfloat16, no_parameters, overwrite
+) -> None:
+    """Write what one side of a port computes to FOLDER, for an environment that cannot run it.
+
+    Parameters, inputs and stages of every run that a comparison asks for are written, with versions
+    and hashes; what changes on the way is refused.
+    """
+    from parity.sides import CapturedSide, comparison_runs
+    from parity.sides import capture as write_capture
+    from reports.ports import side_of
+
+    with side_of(file, side, case) as (chosen, of):
+        runs = comparison_runs(
+            chosen,
+            valid=None if of is None else of.valid,
+            loss=loss or (None if of is None else of.loss),
+            gradients=not no_gradients and (of is None or of.gradients),
+            bfloat16=not no_bfloat16 and (of is None or of.bfloat16),
+        )
+        write_capture(chosen, folder, runs=runs, parameters=not no_parameters, overwrite=overwrite)
+    given = chosen.parameters() if no_parameters else None
+    click.echo(CapturedSide(folder, parameters=given).text())
+    click.echo(folder.resolve())
+
+
+COMMANDS = (port, capture)

@@ -1,15 +1,18 @@
 """Ports of anybody's: the file that names them, their comparison, and what a run keeps of it."""
 
 from reports.ports.document import document_of
-from reports.ports.files import PortFileError, ports_of
-from reports.ports.run import Options, compare_ports, manifest_of, store_ports
+from reports.ports.files import PortFileError, as_ports, ports_of, side_of
+from reports.ports.run import Options, compare_ports, select, store_ports, with_documents
 
 __all__ = [
     "Options",
     "PortFileError",
+    "as_ports",
     "compare_ports",
     "document_of",
-    "manifest_of",
     "ports_of",
+    "select",
+    "side_of",
     "store_ports",
+    "with_documents",
 ]

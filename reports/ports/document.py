@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from parity.engine.alignment import Alignment
@@ -11,6 +13,8 @@ from parity.port import Port, Report
 from parity.port.localisation import Place
 from reports.text import for_json
 
+LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
+"""What sides are written in: their versions decide numbers, where they were loaded."""
 STAGES = 2000
 """Entries of a list that are kept: a run is read whole wherever runs are listed."""
 
@@ -30,6 +34,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
             "name": port.name,
             "case": port.case,
             "file": file,
+            "versions": versions(),
             "sides": {"original": port.original.kind, "port": port.port.kind},
             "holds": report.holds,
             "sentence": report.sentence(),
@@ -44,6 +49,11 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
             "notices": list(report.notices),
         }
     )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of `LIBRARIES` that were loaded."""
+    return {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
 
 
 def _place(report: Report, place: Place, partners: Mapping[str, str]) -> dict[str, Any]:

@@ -16,9 +16,12 @@ from types import ModuleType
 from typing import Any
 
 from parity.port import Port
+from parity.sides import Side
 
 FUNCTION = "port"
 """What a file calls the function that returns its ports."""
+SIDE = "side"
+"""What a file calls the function that returns one side alone, to be captured."""
 
 
 class PortFileError(ValueError):
@@ -35,6 +38,53 @@ def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
     Raises:
         PortFileError: the file is not there, fails, or has no `port` that returns ports.
     """
+    with _functions_of(path) as functions:
+        if FUNCTION not in functions:
+            raise PortFileError(
+                f"{path} has no function `{FUNCTION}`: expected `def {FUNCTION}()` that returns a "
+                "parity.Port, or a list of them"
+            )
+        yield as_ports(_guarded(path, functions[FUNCTION]), f"{FUNCTION}() of {path}")
+
+
+@contextmanager
+def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port | None]]:
+    """Context with one side that a file names, and the port it is of, if it is of one.
+
+    Args:
+        path: a file with a function `side()`, or with a function `port()`.
+        which: `original` or `port`: the side of the latter.
+        case: title or case of the port, where there are several.
+
+    Raises:
+        PortFileError: the file is not there, fails, or has neither.
+    """
+    with _functions_of(path) as functions:
+        if SIDE in functions:
+            answer = _guarded(path, functions[SIDE])
+            if not isinstance(answer, Side):
+                raise PortFileError(
+                    f"{SIDE}() of {path} returned {_kind(answer)}: expected a side, such as "
+                    "parity.TorchSide(module, inputs)"
+                )
+            yield answer, None
+            return
+        if FUNCTION not in functions:
+            raise PortFileError(
+                f"{path} has no function `{SIDE}` and no function `{FUNCTION}`: expected `def "
+                f"{SIDE}()` that returns a side, or `def {FUNCTION}()` that returns a parity.Port"
+            )
+        ports = as_ports(_guarded(path, functions[FUNCTION]), f"{FUNCTION}() of {path}")
+        chosen = [port for port in ports if case in ("", port.title, port.case)]
+        if len(chosen) != 1:
+            titles = ", ".join(port.title for port in ports)
+            raise PortFileError(f"expected the case of one port of {path}; there are {titles}")
+        yield getattr(chosen[0], which), chosen[0]
+
+
+@contextmanager
+def _functions_of(path: Path) -> Iterator[dict[str, Callable[..., Any]]]:
+    """Context with the functions of a file that we know the names of."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise PortFileError(
@@ -42,13 +92,8 @@ def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
         )
     with _importing_from(path.parent.resolve()):
         module = _module(path)
-        function = getattr(module, FUNCTION, None)
-        if not callable(function):
-            raise PortFileError(
-                f"{path} has no function `{FUNCTION}`: expected `def {FUNCTION}()` that returns a "
-                "parity.Port, or a list of them"
-            )
-        yield as_ports(_guarded(path, function), f"{FUNCTION}() of {path}")
+        named = {name: getattr(module, name, None) for name in (FUNCTION, SIDE)}
+        yield {name: function for name, function in named.items() if callable(function)}
 
 
 def as_ports(answer: object, whose: str) -> tuple[Port, ...]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,6 @@ from reports.store.schema import RunKind
 
 REFUSALS = (PortError, AlignmentError, SideError)
 """What a comparison raises where there is nothing to compare: the message is for its author."""
-LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
-"""What sides are written in: their versions decide numbers, where they were loaded."""
 ORIGINALS = {"torch": ("torch", "transformers"), "flax": ("flax",), "nnx": ("flax",)}
 """Libraries by what an original is written in."""
 
@@ -134,49 +130,52 @@ def store_ports(options: Options, done: Comparisons, report: Callable[[str], Non
 def manifest_of(options: Options, done: Comparisons) -> Manifest:
     """Return what the run says of itself: which ports, of which code, where."""
     code = options.file.parent.resolve()
+    documents = [document_of(*pair, str(options.file)) for pair in done.found]
     manifest = new_manifest(done.started, RunKind.PORT, code, options.out)
     names = dict.fromkeys(port.name for port in done.ports)
-    environment = manifest.environment
     return replace(
-        manifest,
+        with_documents(manifest, documents),
         id=f"{manifest.id}-{slug(names)}",
-        environment=replace(
-            environment,
-            versions={**environment.versions, **versions(LIBRARIES)},
-            reference=reference_of(done.ports),
-        ),
         durations={name: round(seconds, 3) for name, seconds in done.seconds.items()},
         suites=tuple(_suite(name, done) for name in names),
         cases=tuple(_case(port, found) for port, found in done.found),
         selected=options.cases,
+    )
+
+
+def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -> Manifest:
+    """Return the manifest of a run that measured ports and nothing else.
+
+    Args:
+        manifest: What is known of any run.
+        documents: What was found of each port (`document_of`).
+    """
+    environment = manifest.environment
+    loaded = {name: v for document in documents for name, v in document["versions"].items()}
+    kinds = dict.fromkeys(document["sides"]["original"] for document in documents)
+    libraries = [name for kind in kinds for name in ORIGINALS.get(kind, ()) if name in loaded]
+    reference = ReferenceInfo(
+        kind=" and ".join(kinds),
+        versions={name: loaded[name] for name in libraries},
+        detail="the originals of the ports, run in this job",
+    )
+    return replace(
+        manifest,
+        environment=replace(
+            environment, versions={**environment.versions, **loaded}, reference=reference
+        ),
         tolerances=tuple(
             {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
             for row in PORTS
             for kind in row.kinds
         ),
-        ports=tuple(document_of(*pair, str(options.file)) for pair in done.found),
+        ports=tuple(documents),
     )
 
 
 def slug(names: Iterable[str]) -> str:
     """Return names as part of the name of a folder."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(names)).strip("-.")[:60] or "port"
-
-
-def versions(libraries: Iterable[str]) -> dict[str, str]:
-    """Return the versions of libraries that were loaded."""
-    return {name: metadata.version(name) for name in libraries if name in sys.modules}
-
-
-def reference_of(ports: Sequence[Port]) -> ReferenceInfo:
-    """Return what the originals were written in."""
-    kinds = dict.fromkeys(port.original.kind for port in ports)
-    libraries = dict.fromkeys(name for kind in kinds for name in ORIGINALS.get(kind, ()))
-    return ReferenceInfo(
-        kind=" and ".join(kinds),
-        versions=versions(libraries),
-        detail="the originals of the ports, run in this job",
-    )
 
 
 def _suite(name: str, done: Comparisons) -> SuiteResult:

@@ -36,10 +36,10 @@ def new_manifest(
     commit, dirty = git_state(code, aside)
     here = host()
     name = here.pop("name") if device_kind() == "cpu" else jax.devices()[0].device_kind
-    code = commit[:7] if commit else "unversioned"
+    version = commit[:7] if commit else "unversioned"
     suffix = "" if kind is RunKind.NIGHTLY else f"-{kind}"
     return Manifest(
-        id=f"{started:%Y-%m-%dT%H-%M-%SZ}-{code}{suffix}",
+        id=f"{started:%Y-%m-%dT%H-%M-%SZ}-{version}{suffix}",
         created=started.isoformat(),
         kind=kind,
         commit=commit,

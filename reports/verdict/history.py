@@ -106,7 +106,8 @@ def load_history(root: Path, run: Run) -> History:
     The baseline is the newest earlier run of its kind and subject that shares at least one
     measurement with equal identity: of those made on the same machine with the same kind of
     reference, if there is one among the newest `WINDOW`. Runs with a planted fault are left out.
-    Runs that cannot be read are named in `unreadable` and skipped. Raises StoreError where `root` itself cannot be listed.
+    Runs that cannot be read are named in `unreadable` and skipped. Raises StoreError where `root`
+    itself cannot be listed.
     """
     earlier, unreadable = _earlier(root, run)
     baseline: Run | None = None

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from megalodon_jax import files
 from parity.engine.metrics import relative_l2
+from parity.port.compare import Port, compare
 from parity.port.rounding_floors import SEEDS, floors_of
 from parity.sides import capture_files
 from parity.sides.capture_files import MANIFEST
@@ -67,7 +68,7 @@ class Linear:
             signs = np.random.default_rng(how.seed).choice([-1.0, 1.0], w.shape)
             w = w * (1 + signs * np.finfo(np.float32).eps)
         product = np.asarray(x @ w.T)
-        y = np.tanh(product)
+        y = np.tanh(how.forced.get("product", product)).astype(dtype)
         stages = {"product": product, "output.y": y, "output.sum": np.asarray(y.sum())}
         gradients = {}
         if how.cotangents is not None:
@@ -146,6 +147,34 @@ def test_floors_of_a_capture_are_those_of_the_side(folder: Path) -> None:
         roundoff = float(ml_dtypes.finfo(ml_dtypes.bfloat16).eps)
         for name, value in floors[0].items():
             assert abs(floors[1][name] / value - 1) < roundoff
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.01], ids=["healthy", "wrong"])
+def test_a_comparison_with_a_capture_is_that_with_its_side(folder: Path, scale: float) -> None:
+    class Wrong(Linear):
+        def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+            trace = super().run(how)
+            stages = trace.stages | {"output.y": trace.stages["output.y"] * scale}
+            return replace(trace, stages=stages)
+
+    port = Wrong()
+    live, captured, both = (
+        compare(Port("linear", original=original, port=ours))
+        for original, ours in (
+            (Linear(), port),
+            (CapturedSide(folder), port),
+            (CapturedSide(folder), CapturedSide(capture(port, folder.with_name("port")))),
+        )
+    )
+    assert live.holds is captured.holds is both.holds is (scale == 1.0)
+    values = [
+        {(m.edge, m.quantity, m.metric): m.value for m in r.measurements}
+        for r in (live, captured, both)
+    ]
+    assert repr(values[0]) == repr(values[1]) == repr(values[2])
+    assert captured.culprit == live.culprit or scale != 1.0
+    assert (live.culprit is None) is (scale == 1.0)
+    assert any("its stages cannot be replaced" in notice for notice in both.notices)
 
 
 def test_as_many_seeds_are_captured_as_a_comparison_asks_for() -> None:
@@ -318,11 +347,11 @@ def test_a_capture_is_replaced_only_when_told(folder: Path) -> None:
 @pytest.mark.parametrize("content", ["notes.txt", MANIFEST])
 def test_what_is_no_capture_is_never_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / content).write_text("{}")
+    (tmp_path / "mine" / content).write_text("{}", encoding="utf-8")
     with pytest.raises(SideError, match=r"is there and no capture|is of kind None"):
         capture(Linear(), tmp_path / "mine", overwrite=True)
     assert siblings(tmp_path / "mine") == ["mine"]
-    assert (tmp_path / "mine" / content).read_text() == "{}"
+    assert (tmp_path / "mine" / content).read_text(encoding="utf-8") == "{}"
 
 
 class Interrupted(BaseException):
@@ -356,7 +385,12 @@ def test_an_interrupted_capture_leaves_what_was_there(
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / MANIFEST).read_text())
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def edited(folder: Path, change: Callable[[str], str]) -> None:
+    file = folder / MANIFEST
+    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rewritten(folder: Path, change: dict[str, Any]) -> None:
@@ -371,11 +405,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "is not readable JSON.*Copy the capture again",
     ),
     "an edited manifest": (
-        lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text().replace("numpy", "torch")),
+        lambda f: edited(f, lambda text: text.replace("numpy", "torch")),
         "was changed after it was written",
     ),
     "another schema": (
-        lambda f: (f / MANIFEST).write_text(json.dumps(manifest(f) | {"schema": 99})),
+        lambda f: edited(f, lambda text: json.dumps(json.loads(text) | {"schema": 99})),
         "schema 99, expected 'capture of a side' and 1",
     ),
     "fields that are missing": (
