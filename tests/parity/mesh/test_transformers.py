@@ -25,7 +25,7 @@ def as_their_users():
         yield
 
 
-@pytest.mark.parametrize("step", [equinox_step, flax_step])
+@pytest.mark.parametrize("step", [equinox_step, pytest.param(flax_step, marks=WALK)])
 @pytest.mark.parametrize(
     "mesh", [MESHES[3], *(pytest.param(mesh, marks=WALK) for mesh in MESHES[:3])], ids=str
 )
