@@ -102,6 +102,11 @@ def sound(length: int = 150) -> Callable[[Any], Inputs]:
     }
 
 
+def unnamed_sound(config: Any) -> Inputs:
+    """Return `inputs`, float32 (B, length), as what takes any encoder of sound calls them."""
+    return {"inputs": sound()(config)["input_values"]}
+
+
 def heard(config: Any) -> Inputs:
     """Return which samples of `sound` count, int64 (B, 150)."""
     return {"attention_mask": (np.arange(150)[None] < np.array([[150], [130], [97]])).astype(int)}
@@ -435,7 +440,7 @@ SIMPLE = (
         "speech_encoder_decoder",
         "FlaxSpeechEncoderDecoderModel",
         SOUND_PAIR,
-        both(sound(), decoded),
+        both(unnamed_sound, decoded),
     ),
     Twin("t5", "FlaxT5ForConditionalGeneration", config("T5", **T5), pair(), known=CLIPPED),
     Twin(
