@@ -558,9 +558,10 @@ def options() -> Iterator[Twin]:
             instead={"config": PLAIN["bert"].config},
         ),
     )
-    yield replace(
-        case("blenderbot_small", "scaled", config=config("BlenderbotSmall", **BART)),
-        whole=True,
+    yield case(
+        "blenderbot_small",
+        "scaled",
+        config=config("BlenderbotSmall", **BART),
         known=Known(
             "the original's decoder makes `embed_scale` and does not use it",
             Whose.ORIGINAL,
