@@ -226,7 +226,10 @@ def _tensor(x: Any) -> Any:
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if _floating(x) else x
+    """Return an input of one run: a copy, since a module may change it in place."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(dtype, copy=True) if x.is_floating_point() else x.clone()
 
 
 def _floating(x: Any) -> bool:
