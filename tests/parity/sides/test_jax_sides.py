@@ -300,7 +300,8 @@ def test_torch_tensors_bfloat16_parameters_and_random_keys_are_taken_as_they_are
     weights = {n: torch.from_numpy(w).to(torch.bfloat16) for n, w in WEIGHTS.items()}
 
     def noisy(params, x, key):
-        return mlp(params, x + jax.random.normal(key, x.shape, x.dtype)), x
+        # Of 32 bits in bfloat16 too: of 16 they would be others, as its users would have it.
+        return mlp(params, x + jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype)), x
 
     side = FunctionSide(noisy, weights, torch.from_numpy(X), KEY)
     assert {str(x.dtype) for x in side.parameters().values()} == {"bfloat16"}
