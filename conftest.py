@@ -21,6 +21,9 @@ from jaxtyping import install_import_hook
 from tests.browser import chromium
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Meshes of the tests: virtual devices, which must be asked for before the first is used.
+if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+    jax.config.update("jax_num_cpu_devices", 8)
 
 # Shapes and dtypes of every annotated signature are checked while testing. The hook stays: most
 # modules are imported by the tests that need them. An int is a float, as PEP 484 has it.

@@ -182,8 +182,9 @@ def _gradients(
 def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
     """Return a copy whose own tables are off by what making them in float32 rounds.
 
-    Those are its buffers; and where it is known what the other side holds too, also parameters that
-    it does not hold, such as positions that it makes anew, perhaps in float64.
+    Those are its buffers, and tensors that are plain attributes; and where it is known what the
+    other side holds too, also parameters that it does not hold, such as positions that it makes
+    anew, perhaps in float64.
     """
     moved = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(how.seed)
@@ -195,6 +196,10 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
         for name, table in tables.items():
             if table.is_floating_point() and name not in how.shared:
                 table.copy_(mode.moved(table, 1.0))
+        for inner in moved.modules():
+            for name, value in vars(inner).items():
+                if _floating(value):
+                    setattr(inner, name, mode.moved(value, 1.0))
     return moved
 
 

@@ -244,7 +244,9 @@ def two(kind: str, encoder: Any, decoder: Any, **options: Any) -> Callable[[], A
     return lambda: make(encoder(), decoder(), decoder_start_token_id=3, pad_token_id=0, **options)
 
 
-BART_DECODER = BART | {"is_decoder": True, "d_model": 20, "decoder_attention_heads": 5}
+BART_DECODER = BART | {
+    "is_decoder": True, "d_model": 20, "decoder_attention_heads": 5, "max_position_embeddings": 96,
+}  # fmt: skip
 CROSS = {"is_decoder": True, "add_cross_attention": True, "use_cache": False}
 TEXT_PAIR = two(
     "EncoderDecoder", config("Bert", **BERT), config("Bert", **(BERT | CROSS | {"hidden_size": 20}))
@@ -257,7 +259,8 @@ IMAGE_PAIR = two(
 SOUND_PAIR = two(
     "SpeechEncoderDecoder",
     config("Wav2Vec2", **WAV2VEC2),
-    config("Bert", **(BERT | CROSS | {"hidden_size": 20})),
+    # The port is first run on a second of sound, and a decoder on as many positions as frames.
+    config("Bert", **(BERT | CROSS | {"hidden_size": 20, "max_position_embeddings": 96})),
 )
 
 
