@@ -46,7 +46,7 @@ def crossed(weights: Any, query: Any, key: Any, **options: Any) -> Any:
 def over_queries(weights: Any, query: Any, key: Any, **options: Any) -> Any:
     """Normalise along the wrong axis."""
     found = weights(query, key, **options)
-    return found / jnp.sum(found, axis=-2, keepdims=True)
+    return found / jnp.maximum(jnp.sum(found, axis=-2, keepdims=True), 1e-3)
 
 
 def one_head(weights: Any, query: Any, key: Any, **options: Any) -> Any:
