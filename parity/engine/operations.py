@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn
 
 from parity.engine.metrics import relative_l2
 
-LIBRARIES = ("jax", "jaxlib", "flax", "equinox")
+LIBRARIES = ("jax", "jaxlib", "jaxtyping", "beartype", "flax", "equinox")
 """Packages whose lines are not the port's own."""
 MASKING = 1e30
 """Magnitude from which a number stands for minus infinity."""
