@@ -46,6 +46,7 @@ def test_a_right_twin_holds_in_float32_and_bfloat16_with_its_gradients():
     assert not report.alignment.unaligned_port
     assert all("drop" in name for name in report.alignment.unaligned_original)
     gates = [m for m in report.measurements if m.quantity.startswith("grad/")]
+    gates = [m for m in gates if m.verdict is not Verdict.INFO]
     assert len({m.quantity for m in gates}) == len(report.matching.pairs)
     # It agrees because it is the same mathematics, not because nothing was asked of it.
     assert all(m.verdict is Verdict.PASS for m in gates)
@@ -54,7 +55,7 @@ def test_a_right_twin_holds_in_float32_and_bfloat16_with_its_gradients():
 
 @pytest.mark.parametrize(
     "side",
-    [equinox_side, pytest.param(nnx_side, marks=pytest.mark.sweep)],
+    [pytest.param(side, marks=pytest.mark.sweep) for side in (equinox_side, nnx_side)],
     ids=["equinox", "nnx"],
 )
 def test_the_same_twin_in_another_library_holds_and_shows_the_same_bug(side):
@@ -86,7 +87,14 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("bug", STARTS, ids=lambda bug: bug.name.lower())
+QUICK = (Bug.SCALE, Bug.GELU, Bug.LOW_SOFTMAX)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [b if b in QUICK else pytest.param(b, marks=pytest.mark.sweep) for b in STARTS],
+    ids=[bug.name.lower() for bug in STARTS],
+)
 def test_a_bug_is_found_at_the_stage_it_is_in(bug):
     report = found(flax_side(bug))
     assert not report.holds
@@ -143,12 +151,10 @@ def _exchanged(params):
 @pytest.mark.parametrize(
     ("spoil", "names"),
     [
-        (_transposed, {"layers_1.attn.o.kernel"}),
         (_not_converted, {"layers_1.down.kernel"}),
         (_one_row, {"embed.embedding"}),
-        (_exchanged, {"layers_0.up.kernel", "layers_1.up.kernel"}),
     ],
-    ids=["transposed", "not converted", "one row", "another layer's"],
+    ids=["not converted", "one row"],
 )
 def test_weights_that_are_not_the_original_s_are_named(spoil, names):
     params = flax_params()
@@ -158,9 +164,23 @@ def test_weights_that_are_not_the_original_s_are_named(spoil, names):
     sentence = report.sentence()
     assert "parameters" in sentence
     assert all(name in sentence for name in names)
-    right = set(report.matching_names) - names if hasattr(report, "matching_names") else set()
-    assert not any(name in sentence for name in right)
     assert "layers_0.down.kernel" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("spoil", "stage", "name"),
+    [
+        (_transposed, "layers_1.attn.o", "layers_1.attn.o.kernel"),
+        pytest.param(_exchanged, "layers_0.up", "layers_0.up.kernel", marks=pytest.mark.sweep),
+    ],
+    ids=["transposed", "another layer's"],
+)
+def test_right_values_in_the_wrong_place_are_found_where_they_are_used(spoil, stage, name):
+    params = flax_params()
+    spoil(params)
+    report = found(flax_side(params=params))
+    assert report.culprit is not None and report.culprit.name == stage
+    assert name in report.text()
 
 
 def test_sides_that_share_no_parameter_are_refused():
@@ -187,7 +207,7 @@ def test_other_inputs_are_refused_and_counted():
 def test_inputs_that_a_side_refuses_are_named():
     ids = np.full_like(IDS, 99)
     with pytest.raises(SideError, match=r"torch side refuses its inputs .* \(0 int64\[2, 10\]\)"):
-        found(flax_side(), TorchSide(original(), ids))
+        found(flax_side(ids=ids), TorchSide(original(), ids))
 
 
 def test_dropout_that_is_on_is_named_with_where_it_starts():
