@@ -192,8 +192,11 @@ class Sweeps:
         self.left = max(self.left, getattr(node, "workeroutput", {}).get("sweeps", 0))
 
     def pytest_terminal_summary(self, terminalreporter):
-        if self.left and "sweep" in (self.config.getoption("-m") or ""):
-            terminalreporter.write_line(f"sweep: {self.left} not run; make test-all runs them")
+        chosen = self.config.getoption("-m") or ""
+        if self.left and "sweep" in chosen:
+            target = "test-ports" if "flax_models" in chosen else "test-all"
+            line = f"sweep: {self.left} not run; make {target} runs them"
+            terminalreporter.write_line(line)
 
 
 def missing(name):
