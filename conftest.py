@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 
@@ -19,6 +21,9 @@ from jaxtyping import install_import_hook
 from tests.browser import chromium
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Meshes of the tests: virtual devices, which must be asked for before the first is used.
+if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+    jax.config.update("jax_num_cpu_devices", 8)
 
 # Shapes and dtypes of every annotated signature are checked while testing. The hook stays: most
 # modules are imported by the tests that need them. An int is a float, as PEP 484 has it.
@@ -29,7 +34,7 @@ pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
-GUARDED = ("torch_ref", "cuda", "browser")
+GUARDED = ("torch_ref", "cuda", "browser", "flax_models")
 
 
 def pytest_addoption(parser):
@@ -197,6 +202,19 @@ def missing(name):
         return chromium.missing()
     if name == "cuda" and all(device.platform != "gpu" for device in jax.devices()):
         return "no CUDA device"
+    if name == "flax_models":
+        return no_flax_models()
+    return None
+
+
+def no_flax_models():
+    """Return why Flax models of Transformers cannot be compared with their originals, or None."""
+    lacking = [n for n in ("flax", "torch", "transformers") if importlib.util.find_spec(n) is None]
+    if lacking:
+        return f"no {', '.join(lacking)}: pip install 'megalodon-numerics[dev]'"
+    found = importlib.metadata.version("transformers")
+    if int(found.partition(".")[0]) >= 5:
+        return f"transformers {found} has no Flax models: pip install 'transformers<5'"
     return None
 
 

@@ -73,6 +73,25 @@ class FileTensor:
         with open_safetensors(self.file) as file:
             return file.get_tensor(self.name) if rows is None else file.get_slice(self.name)[rows]
 
+    def map(self) -> np.ndarray:
+        """Return it as a memory map, read-only: its pages are read when they are used, and let go
+        with the array.
+
+        Raises:
+            ValueError: the file can no longer be read.
+        """
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        # The library only copies. The format is 8 bytes of length, a header of JSON, the tensors.
+        with self.file.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                start = json.loads(file.read(length))[self.name]["data_offsets"][0]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{self.file} no longer holds {self.name}: {error!r}") from error
+        place = 8 + length + int(start)
+        return np.memmap(self.file, self.dtype, "r", place, self.shape).view(np.ndarray)
+
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return rows by index, reading no others."""
         with open_safetensors(self.file) as file:

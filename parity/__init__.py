@@ -13,28 +13,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parity.port import Port, PortError, Report, check, compare, watched
     from parity.sides import (
+        CapturedSide,
         EquinoxSide,
         FlaxSide,
         FunctionSide,
         NNXSide,
         SideError,
         TorchSide,
+        capture,
+        comparison_runs,
     )
 
 _ROOMS = {
     "parity.port": ("Port", "PortError", "Report", "check", "compare", "watched"),
     "parity.sides": (
+        "CapturedSide",
         "EquinoxSide",
         "FlaxSide",
         "FunctionSide",
         "NNXSide",
         "SideError",
         "TorchSide",
+        "capture",
+        "comparison_runs",
     ),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "CapturedSide",
     "EquinoxSide",
     "FlaxSide",
     "FunctionSide",
@@ -44,8 +51,10 @@ __all__ = [
     "Report",
     "SideError",
     "TorchSide",
+    "capture",
     "check",
     "compare",
+    "comparison_runs",
     "watched",
 ]
 

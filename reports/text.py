@@ -29,6 +29,8 @@ _SIDES = {
     "port64": "port float64",
     "original32": "original float32",
     "original64": "original float64",
+    "portbf16": "port bfloat16",
+    "originalbf16": "original bfloat16",
 }
 _QUESTIONS = {
     "jax64:oracle": "Same mathematics?",
@@ -41,7 +43,11 @@ _QUESTIONS = {
     "port64:original64": "Same mathematics, in a port?",
     "port32:port64": "How accurate is the port?",
     "original32:port64": "Do we understand the original?",
+    "original32:original64": "How accurate is the original?",
+    "port32:original64": "How accurate is the port, by the original's float64?",
     "port32:original32": "Can a checkpoint of the original move?",
+    "portbf16:port64": "How accurate is the port in bfloat16?",
+    "originalbf16:original64": "How accurate is the original in bfloat16?",
 }
 _METRICS = {
     "rel_l2": "relative L2",
@@ -63,6 +69,9 @@ _METRICS = {
     "seam": "size of the difference",
     "top1_agreement": "top-1 agreement",
     "top1_flips": "top-1 flips",
+    "expert_flips": "expert flips",
+    "unmatched": "parameters that are not the original's",
+    "error_over_original": "error over the original's",
     "nll_difference": "NLL difference",
     "error_over_reference": "error over the reference's",
     "frozen_fraction": "frozen share",

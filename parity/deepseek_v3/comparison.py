@@ -35,7 +35,7 @@ from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
 from parity.engine.quantity import Quantity
 from parity.pooling import DRAWS, Draw, Pool, pool
-from parity.port import Report, check
+from parity.port import CheckReport, check
 from parity.port_tolerances import PORTS, PortEdge
 
 __all__ = [
@@ -63,7 +63,7 @@ class Found:
     """A compared case."""
 
     case: Case
-    report: Report
+    report: CheckReport
     measurements: tuple[Measurement, ...]
     """The engine's, and the gates on chosen experts."""
     answer: Answer
@@ -174,7 +174,7 @@ def _positions(case: Case) -> np.ndarray:
     return np.broadcast_to(np.arange(case.length, dtype=np.float32), case.ids.shape)
 
 
-def _flips(case: Case, report: Report, answer: Answer, device: str) -> list[Measurement]:
+def _flips(case: Case, report: CheckReport, answer: Answer, device: str) -> list[Measurement]:
     """Count tokens that go to other experts although the choice was clear, for each layer."""
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)

@@ -71,7 +71,8 @@ def align(
     Args:
         original: floating arrays by stage, in order of execution.
         port: the same of the port.
-        outputs: which stages the original and the port returned; outputs pair with outputs.
+        outputs: which stages the original and the port returned; an output pairs with an output
+            where one has its size.
         pins: what is decided beforehand.
         equal: relative L2 up to which values are equal; what is computed in another precision than
             float32 needs another one.
@@ -115,8 +116,10 @@ class _Aligner:
         self.barred = np.isinf(self.close.distance)
         """(rows, columns) that cannot be pairs."""
         returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
-        self.outputs = returned[0][:, None] & returned[1]
-        self.barred |= returned[0][:, None] != returned[1]
+        self.outputs = returned[0][:, None] & returned[1] & ~self.barred
+        # What one side returns the other may only compute.
+        has_output = np.logical_or.outer(*(np.any(self.outputs, axis=axis) for axis in (1, 0)))
+        self.barred |= has_output & ~self.outputs
 
     def run(self, pins: Sequence[Pin]) -> Alignment:
         """Pair what is pinned, then what is equal, then what is named alike, then what is left."""

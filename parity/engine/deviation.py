@@ -146,4 +146,6 @@ def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Return |a - e|; infinite where a side is not finite: unknown is never equal."""
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     known = np.isfinite(a) & np.isfinite(e)
-    return np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))
+    apart = np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))
+    # Of scalars NumPy makes no arrays.
+    return np.asarray(apart)

@@ -8,6 +8,7 @@ Source: docs/your-own-port.md "Where it starts".
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from jax.extend.core import JaxprEqn
 
 from parity.engine.metrics import relative_l2
 
-LIBRARIES = ("jax", "jaxlib", "jaxtyping", "beartype", "flax", "equinox")
+LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
 """Packages whose lines are not the port's own."""
 MASKING = 1e30
 """Magnitude from which a number stands for minus infinity."""
@@ -237,8 +238,14 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path without the folder it is installed in, or below the current one."""
-    for root in (*path.parents, Path.cwd()):
-        if root.name == "site-packages" or root == Path.cwd():
-            return path.relative_to(root)
-    return path
+    """Return a path below the current folder, or below one that modules are looked for in.
+
+    Below the nearest of them: an environment may lie in the current folder.
+    """
+    roots = {Path.cwd(), *map(Path, sys.path)} & {*path.parents}
+    nearest = max((root for root in roots if root.is_absolute()), default=None, key=_depth)
+    return path if nearest is None else path.relative_to(nearest)
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)

@@ -11,24 +11,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parity.engine.alignment import Pin, align
+from parity.engine.alignment import AlignedBy, Alignment, Pair, Pin, align
 from parity.engine.compare import Comparison, Work
 from parity.engine.edge import Edge
+from parity.engine.layouts import Layout
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
+from parity.engine.metrics import relative_l2
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS
-from parity.port.correspondence import Arrays, Correspondence, only_valid
-from parity.port.localisation import localise
+from parity.port.consequences import idle_pairs, notice_of, without
+from parity.port.correspondence import Arrays, Correspondence
+from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
+from parity.sides.projection import Valid, direction
 from parity.sides.side import Rounding, Side, SideError, Trace
-
-PROJECTION = 20
-"""Seed of the direction that derivatives of the outputs are taken in."""
 
 
 class PortError(ValueError):
@@ -44,8 +45,8 @@ class Port:
     port: Side
     case: str = ""
     """Which of the cases of this name it is, such as `padding`."""
-    valid: np.ndarray | None = None
-    """Positions that mean something on both sides, bool (B, L); None is all of them."""
+    valid: Valid = None
+    """Positions that mean something on both sides; see `Valid`."""
     pins: tuple[Pin, ...] = ()
     """What is known of which stage is which."""
     gradients: bool = True
@@ -83,6 +84,7 @@ def compare(port: Port) -> Report:
     equal = [pair for pair in matching.pairs if pair.is_equal]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
     alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
+    alignment = _with_outputs(alignment, original.best, ours.best)
     both = _Both(Correspondence(alignment, matching), original, ours)
     if port.gradients:
         both.differentiate(port)
@@ -95,6 +97,12 @@ def compare(port: Port) -> Report:
         comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
         rows += comparison.run(*both.arrays(edge))
     notices = (*original.notices, *ours.notices)
+    outputs = {*original.best.outputs, *ours.best.outputs}
+    if idle := idle_pairs(alignment, rows, outputs):
+        alignment = without(alignment, idle)
+        both.names = replace(both.names, alignment=alignment)
+        rows = [row for row in rows if row.quantity not in {pair.port for pair in idle}]
+        notices = (*notices, *map(notice_of, idle))
     stages = ()
     if port.bfloat16:
         edge = PortEdge.PORTBF16_PORT64
@@ -102,7 +110,12 @@ def compare(port: Port) -> Report:
         stages, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
     constants = floors["original", Rounding.CONSTANTS]
-    place = localise(both.names, original, ours, constants)
+    try:
+        place = localise(both.names, original, ours, constants)
+    except SideError as error:
+        # A capture, for one, cannot be fed; what was compared without is no less worth.
+        place = Place(PortEdge.PORT32_ORIGINAL32, ())
+        notices = (*notices, f"no stage of the port was run on its own: {error}")
     return Report(port.title, tuple(rows), alignment, matching, place, stages, notices)
 
 
@@ -120,7 +133,6 @@ class _Both:
         Raises:
             PortError: the loss is no output that both sides have.
         """
-        rng = np.random.default_rng(PROJECTION)
         aligned = {pair.port for pair in self.names.alignment.pairs}
         best = self.port.best
         outputs = {name: best.stages[name] for name in best.outputs if name in aligned}
@@ -132,10 +144,7 @@ class _Both:
                 )
             cotangents = {port.loss: np.ones_like(outputs[port.loss], np.float32)}
         else:
-            directions = {n: rng.standard_normal(x.shape) for n, x in outputs.items()}
-            cotangents = only_valid(
-                {n: np.asarray(x, np.float32) for n, x in directions.items()}, port.valid
-            )
+            cotangents = direction(outputs, port.valid)
         self.port.differentiate(cotangents)
         self.original.differentiate(self.names.cotangents(cotangents))
 
@@ -220,6 +229,36 @@ class _Both:
                 )
                 rows.append(comparison.missing(name, note))
         return rows
+
+
+def _with_outputs(alignment: Alignment, original: Trace, port: Trace) -> Alignment:
+    """Return an alignment with outputs paired too that no value decides, such as a loss.
+
+    Those of one size are paired in order where both sides return as many.
+    """
+    alone = [
+        {name: trace.stages[name] for name in trace.outputs if name in rest}
+        for trace, rest in (
+            (original, alignment.unaligned_original),
+            (port, alignment.unaligned_port),
+        )
+    ]
+    pairs = list(alignment.pairs)
+    for size in dict.fromkeys(x.size for x in alone[1].values()):
+        theirs, ours = ([n for n, x in side.items() if x.size == size] for side in alone)
+        if len(theirs) != len(ours):
+            continue
+        for name, partner in zip(ours, theirs, strict=True):
+            a, b = alone[0][partner], alone[1][name]
+            layout = Layout(a.shape, a.shape, tuple(range(a.ndim)), b.shape)
+            distance = relative_l2(b, layout(a))
+            pairs.append(Pair(name, partner, layout, AlignedBy.ORDER, distance))
+    sides = ({p.original for p in pairs}, {p.port for p in pairs})
+    rest = (alignment.unaligned_original, alignment.unaligned_port)
+    left = [
+        {n: s for n, s in r.items() if n not in done} for r, done in zip(rest, sides, strict=True)
+    ]
+    return Alignment(tuple(pairs), *left)
 
 
 def _by_edge(floors: Mapping[tuple[str, Rounding], Floors]) -> dict[Edge, Floors]:

@@ -14,8 +14,10 @@ import numpy as np
 from parity.engine.alignment import Alignment
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import Quantity
+from parity.sides.projection import only_valid
 
 Arrays = dict[str, np.ndarray]
+__all__ = ["Arrays", "Correspondence", "only_valid"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Correspondence:
     def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
         """Return cotangents of the port's outputs as those of the original's."""
         return {
-            pair.original: np.ascontiguousarray(pair.layout.inverse(port[pair.port]))
+            pair.original: np.array(pair.layout.inverse(port[pair.port]), order="C")
             for pair in self.alignment.pairs
             if pair.port in port
         }
@@ -51,28 +53,3 @@ class Correspondence:
             {names[name]: theirs for name, (theirs, _) in both.items()},
             {names[name]: ours for name, (_, ours) in both.items()},
         )
-
-
-def only_valid(stages: Mapping[str, np.ndarray], valid: np.ndarray | None) -> Arrays:
-    """Return stages with zeros where positions are not valid.
-
-    Args:
-        stages: any shapes. Positions are the axes of lengths B and L, the first of which comes
-            first, or one axis of B L; a stage without them is returned as it is.
-        valid: bool (B, L); None is all.
-    """
-    if valid is None:
-        return dict(stages)
-    return {name: _only_valid(value, valid) for name, value in stages.items()}
-
-
-def _only_valid(value: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    B, L = valid.shape
-    axes = [1] * value.ndim
-    if value.ndim and value.shape[0] == B * L:
-        axes[0] = B * L
-    elif value.ndim > 1 and value.shape[0] == B and L in value.shape[1:]:
-        axes[0], axes[1 + value.shape[1:].index(L)] = B, L
-    else:
-        return value
-    return np.where(valid.reshape(axes), value, np.zeros((), value.dtype))

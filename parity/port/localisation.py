@@ -84,7 +84,7 @@ def _operation(
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
         return None
-    fed = _replaceable(together_.stages(original.best.stages), port)
+    fed = _replaceable(together_.stages(original.best.stages), together_, original, port)
     operations, values = ours.operations_of(stage.name, fed)
     if not operations:
         return None
@@ -97,7 +97,7 @@ def _in_float64(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
     theirs = together_.stages(original.best.stages)
-    fed = _replaceable(theirs, port)
+    fed = _replaceable(theirs, together_, original, port)
     forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
     known = {name: forced[name] for name in theirs}
     # What is float32 on either side all the same, such as a table, is no difference of mathematics.
@@ -112,7 +112,7 @@ def _in_float64(
 
 def _in_float32(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
     theirs = together_.stages(original.narrow.stages)
-    fed = _replaceable(theirs, port)
+    fed = _replaceable(theirs, together_, original, port)
     forced = port.run(Run(forced=fed)).stages
     if port.wide is None:
         floors = dict.fromkeys(theirs, 0.0)
@@ -151,6 +151,16 @@ def _place(
     return replace(place, worst=worst_elements(forced[name], truth[name], SHOWN))
 
 
-def _replaceable(theirs: Mapping[str, np.ndarray], port: SideRuns) -> dict[str, np.ndarray]:
-    """Return what the port can be fed: all but what it returns."""
-    return {name: x for name, x in theirs.items() if name not in port.best.outputs}
+def _replaceable(
+    theirs: Mapping[str, np.ndarray],
+    together_: Correspondence,
+    original: SideRuns,
+    port: SideRuns,
+) -> dict[str, np.ndarray]:
+    """Return what the port can be fed: all but what it returns, and what has masks in it."""
+    kept = {*port.best.outputs} | {
+        pair.port
+        for pair in together_.alignment.pairs
+        if pair.port in port.masked or pair.original in original.masked
+    }
+    return {name: x for name, x in theirs.items() if name not in kept}

@@ -6,9 +6,12 @@ Source: docs/your-own-port.md "Reading a report".
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parity.engine.alignment import Alignment
+from parity.engine.irregularities import irregularities
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
@@ -37,6 +40,10 @@ class Report:
     notices: tuple[str, ...]
     """What a reader should know, such as what could not run."""
 
+    def __repr__(self) -> str:
+        """Return the answer: what a failing assertion shows of it."""
+        return f"<Report: {self.sentence()}>"
+
     @property
     def holds(self) -> bool:
         """Whether every gate holds."""
@@ -51,6 +58,18 @@ class Report:
     def failures(self) -> tuple[Measurement, ...]:
         """The gates that do not hold."""
         return tuple(m for m in self.measurements if m.verdict is Verdict.FAIL)
+
+    @property
+    def wrong_derivatives(self) -> tuple[str, ...]:
+        """Parameters whose derivatives are wrong, the one that is used last first.
+
+        Derivatives come in from behind: what is wrong about one is wrong in all that is used before
+        it, so the first name is where that starts.
+        """
+        quantities = (Quantity(m.quantity) for m in self.failures)
+        names = dict.fromkeys(q.name for q in quantities if q.role is Role.GRADIENT)
+        stages = [stage.name for stage in self.place.stages]
+        return tuple(sorted(names, key=lambda name: first_use(name, stages), reverse=True))
 
     def worst(self, edge: PortEdge) -> Measurement | None:
         """Return the row of an edge that uses most of its tolerance."""
@@ -77,7 +96,7 @@ class Report:
             return f"{self.title}: diverges at {self.culprit.name}{partner}{where}"
         gradients = [m for m in self.failures if Quantity(m.quantity).role is Role.GRADIENT]
         if gradients and len(gradients) == len(self.failures):
-            names = ", ".join(dict.fromkeys(Quantity(m.quantity).name for m in gradients))
+            names = ", ".join(self.wrong_derivatives)
             return f"{self.title}: every stage holds, derivatives do not: {names}"
         first = first_divergence(self.measurements)
         assert first is not None
@@ -144,7 +163,26 @@ class Report:
                 f"in bfloat16 {last.name} is off by {last.port:.1e} in the port and "
                 f"{last.original:.1e} in the original"
             )
+        if not self.holds:
+            # Equal values pass for right until something is wrong: then they are the first suspects.
+            suspects = irregularities(self.matching.pairs)
+            lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
         return lines + [f"note: {notice}" for notice in self.notices]
+
+
+def first_use(parameter: str, stages: Sequence[str]) -> int:
+    """Return which stage of a list in order of execution is the first that a parameter can be in.
+
+    That is the first of its own module, or of the nearest module around it that has stages.
+    """
+    parts = parameter.split(".")[:-1]
+    while parts:
+        module = re.compile(re.escape(".".join(parts)) + r"(?![A-Za-z0-9_])")
+        found = next((i for i, name in enumerate(stages) if module.match(name)), None)
+        if found is not None:
+            return found
+        parts.pop()
+    return -1
 
 
 def _order(fraction: float) -> float:

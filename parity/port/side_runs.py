@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.port.correspondence import only_valid
+from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
+
+MASK = 1e30
+"""Size from which on a number stands for none: what is added to scores that are not to count."""
 
 
 class SideRuns:
@@ -16,17 +19,19 @@ class SideRuns:
 
     Args:
         side: what runs.
-        valid: positions that mean something, bool (B, L); None is all.
+        valid: positions that mean something; see `Valid`.
 
     Raises:
         SideError: the side refuses its inputs.
     """
 
-    def __init__(self, side: Side, valid: np.ndarray | None) -> None:
+    def __init__(self, side: Side, valid: Valid) -> None:
         self.side, self.valid = side, valid
         self.cotangents: dict[str, np.ndarray] | None = None
         self.shared: frozenset[str] = frozenset()
         self.notices: tuple[str, ...] = ()
+        self.masked: set[str] = set()
+        """Stages that have masks among their numbers."""
         self.narrow = self.run(Run())
         self.unrepeatable = self._unrepeatable()
         self.wide: Trace | None = None
@@ -42,9 +47,19 @@ class SideRuns:
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run) -> Trace:
-        """Return a run, zero where positions are not valid."""
+        """Return a run, zero where positions are not valid and 1 or -1 where there is a mask.
+
+        The lowest number of a dtype is another one in float64, and next to it no other counts.
+        """
         trace = self.side.run(how)
-        return replace(trace, stages=only_valid(trace.stages, self.valid))
+        stages = only_valid(trace.stages, self.valid)
+        for name, x in stages.items():
+            # Moved by rounding, the lowest number there is may become an infinity.
+            masks = (np.abs(x) >= MASK) & (np.isfinite(x) | (how.rounding is not None))
+            if masks.any():
+                self.masked.add(name)
+                stages[name] = np.where(masks, np.sign(x), x)
+        return replace(trace, stages=stages)
 
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
         """Run again with derivatives, which all runs have from here on."""

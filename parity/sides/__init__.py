@@ -21,6 +21,7 @@ from parity.sides.side import (
 )
 
 if TYPE_CHECKING:
+    from parity.sides.captured import CapturedSide, capture, comparison_runs
     from parity.sides.equinox_side import EquinoxSide
     from parity.sides.flax_side import FlaxSide
     from parity.sides.jax_side import FunctionSide, JaxSide
@@ -28,18 +29,22 @@ if TYPE_CHECKING:
     from parity.sides.torch_side import TorchSide
 
 _HOMES = {
+    "CapturedSide": "captured",
     "EquinoxSide": "equinox_side",
     "FlaxSide": "flax_side",
     "FunctionSide": "jax_side",
     "JaxSide": "jax_side",
     "NNXSide": "nnx_side",
     "TorchSide": "torch_side",
+    "capture": "captured",
+    "comparison_runs": "captured",
 }
 _EXTRAS = {"torch": "torch", "flax": "flax"}
 
 __all__ = [
     "AS_IS",
     "OUTPUT",
+    "CapturedSide",
     "EquinoxSide",
     "FlaxSide",
     "FunctionSide",
@@ -52,6 +57,8 @@ __all__ = [
     "SideError",
     "TorchSide",
     "Trace",
+    "capture",
+    "comparison_runs",
 ]
 
 

@@ -89,7 +89,7 @@ class Side(Protocol):
     kind: str
     """What it is written in, such as `torch` or `flax`."""
 
-    def parameters(self) -> dict[str, np.ndarray]:
+    def parameters(self) -> Mapping[str, np.ndarray]:
         """Return every parameter and buffer by path, in the dtype it is held in."""
         ...
 

@@ -80,7 +80,7 @@ class TorchSide:
             raise SideError("a torch side is moved by rounding in float64 only")
         module = self._in(how.precision)
         if how.rounding is Rounding.CONSTANTS:
-            module = _with_moved_buffers(module, how)
+            module = _with_moved_tables(module, how)
         stages: dict[str, torch.Tensor] = {}
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
@@ -185,15 +185,27 @@ def _gradients(
     }
 
 
-def _with_moved_buffers(module: torch.nn.Module, how: Run) -> torch.nn.Module:
-    """Return a copy whose own tables are off by what making them in float32 rounds."""
+def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
+    """Return a copy whose own tables are off by what making them in float32 rounds.
+
+    Those are its buffers, and tensors that are plain attributes; and where it is known what the
+    other side holds too, also parameters that it does not hold, such as positions that it makes
+    anew, perhaps in float64.
+    """
     moved = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(how.seed)
+    tables = dict(moved.named_buffers())
+    if how.shared:
+        tables |= dict(moved.named_parameters())
     with lifted(how.seed) as mode, torch.no_grad():
         mode.signs = generator
-        for name, buffer in moved.named_buffers():
-            if buffer.is_floating_point() and name not in how.shared:
-                buffer.copy_(mode.moved(buffer, 1.0))
+        for name, table in tables.items():
+            if table.is_floating_point() and name not in how.shared:
+                table.copy_(mode.moved(table, 1.0))
+        for inner in moved.modules():
+            for name, value in vars(inner).items():
+                if _floating(value):
+                    setattr(inner, name, mode.moved(value, 1.0))
     return moved
 
 
@@ -220,7 +232,10 @@ def _tensor(x: Any) -> Any:
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if _floating(x) else x
+    """Return an input of one run: a copy, since a module may change it in place."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(dtype, copy=True) if x.is_floating_point() else x.clone()
 
 
 def _floating(x: Any) -> bool:

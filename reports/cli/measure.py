@@ -118,8 +118,8 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
     named. The exit code is 0 once the run is stored: `gate latest` judges it.
     """
     report = progress(quiet)
-    from reports.nightly.run import store
     from reports.nightly.shards import find_shards, merge_shards
+    from reports.registry.outcome import store
 
     parts = find_shards(folders)
     report(f"merging {len(parts)} shards")

@@ -16,7 +16,9 @@ from click.shell_completion import get_completion_class
 from reports.cli import dtypes as dtype_commands
 from reports.cli import experiments as experiment_commands
 from reports.cli import measure as measure_commands
+from reports.cli import mesh as mesh_commands
 from reports.cli import parity as parity_commands
+from reports.cli import ports as port_commands
 from reports.cli import runs as run_commands
 from reports.cli import stability as stability_commands
 from reports.cli import store as store_commands
@@ -72,6 +74,7 @@ class Guarded(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "nightly",
+        "port my_port.py",
         "gate latest",
         "compare pinned latest",
         "history plain logits",
@@ -82,7 +85,7 @@ class Guarded(click.Group):
 )
 @click.version_option(package_name=PROGRAM)
 def main() -> None:
-    """Compare Megalodon in JAX with megalodon-hf, and ask what precision does to it."""
+    """Compare ports with their originals, first of all Megalodon in JAX with megalodon-hf."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 
@@ -104,8 +107,8 @@ def completion(shell: str) -> None:
 
 
 for module in (
-    measure_commands, run_commands, store_commands, parity_commands, stability_commands,
-    subject_commands, dtype_commands, experiment_commands,
+    measure_commands, port_commands, mesh_commands, run_commands, store_commands,
+    parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

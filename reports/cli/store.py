@@ -10,7 +10,6 @@ import click
 
 from reports.cli.console import (
     RUN,
-    choice_option,
     count_option,
     examples,
     json_option,
@@ -27,6 +26,7 @@ from reports.cli.console import (
         "history",
         "history plain",
         "history plain logits",
+        "history --kind port llama",
         "history plain logits --out 's3://bucket/runs/*' --json",
         about="The trend covers the newest 24 runs, from their least value to their largest.",
     )
@@ -40,7 +40,11 @@ from reports.cli.console import (
     show_default=True,
     help="Folder that holds the runs, or a pattern of run folders that DuckDB can read.",
 )
-@choice_option("--kind", ("nightly", "pytest"), "Which runs.")
+@click.option(
+    "--kind",
+    type=click.Choice(("nightly", "port", "pytest")),
+    help="Which runs.  [default: nightly, or what there is]",
+)
 @count_option("--limit", 40, "Rows at most; --json prints all.")
 @json_option
 def history(case, quantity, place, kind, limit, as_json) -> None:
@@ -54,7 +58,7 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
     from reports.store.schema import RunKind
 
     most = EVERYTHING if as_json else limit
-    answer = look_back(place, case, quantity, most, RunKind(kind))
+    answer = look_back(place, case, quantity, most, RunKind(kind) if kind else None)
     if as_json:
         from reports.text import for_json
 
@@ -107,8 +111,9 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
 def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
     """Pin RUN as the one that later nights may not drift from.
 
-    Writes a file in reports/pinned for the run's machine and kind of reference: one line per case,
-    comparison and kind of quantity, to be reviewed and committed as a diff. Refused (exit code 2)
+    Writes a file in reports/pinned for the run's machine and kind of reference, or for a port in
+    `pinned` beside the folder of its runs: one line per case, comparison and kind of quantity, to
+    be reviewed and committed as a diff. Refused (exit code 2)
     in a tree with uncommitted changes, and for a run made in one, of only some cases, with a
     planted fault or a broken tolerance.
     """

@@ -21,10 +21,12 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from stability.core.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from reports.store.manifest import SuiteResult
+    from reports.store.manifest import Manifest, SuiteResult
 
 _ROWS = pytest.StashKey[list[Measurement]]()
+_PORTS = pytest.StashKey[list[Any]]()
 Record = Callable[[Iterable[Measurement]], list[Measurement]]
+MARK = "ports(function): the test runs once for each parity.Port that function() returns, as `port`"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect on the process that sees all reports: the controller, or the only one."""
+    config.addinivalue_line("markers", MARK)
     root = config.getoption("--numerics-run")
     if root is not None and not hasattr(config, "workerinput"):
         from reports.store.runs import StoreError, check_writable
@@ -63,6 +66,45 @@ def numerics(request: pytest.FixtureRequest) -> Record:
     return record
 
 
+@pytest.fixture
+def port_report(request: pytest.FixtureRequest, numerics: Record) -> Callable[[Any], Any]:
+    """Compare a port of yours: `assert port_report(port()).holds`.
+
+    A test that fails shows the whole report; its measurements are part of `--numerics-run`.
+    """
+    from parity.port import Port, Report, compare
+
+    reports: list[tuple[Port, Report]] = request.node.stash.setdefault(_PORTS, [])
+
+    def compared(port: Port) -> Report:
+        report = compare(port)
+        reports.append((port, report))
+        numerics(report.measurements)
+        return report
+
+    return compared
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked `ports(function)` each port the function returns, called `port`."""
+    marks = list(metafunc.definition.iter_markers("ports"))
+    if not marks:
+        return
+    from reports.ports import PortFileError, as_ports
+
+    functions = [each for mark in marks for each in mark.args]
+    if not functions or not all(map(callable, functions)):
+        raise pytest.Collector.CollectError(
+            f"pytest.mark.ports of {metafunc.function.__name__}: expected a function that returns "
+            f"a parity.Port or a list of them, got {', '.join(map(repr, functions)) or 'nothing'}"
+        )
+    try:
+        ports = [port for each in functions for port in as_ports(each(), f"{each.__name__}()")]
+    except PortFileError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
+    metafunc.parametrize("port", ports, ids=[port.title for port in ports])
+
+
 @pytest.hookimpl(wrapper=True)
 @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
@@ -74,6 +116,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
             {name: str(v) if isinstance(v, str) else v for name, v in asdict(row).items()}
             for row in rows
         ]
+    found = item.stash.get(_PORTS, []) if report.when == "call" else []
+    if found:
+        from reports.ports import document_of
+
+        report.ports = [document_of(*pair) for pair in found]
+        for _, each in found:
+            if report.failed and not each.holds and hasattr(report.longrepr, "addsection"):
+                report.longrepr.addsection(f"port {each.title}", each.text())
     return report
 
 
@@ -86,6 +136,7 @@ class Collector:
         self.rows: dict[tuple[str, ...], Measurement] = {}
         self.planned: set[str] = set()
         self.executed: set[str] = set()
+        self.ports: dict[str, dict[str, Any]] = {}
         self.findings: list[Finding] = []
         self.lines: list[str] = []
 
@@ -104,6 +155,8 @@ class Collector:
         if report.when == "call" and not report.skipped:
             # One that failed did run, and its failure is a finding.
             self.executed.add(report.nodeid)
+        for document in getattr(report, "ports", ()):
+            self.ports.setdefault(document["title"], document)
         for row in rows:
             words = {"kind": Kind(row["kind"]), "verdict": Verdict(row["verdict"])}
             self._add(Measurement(**row | words), report.nodeid)
@@ -138,35 +191,59 @@ class Collector:
             terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
 
     def _store(self, interrupted: bool) -> list[str]:
-        from parity.megalodon.suite import choose_reference
-        from reports.nightly.run import store
-        from reports.provenance.environment import describe, new_manifest
+        from reports.provenance.environment import new_manifest
+        from reports.registry.outcome import store
         from reports.store.runs import Run
         from reports.store.schema import RunKind
-        from reports.verdict.document import with_tables
 
         selection = self.config.getoption("-m") or "everything"
         rows = tuple(self.rows[key] for key in sorted(self.rows))
-        reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
-        manifest = with_tables(new_manifest(self.started, RunKind.PYTEST), rows)
-        environment = replace(manifest.environment, reference=reference)
+        documents = [self.ports[title] for title in sorted(self.ports)]
+        names = {document["name"] for document in documents}
+        # Tests of ports alone have nothing to do with Megalodon, its code and its reference.
+        if names and all(row.suite in names for row in rows):
+            from reports.ports import with_documents
+
+            code = Path(self.config.rootpath)
+            manifest = new_manifest(self.started, RunKind.PYTEST, code, self.root)
+            manifest = with_documents(manifest, documents)
+            sides = ", ".join(f"{d['title']}: {d['sides']['original']}" for d in documents)
+            against = f"compared with its originals ({sides})"
+        else:
+            manifest = new_manifest(self.started, RunKind.PYTEST)
+            manifest, against = self._of_megalodon(manifest, rows, documents)
         manifest = replace(
             manifest,
-            environment=environment,
             durations={"pytest": round(time.perf_counter() - self.clock, 3)},
             suites=(self._suite(interrupted),),
             selected=(selection,),
         )
         outcome = store(self.root, Run(manifest, rows, tuple(self.findings)), lambda line: None)
-        device, decision = environment.device, outcome.decision
+        device, decision = manifest.environment.device, outcome.decision
         assert decision is not None
         return [
             f"numerics run: {len(rows)} measurements of {len(self.executed)} tests: JAX on "
-            f"{device.kind} ({device.name}) compared with the float64 oracle and "
-            f"megalodon-hf {reference.kind} {reference.commit}",
+            f"{device.kind} ({device.name}) {against}",
             f"{decision.word}: {decision.sentence}",
             str(outcome.folder),
         ]
+
+    def _of_megalodon(
+        self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
+    ) -> tuple[Manifest, str]:
+        """Return what a session says that measured Megalodon, and what it was compared with."""
+        from parity.megalodon.suite import choose_reference
+        from reports.provenance.environment import describe
+        from reports.verdict.document import with_tables
+
+        reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
+        manifest = with_tables(manifest, rows)
+        environment = replace(manifest.environment, reference=reference)
+        against = "compared with the float64 oracle and megalodon-hf"
+        return (
+            replace(manifest, environment=environment, ports=tuple(documents)),
+            f"{against} {reference.kind} {reference.commit}",
+        )
 
     def _suite(self, interrupted: bool) -> SuiteResult:
         from reports.store.manifest import SuiteResult

@@ -23,13 +23,11 @@ from reports.nightly.suites import (
     run_parity,
     run_stability,
 )
-from reports.page.render import render
 from reports.provenance.environment import describe, new_manifest
-from reports.registry.lookup import comparison_lines, judge
+from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest
-from reports.store.runs import Run, write_run
-from reports.store.schema import PAGE, RunKind
-from reports.verdict.decide import Decision
+from reports.store.runs import Run
+from reports.store.schema import RunKind
 from reports.verdict.document import case_info, with_tables
 from reports.verdict.levels import spreads_of
 from stability.suite import Checkpoint
@@ -47,23 +45,6 @@ class Options:
     checkpoint: Path | None = None
     fault: str | None = None
     shard: Shard | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A finished nightly: the run, its verdict, and where it was stored."""
-
-    run: Run
-    decision: Decision | None
-    """None for a shard, which is judged when all of them are merged."""
-    folder: Path
-    against: tuple[str, ...] = ()
-    """A line for each run that levels were compared with, and for each pin that cannot be read."""
-
-    @property
-    def page(self) -> Path:
-        """The page to open."""
-        return self.folder / PAGE
 
 
 def nightly(options: Options, report: Report, step: Step = lambda done, planned: None) -> Outcome:
@@ -158,23 +139,6 @@ def _manifest(
         return manifest
     name = f"{manifest.id}-{shard.index}-of-{shard.count}"
     return replace(manifest, id=name, shard=asdict(shard), plan=plan)
-
-
-def store(root: Path, run: Run, report: Report) -> Outcome:
-    """Judge a run, write it with its page, and return both; a shard is stored as it is.
-
-    Raises:
-        StoreError: the folder cannot be written; `report` got the verdict before.
-    """
-    if run.manifest.kind is RunKind.SHARD:
-        return Outcome(run, None, write_run(root, run))
-    judged = judge(root, run)
-    run = replace(run, manifest=replace(run.manifest, verdict=judged.decision.word.value))
-    # Should the disk be full, the night's answer is not lost with the night's numbers.
-    report(f"verdict: {judged.decision.word}")
-    folder = write_run(root, run, lambda run: render(run, judged.decision, judged.history))
-    run = replace(run, manifest=replace(run.manifest, id=folder.name))
-    return Outcome(run, judged.decision, folder, tuple(comparison_lines(judged)))
 
 
 def select_cases(options: Options) -> list[Case]:

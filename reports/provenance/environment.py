@@ -18,18 +18,28 @@ from reports.provenance.host import FIELDS, FLAGS, host, threads
 from reports.store.manifest import Device, Environment, Manifest, ReferenceInfo
 from reports.store.schema import RunKind
 
+HERE = Path(__file__).parent
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 
 
-def new_manifest(started: datetime, kind: RunKind) -> Manifest:
-    """Return what the run document says of the run's kind, of time, code and machine."""
-    commit, dirty = git_state(Path(__file__).parent)
+def new_manifest(
+    started: datetime, kind: RunKind, code: Path = HERE, aside: Path | None = None
+) -> Manifest:
+    """Return what the run document says of the run's kind, of time, code and machine.
+
+    Args:
+        started: When measuring began, UTC.
+        kind: What the run is.
+        code: A folder of the code that was measured, which is ours unless it is somebody's port.
+        aside: What is no code in it: where runs are stored.
+    """
+    commit, dirty = git_state(code, aside)
     here = host()
     name = here.pop("name") if device_kind() == "cpu" else jax.devices()[0].device_kind
-    code = commit[:7] if commit else "unversioned"
+    version = commit[:7] if commit else "unversioned"
     suffix = "" if kind is RunKind.NIGHTLY else f"-{kind}"
     return Manifest(
-        id=f"{started:%Y-%m-%dT%H-%M-%SZ}-{code}{suffix}",
+        id=f"{started:%Y-%m-%dT%H-%M-%SZ}-{version}{suffix}",
         created=started.isoformat(),
         kind=kind,
         commit=commit,
@@ -46,15 +56,21 @@ def new_manifest(started: datetime, kind: RunKind) -> Manifest:
     )
 
 
-def git_state(folder: Path) -> tuple[str | None, bool]:
-    """Return (commit, dirty) of the checkout `folder` is in; (None, False) outside of one."""
+def git_state(folder: Path, aside: Path | None = None) -> tuple[str | None, bool]:
+    """Return (commit, dirty) of the checkout `folder` is in; (None, False) outside of one.
+
+    What lies in `aside`, such as runs that nobody ignores, makes no checkout dirty.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+        runs = None if aside is None else aside.resolve()
+        inside = runs is not None and runs.is_relative_to(git("rev-parse", "--show-toplevel"))
+        paths = ["--", ":/", f":(exclude){runs}"] if inside else []
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *paths))
     except (OSError, subprocess.CalledProcessError):
         return None, False
 

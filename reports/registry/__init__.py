@@ -4,12 +4,14 @@ which may go.
 
 from reports.registry.lookback import Lookback, look_back
 from reports.registry.lookup import JudgedRun, find_run, judge, judge_stored, summarise_runs
+from reports.registry.outcome import Outcome, store
 from reports.registry.pin import PinDiff, pin_run
 from reports.registry.retention import Plan, delete, plan
 
 __all__ = [
     "JudgedRun",
     "Lookback",
+    "Outcome",
     "PinDiff",
     "Plan",
     "delete",
@@ -19,5 +21,6 @@ __all__ = [
     "look_back",
     "pin_run",
     "plan",
+    "store",
     "summarise_runs",
 ]

@@ -65,7 +65,7 @@ def look_back(
     case: str | None = None,
     quantity: str | None = None,
     most: int = EVERYTHING,
-    kind: RunKind = RunKind.NIGHTLY,
+    kind: RunKind | None = None,
 ) -> Lookback:
     """Return the gates of all runs, worst first; or of one quantity every value, oldest first.
 
@@ -74,18 +74,20 @@ def look_back(
         case: Only gates of this case.
         quantity: With a case: one row per run, edge and metric.
         most: Rows at most.
-        kind: Which runs; those with a planted fault are left out.
+        kind: Which runs; None for nights, or, where there are none, what there is. Those with a
+            planted fault are left out.
 
     Raises:
         StoreError: nothing can be listed there, or the case or quantity was never measured.
     """
     entries, unreadable = _runs(place)
+    kind = _kind_of(entries) if kind is None else kind
     runs = [(m, f) for m, f in entries if m.kind is kind and not m.fault]
     values: dict[str, Any] = {"case": case, "most": most}
     if quantity is not None:
         values["quantity"] = quantity
     else:
-        values["since"] = min((m.created for m, _ in runs[-LATEST:]), default="")
+        values["since"] = min(_latest([m for m, _ in runs]), default="")
     with Table([file for _, file in runs]) as table:
         table.database.register("runs", _manifests([manifest for manifest, _ in runs]))
         answer, broken = table.ask(_ONE if quantity is not None else _GATES, **values)
@@ -100,6 +102,21 @@ def look_back(
             "`history CASE` those of a case"
         )
     return Lookback(rows, len(runs) - len(broken), unreadable)
+
+
+def _kind_of(entries: Sequence[tuple[Manifest, str]]) -> RunKind:
+    """Return the kind of run that a question which names none is about."""
+    kinds = [m.kind for m, _ in entries if m.kind in (RunKind.PORT, RunKind.PYTEST)]
+    nights = any(m.kind is RunKind.NIGHTLY for m, _ in entries)
+    return RunKind.NIGHTLY if nights or not kinds else kinds[-1]
+
+
+def _latest(manifests: Sequence[Manifest]) -> list[str]:
+    """Return when the newest runs about each subject were made."""
+    by_subject: dict[frozenset[str], list[str]] = {}
+    for manifest in manifests:
+        by_subject.setdefault(manifest.subject, []).append(manifest.created)
+    return [created for dates in by_subject.values() for created in dates[-LATEST:]]
 
 
 def _manifests(manifests: Sequence[Manifest]) -> pa.Table:

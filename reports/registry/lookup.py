@@ -12,6 +12,7 @@ from typing import Any
 
 from parity.engine.measurement import Verdict
 from reports.provenance.host import fingerprint
+from reports.store.manifest import Manifest
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
@@ -65,8 +66,7 @@ def find_run(root: Path, name: str) -> Path:
     if name == "latest":
         matches = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
     elif name == "pinned":
-        ids = pins.pinned_ids()
-        matches = [run.folder for run in stored if run.manifest.id in ids][-1:]
+        matches = [run.folder for run in stored if is_pinned(root, run.manifest)][-1:]
     else:
         matches = [run.folder for run in stored if run.folder.name.startswith(name)]
     exact = [folder for folder in matches if folder.name == name]
@@ -76,6 +76,11 @@ def find_run(root: Path, name: str) -> Path:
     names = ", ".join(folder.name for folder in folders[-5:]) or "none"
     what = "several runs begin with" if matches else "no run"
     raise StoreError(f"{what} {name!r} in {root}; there are {names}. `list` shows all of them.")
+
+
+def is_pinned(root: Path, manifest: Manifest) -> bool:
+    """Return whether somebody pinned a run below `root`."""
+    return manifest.id in pins.pinned_ids(pins.home(root, manifest))
 
 
 def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]]:
@@ -117,6 +122,8 @@ class JudgedRun:
     run: Run
     decision: Decision
     history: History
+    unusable_pins: tuple[str, ...] = ()
+    """A sentence for each pinned baseline that was not used."""
 
 
 def judge(root: Path, run: Run) -> JudgedRun:
@@ -127,12 +134,13 @@ def judge(root: Path, run: Run) -> JudgedRun:
         StoreError: the root cannot be listed.
     """
     history = load_history(root, run)
-    pinned = pins.load(run.manifest.environment.device.kind)
+    folder = pins.home(root, run.manifest)
+    pinned = pins.load(run.manifest.environment.device.kind, folder)
     own = own_pins(root, run, pinned)
     decision = decide(run, history.baseline, history.past, (*own, *pinned.pins))
-    unusable = [(pins.FOLDER, why) for why in pinned.unusable]
+    unusable = [(folder, why) for why in pinned.unusable]
     history = replace(history, unreadable=(*history.unreadable, *unusable))
-    return JudgedRun(run, decision, history)
+    return JudgedRun(run, decision, history, tuple(pinned.unusable))
 
 
 def own_pins(root: Path, run: Run, pinned: pins.Pins) -> tuple[pins.Pin, ...]:
@@ -167,7 +175,7 @@ def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
 def comparison_lines(judged_run: JudgedRun) -> list[str]:
     """Return one line for each run whose levels a run was held against, and why others were not."""
     lines = [f"held against {text}" for text in judged_run.decision.against]
-    return lines + [why for folder, why in judged_run.history.unreadable if folder == pins.FOLDER]
+    return [*lines, *judged_run.unusable_pins]
 
 
 def page_of(folder: Path) -> str:
@@ -186,7 +194,10 @@ def read_judgeable(folder: Path) -> Run:
     """
     run = read_run(folder)
     if advice := _NO_VERDICT.get(run.manifest.kind):
-        raise StoreError(f"expected a nightly, {folder.name} is a {run.manifest.kind}; {advice}.")
+        raise StoreError(
+            f"expected a night, or a run of ports, but {folder.name} is a {run.manifest.kind}; "
+            f"{advice}."
+        )
     return run
 
 

@@ -20,6 +20,9 @@ from reports.verdict.history import load_history
 from reports.verdict.levels import Group, Level
 from reports.verdict.pins import Pin
 
+PINNABLE = (RunKind.NIGHTLY, RunKind.PORT)
+"""What is made to be held against: a test session measures whatever its tests were."""
+
 
 @dataclass(frozen=True)
 class PinDiff:
@@ -44,7 +47,7 @@ class PinDiff:
 
 
 def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:
-    """Pin a stored nightly as the one that later nights may not drift from.
+    """Pin a stored night, or a run of ports, as the one that later ones may not drift from.
 
     Raises:
         StoreError: no reason; a tree with uncommitted changes, here or when the run was made; a run
@@ -52,18 +55,22 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
     """
     if not reason.strip():
         raise StoreError("expected a reason that a reviewer can judge, received none; say --reason")
-    commit, dirty = git_state(Path(__file__).parent)
+    run = read_judgeable(folder)
+    root = folder.parent
+    home = pins_folder or pins.home(root, run.manifest)
+    # A port's levels are reviewed with its code, not with ours.
+    code = root.resolve().parent if run.manifest.subject else Path(__file__).parent
+    commit, dirty = git_state(code, root)
     if commit is None or dirty:
         state = "has uncommitted changes" if dirty else "is not a git checkout"
         raise StoreError(
             f"expected a clean checkout, so that the diff is the pinning alone, but the tree "
             f"{state}; commit or stash first"
         )
-    run = read_judgeable(folder)
     manifest = run.manifest
     decision = decide(run, None)
     refusals = {
-        f"is a run of kind {manifest.kind}": manifest.kind is not RunKind.NIGHTLY,
+        f"is a run of kind {manifest.kind}": manifest.kind not in PINNABLE,
         "was made from a tree with uncommitted changes": manifest.dirty,
         f"has the planted fault {manifest.fault}": bool(manifest.fault),
         "ran only some cases": bool(manifest.selected),
@@ -71,11 +78,11 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
     }
     why = [what for what, holds in refusals.items() if holds]
     if why:
-        raise StoreError(f"expected a whole, healthy nightly, but {run.id} {'; '.join(why)}")
+        raise StoreError(f"expected a whole, healthy run, but {run.id} {'; '.join(why)}")
     today = f"{datetime.now(UTC):%Y-%m-%d}"
-    past = load_history(folder.parent, run).past
+    past = load_history(root, run).past
     pin = pins.pin_of(run, past, reason.strip(), today)
-    path = pins.file_of(pin, pins_folder)
+    path = pins.file_of(pin, home)
     before = pins.read(path)
     try:
         pins.write(pin, path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports.provenance.host import fingerprint
-from reports.registry.lookup import anchors_of
+from reports.registry.lookup import anchors_of, is_pinned
 from reports.store.runs import RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MEASUREMENTS, StoreError
 from reports.verdict import pins
@@ -31,8 +31,8 @@ class Plan:
 
 
 def plan(root: Path, keep: int) -> Plan:
-    """Keep the newest `keep` runs of each kind and device, pinned runs, baselines of these, and
-    the anchor of every machine.
+    """Keep the newest `keep` runs of each kind, subject and device, pinned runs, baselines of
+    these, and the anchor of every machine.
 
     What cannot be read is never deleted: somebody may still want to restore it.
     Raises StoreError where the root cannot be listed.
@@ -41,9 +41,9 @@ def plan(root: Path, keep: int) -> Plan:
     groups: dict[object, list[RunInfo]] = {}
     for run in stored:
         device = run.manifest.environment.device.kind
-        groups.setdefault((run.kind, device), []).append(run)
+        groups.setdefault((run.kind, run.manifest.subject, device), []).append(run)
     newest = {run.folder for runs in groups.values() for run in runs[-keep:]}
-    pinned, baselines = pins.pinned_ids(), _baselines(root, groups.values())
+    baselines = _baselines(root, groups.values())
     anchors = _anchors(root, stored)
     goes: list[Path] = []
     spared: list[tuple[Path, str]] = []
@@ -51,7 +51,7 @@ def plan(root: Path, keep: int) -> Plan:
         name = run.manifest.id
         if run.folder in newest:
             continue
-        if name in pinned:
+        if is_pinned(root, run.manifest):
             spared.append((run.folder, "pinned"))
         elif name in anchors:
             spared.append((run.folder, f"anchor of the machine of {anchors[name]}"))
@@ -75,14 +75,15 @@ def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
 
 def _anchors(root: Path, stored: Iterable[RunInfo]) -> dict[str, str]:
     """Return by its id what the newest run of each machine and kind of reference is anchored at."""
-    newest: dict[tuple[object, str], RunInfo] = {}
+    newest: dict[tuple[object, ...], RunInfo] = {}
     for run in stored:
         machine = fingerprint(run.manifest.environment)
         if machine is not None and MEASUREMENTS in FILES[run.kind] and run.manifest.whole:
-            newest[run.kind, machine] = run
+            newest[run.kind, run.manifest.subject, machine] = run
     anchors: dict[str, str] = {}
-    for (_, machine), run in newest.items():
-        pinned = pins.load(run.manifest.environment.device.kind)
+    for (*_, machine), run in newest.items():
+        device = run.manifest.environment.device.kind
+        pinned = pins.load(device, pins.home(root, run.manifest))
         read = read_run(run.folder)
         if any(pin.fingerprint == machine for pin in pinned.pins):
             continue

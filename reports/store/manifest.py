@@ -146,6 +146,8 @@ class Manifest:
     """Of a shard: all parts of the night."""
     shards: tuple[str, ...] = ()
     """Ids of the shards that a night was merged from."""
+    ports: tuple[Mapping[str, Any], ...] = ()
+    """Of ports: what each comparison found, for the page (`reports.ports.document`)."""
     verdict: str = ""
     """Word of its verdict when it was stored, for lists; `gate` judges it again by later runs."""
     migrated_from: int | None = None
@@ -160,6 +162,18 @@ class Manifest:
             and all(suite.whole for suite in self.suites)
         )
 
+    @property
+    def subject(self) -> frozenset[str]:
+        """What it is about, where that is not Megalodon: names of ports. Runs about other subjects
+        are no history of one another.
+        """
+        return frozenset(s.name for s in self.suites) if self.kind is RunKind.PORT else frozenset()
+
+    def shares_subject(self, other: Manifest) -> bool:
+        """Whether both are of one kind and about one subject, or about one of several."""
+        alike = self.subject == other.subject or bool(self.subject & other.subject)
+        return self.kind is other.kind and alike
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Manifest:
         """Read a document of today's schema.
@@ -170,7 +184,7 @@ class Manifest:
         parts: dict[str, Any] = {**_fields_of(cls, document), "kind": kind_of(document)}
         for name, row in (("suites", SuiteResult), ("cases", CaseInfo)):
             parts[name] = tuple(row(**_fields_of(row, entry)) for entry in _list(parts, name))
-        for name in ("selected", "tolerances", "seams", "plan", "shards"):
+        for name in ("selected", "tolerances", "seams", "plan", "shards", "ports"):
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
             parts["checkpoint"] = CheckpointInfo(**_fields_of(CheckpointInfo, checkpoint))
@@ -183,7 +197,7 @@ class Manifest:
         document |= document.pop("environment")
         # A fact about the file that was read, not about what is written.
         del document["migrated_from"]
-        optional = ("workload", "shard", "plan", "shards", "verdict")
+        optional = ("workload", "shard", "plan", "shards", "ports", "verdict")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 

@@ -39,6 +39,8 @@ class RunKind(StrEnum):
     SHARD = "shard"
     """Part of a nightly, to be merged (`reports.nightly.shards`)."""
     BENCH = "bench"
+    PORT = "port"
+    """Ports of anybody's, each compared with its original (`reports.ports`)."""
 
 
 _GATED = (MEASUREMENTS, FINDINGS)

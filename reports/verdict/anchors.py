@@ -76,14 +76,14 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
 
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:
-    """Return whole runs of the same kind, machine and reference before `run`, oldest first."""
+    """Return whole runs of the same subject, machine and reference before `run`, oldest first."""
     machine = fingerprint(run.manifest.environment)
     if machine is None:
         return []
     return [
         old
         for old in list_runs(root)[0]
-        if old.kind is run.manifest.kind
+        if old.manifest.shares_subject(run.manifest)
         and old.manifest.created < run.manifest.created
         and fingerprint(old.manifest.environment) == machine
         and old.manifest.whole

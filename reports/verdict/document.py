@@ -16,7 +16,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import SUITE as DIFFERENCES
-from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
+from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
 from reports.verdict.changes import What
@@ -30,7 +30,7 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
     """
     tolerances = tuple(
         {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in (*TABLE, *PORTS)
+        for row in (*TABLE, *PORTS, *MESHES)
         for kind in row.kinds
     )
     return replace(manifest, tolerances=tolerances, seams=known_differences(rows))
@@ -79,6 +79,8 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     """Return the command that makes a run again, and one for each case that failed or left its
     level.
     """
+    if run.manifest.ports:
+        return _port_replays(run)
     # A known difference is asked for by its own name; its case is what it was measured on.
     cases = {
         m.quantity if m.kind is Kind.KNOWN_DIFFERENCE else m.case
@@ -90,6 +92,22 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     return commands + [
         {"label": case, "command": command(case, run.manifest.fault)} for case in sorted(cases)
     ]
+
+
+def _port_replays(run: Run) -> list[dict[str, str]]:
+    files = dict.fromkeys(d["file"] for d in run.manifest.ports if d["file"])
+    commands = [{"label": f"all of {file}", "command": port_command(file)} for file in files]
+    return commands + [
+        {"label": d["title"], "command": port_command(d["file"], d["title"])}
+        for d in run.manifest.ports
+        if d["file"] and not d["holds"] and len(run.manifest.ports) > 1
+    ]
+
+
+def port_command(file: str, title: str = "") -> str:
+    """Return the command that compares the ports of a file, or one of them."""
+    only = f" --case {shlex.quote(title)}" if title else ""
+    return f"megalodon-numerics port {shlex.quote(file)}{only}"
 
 
 def command(case: str, fault: str | None) -> str:

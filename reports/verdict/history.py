@@ -75,7 +75,8 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
     by_kind: dict[RunKind, list[RunInfo]] = {kind: [] for kind in RunKind}
     for old in stored:
         # A run with a planted fault says nothing about the code it ran.
-        if old.manifest.created < run.manifest.created and not old.manifest.fault:
+        mixed = old.kind is run.manifest.kind and not old.manifest.shares_subject(run.manifest)
+        if old.manifest.created < run.manifest.created and not (old.manifest.fault or mixed):
             by_kind[old.kind].append(old)
     return by_kind, unreadable
 
@@ -102,10 +103,11 @@ def _benches(stored: Sequence[RunInfo], unreadable: list[tuple[Path, str]]) -> t
 def load_history(root: Path, run: Run) -> History:
     """Find under `root` the baseline of a run, the trend of each of its gates, and the benches.
 
-    The baseline is the newest earlier run of its kind that shares at least one measurement with
-    equal identity: of those made on the same machine with the same kind of reference, if there is
-    one among the newest `WINDOW`. Runs with a planted fault are left out. Runs that cannot be read
-    are named in `unreadable` and skipped. Raises StoreError where `root` itself cannot be listed.
+    The baseline is the newest earlier run of its kind and subject that shares at least one
+    measurement with equal identity: of those made on the same machine with the same kind of
+    reference, if there is one among the newest `WINDOW`. Runs with a planted fault are left out.
+    Runs that cannot be read are named in `unreadable` and skipped. Raises StoreError where `root`
+    itself cannot be listed.
     """
     earlier, unreadable = _earlier(root, run)
     baseline: Run | None = None

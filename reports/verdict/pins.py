@@ -9,6 +9,7 @@ docs/verdicts.md.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,13 +17,15 @@ from pathlib import Path
 from megalodon_jax.files import written_aside
 from parity.engine.measurement import Key
 from reports.provenance.host import fingerprint
-from reports.store.manifest import Environment
+from reports.store.manifest import Environment, Manifest
 from reports.store.runs import Run
 from reports.verdict.history import Past
 from reports.verdict.levels import Group, Level, levels, name_of
 
 FOLDER = Path(__file__).parents[1] / "pinned"
-"""Where pinned baselines lie, unless another folder is named."""
+"""Where pinned baselines of Megalodon lie, unless another folder is named."""
+PORTS_FOLDER = "pinned"
+"""What the folder of those of ports is called: it lies beside the folder of their runs."""
 SCHEMA = 4
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
@@ -52,6 +55,14 @@ class Pins:
     pins: tuple[Pin, ...] = ()
     unusable: tuple[str, ...] = ()
     """One sentence for each file that was not used, such as one of another schema."""
+
+
+def home(root: Path, manifest: Manifest) -> Path:
+    """Return where pinned baselines for a run below `root` lie: ports have a folder per port."""
+    if not manifest.subject:
+        return FOLDER
+    names = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in sorted(manifest.subject))
+    return root.resolve().parent / PORTS_FOLDER / names
 
 
 def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "") -> Pin:

@@ -40,6 +40,10 @@ def regressed(run: Run, counts: Counts, starts: Sequence[Measurement]) -> str:
         if total > 1
         else f"1 {'new' if counts.new else 'persisting'} failure."
     )
+    if wrong := [document for document in run.manifest.ports if not document["holds"]]:
+        # What a port was found to be says more than where it is first out of its tolerance.
+        others = f"; {count(len(wrong) - 1, 'more port')} of this run" if len(wrong) > 1 else ""
+        return f"{head} {label(wrong[0]['sentence'], 400)}{others}."
     failing = [m for m in starts if m.verdict is Verdict.FAIL]
     if failing:
         more = len(failing) - 1

@@ -77,7 +77,9 @@ def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
 
 def _environment(manifest: Manifest) -> list[tuple[str, str]]:
     info = manifest.environment.reference
-    named = [(name, reference(info)[name]) for name in ("kind", "commit")]
+    # What a port was made from has a version, and no commit that we know.
+    names = ("kind",) if manifest.ports else ("kind", "commit")
+    named = [(name, reference(info)[name]) for name in names]
     return [
         *machine(manifest),
         *((f"reference {name}", value) for name, value in (*named, *_pairs(info.versions))),

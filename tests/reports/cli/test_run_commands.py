@@ -89,7 +89,7 @@ def test_a_page_is_drawn_again_beside_the_run_and_not_in_it(runs: Path, tmp_path
         (("gate", "2026-11"), "several runs begin with '2026-11'"),
         (
             ("gate", "2026-11-19"),
-            "expected a nightly, 2026-11-19T12",
+            "expected a night, or a run of ports, but 2026-11-19T12",
         ),
         (("compare", "latest", "nothing"), "no run 'nothing'"),
     ],

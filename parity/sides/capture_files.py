@@ -1,0 +1,204 @@
+"""What a folder of a capture holds: arrays in safetensors files, and a manifest that hashes them.
+
+    manifest.json                 schema, environment, runs; per array file, shape, dtype, sha256
+    parameters-000.safetensors    in files of some hundred megabytes; left out where asked
+    inputs-000.safetensors
+    run-00-000.safetensors        stages and gradients of each run
+
+Every array is held against its hash when it is first read, so that a damaged one is never compared.
+Source: docs/your-own-port.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from megalodon_jax.files import read_json_object
+from megalodon_jax.tensor_files import FileTensor, file_tensors
+from parity.sides.side import SideError
+
+KIND, SCHEMA = "capture of a side", 1
+MANIFEST = "manifest.json"
+SHARD = 1 << 28
+"""Bytes of arrays in one file, unless one array is larger: the library copies a file's arrays to
+write it, and a copy of this size is small beside the weights that need several."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the manifest says of an array."""
+
+    name: str
+    file: str
+    """Empty where the array is not in the capture."""
+    key: str
+    """Its name in the file."""
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+
+    @classmethod
+    def of(cls, name: str, array: np.ndarray, file: str = "", key: str = "") -> Row:
+        """Return the row of an array."""
+        return cls(name, file, key, array.shape, array.dtype.name, digest(array))
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Row:
+        """Return the row that `to_json` wrote."""
+        return cls(**{**entry, "shape": tuple(entry["shape"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as what JSON can hold."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Return it in words."""
+        return f"{self.dtype}{list(self.shape)} sha256 {self.sha256[:16]}"
+
+
+def digest(array: np.ndarray) -> str:
+    """Return the SHA-256 of an array's values in C order."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return hashlib.sha256(flat.view(np.uint8).data).hexdigest()
+
+
+def write_arrays(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> list[Row]:
+    """Write arrays in files of about `SHARD` bytes and return their rows, in order.
+
+    Raises:
+        SideError: an array has a dtype that safetensors does not know.
+    """
+    rows: list[Row] = []
+    shard: dict[str, np.ndarray] = {}
+    count = 0
+
+    def close() -> None:
+        nonlocal count
+        if not shard:
+            return
+        file = f"{name}-{count:03}.safetensors"
+        try:
+            save_file(shard, folder / file)
+        except (SafetensorError, KeyError, ValueError) as error:
+            dtypes = ", ".join(sorted({x.dtype.name for x in shard.values()}))
+            raise SideError(
+                f"{file} cannot be written ({error}); it has arrays of {dtypes}: a side should "
+                f"return real numbers of at most 64 bits"
+            ) from error
+        count += 1
+        shard.clear()
+
+    for at, (key, array) in enumerate(arrays.items()):
+        if sum(x.nbytes for x in shard.values()) + array.nbytes > SHARD:
+            close()
+        # A name may be one that the format reserves, so the file has numbers.
+        rows.append(Row.of(key, array, f"{name}-{count:03}.safetensors", str(at)))
+        # Not `ascontiguousarray`, which makes a vector of a scalar.
+        shard[str(at)] = np.asarray(array, order="C")
+    close()
+    return rows
+
+
+class StoredArrays(Mapping[str, Any]):
+    """Arrays of a capture by name, in order; each is mapped from its file anew when asked for.
+
+    To a checker of types the values are anything: it would read one to see what they are.
+
+    Args:
+        folder: of the capture.
+        rows: what the manifest says of them.
+    """
+
+    def __init__(self, folder: Path, rows: list[Row]) -> None:
+        self.folder, self.rows = folder, {row.name: row for row in rows}
+        self._sound: set[str] = set()
+        self._tensors: dict[str, dict[str, FileTensor]] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array as a read-only map of its file.
+
+        Raises:
+            KeyError: there is none of this name.
+            SideError: the file is not there or damaged, or holds another array.
+        """
+        row = self.rows[name]
+        try:
+            if row.file not in self._tensors:
+                self._tensors[row.file] = file_tensors(self.folder / row.file)
+            array = self._tensors[row.file][row.key].map()
+        except (OSError, ValueError, KeyError) as error:
+            raise SideError(
+                f"{name} of the capture {self.folder} cannot be read from {row.file} ({error}): "
+                f"copy or capture it again"
+            ) from error
+        if name not in self._sound:
+            check(array, row, f"{name} of the capture {self.folder}")
+            self._sound.add(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def check(array: np.ndarray, row: Row, what: str) -> None:
+    """Hold an array against the manifest.
+
+    Raises:
+        SideError: it is another one.
+    """
+    here = Row.of(row.name, array)
+    if (here.shape, here.dtype, here.sha256) != (row.shape, row.dtype, row.sha256):
+        raise SideError(
+            f"{what} is {here.text()}, expected {row.text()} as it was captured: copy or capture "
+            f"it again"
+        )
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write what is beside the arrays, with a hash of its own."""
+    manifest = {"kind": KIND, "schema": SCHEMA, **content}
+    manifest["sha256"] = _digest(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what `write_manifest` wrote.
+
+    Raises:
+        SideError: it is not there, was changed, or is of another kind or schema.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        left = sorted(path.name for path in folder.parent.glob(f".{folder.name}.*"))
+        hint = f" An interrupted capture may have left {', '.join(left)} there." if left else ""
+        raise SideError(f"no capture at {folder}: it has no {MANIFEST}.{hint} Capture it first.")
+    try:
+        manifest = read_json_object(file)
+    except ValueError as error:
+        raise SideError(f"{error} Copy the capture again.") from error
+    came = (manifest.get("kind"), manifest.get("schema"))
+    if came != (KIND, SCHEMA):
+        raise SideError(
+            f"{file} is of kind {came[0]!r} and schema {came[1]!r}, expected {KIND!r} and "
+            f"{SCHEMA}: read it with the version that wrote it, or capture again."
+        )
+    if manifest.get("sha256") != _digest(manifest):
+        raise SideError(f"{file} was changed after it was written (its sha256 differs).")
+    return manifest
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,255 @@
+"""What a side computes, written to a folder: for a comparison elsewhere, on another machine or in
+an environment that the other side cannot share.
+
+Source: docs/your-own-port.md.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from megalodon_jax.files import folder_written_aside
+from parity.sides.capture_files import MANIFEST, Row, read_manifest, write_arrays, write_manifest
+from parity.sides.projection import direction
+from parity.sides.side import AS_IS, Precision, Rounding, Run, Side, SideError, Trace
+
+SEEDS = 4
+"""Runs moved by rounding, of each kind: as many as a comparison measures floors by."""
+_PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "equinox", "transformers", "ml_dtypes")
+
+
+def capture(
+    side: Side,
+    folder: str | os.PathLike[str],
+    *,
+    runs: Sequence[Run] | None = None,
+    parameters: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Write what a side holds and computes to a folder, whole or not at all; returns the folder.
+
+    What the side refuses is written down with its reason, and refused again by `CapturedSide`.
+
+    Args:
+        side: what is captured.
+        folder: where to; missing parents are made.
+        runs: what to run, `comparison_runs(side)` by default. Runs moved by rounding are written as
+            differences from the float64 run, in bfloat16, where that run is written before them: a
+            level of noise, to three digits.
+        parameters: whether parameters are written; of what is not, the hash is.
+        overwrite: whether a capture that is there may be replaced.
+
+    Raises:
+        SideError: the folder holds something; or the side cannot run at all, or computes something
+            else each time.
+    """
+    target = Path(os.path.realpath(folder))
+    _check_free(target, overwrite)
+    content: dict[str, Any] = {"side": side.kind}
+    with folder_written_aside(target) as aside:
+        values = side.parameters()
+        rows = (
+            write_arrays(aside, "parameters", values)
+            if parameters
+            else [Row.of(name, array) for name, array in values.items()]
+        )
+        content["parameters"] = [row.to_json() for row in rows]
+        content["inputs"] = [r.to_json() for r in write_arrays(aside, "inputs", side.inputs())]
+        writer = _Writer(side, aside)
+        for how in comparison_runs(side) if runs is None else runs:
+            writer.run(how)
+        if not writer.runs:
+            raise SideError(
+                f"the {side.kind} side runs in none of the ways that were asked for, so there is "
+                f"nothing to capture: {'; '.join(entry['why'] for entry in writer.refused)}"
+            )
+        content |= {"runs": writer.runs, "refused": writer.refused}
+        write_manifest(aside, {**content, **_environment(side.kind)})
+    return target
+
+
+def comparison_runs(
+    side: Side,
+    *,
+    outputs: Sequence[str] | None = None,
+    valid: np.ndarray | None = None,
+    loss: str | None = None,
+    gradients: bool = True,
+    bfloat16: bool = True,
+    seeds: int = SEEDS,
+) -> tuple[Run, ...]:
+    """Return the runs of one side that a comparison asks for; those with replaced stages it cannot
+    know.
+
+    Args:
+        side: what will run; it runs once.
+        outputs: which of its outputs the other side has too; None is all.
+        valid: positions that mean something, bool (B, L), as the comparison will be told.
+        loss: which output derivatives are of; None is a fixed direction of all of `outputs`.
+        gradients: whether derivatives are compared. They take as much as the parameters, and as
+            much again for every two of the runs moved by rounding.
+        bfloat16: whether it is to run in bfloat16 too.
+        seeds: how often it is moved by rounding.
+
+    Raises:
+        SideError: it has no output of a name, or cannot run.
+    """
+    trace = side.run(AS_IS)
+    names = trace.outputs if outputs is None else outputs
+    if loss is not None:
+        names = (loss,)
+    if lost := sorted(set(names) - set(trace.outputs)):
+        raise SideError(f"no output {', '.join(lost)}; there are {', '.join(trace.outputs)}")
+    cotangents = None
+    if gradients and loss is not None:
+        cotangents = {loss: np.ones_like(trace.stages[loss], np.float32)}
+    elif gradients:
+        cotangents = direction({name: trace.stages[name] for name in names}, valid)
+    wide = Run(Precision.FLOAT64, cotangents=cotangents)
+    moved = [replace(wide, rounding=kind, seed=n) for kind in Rounding for n in range(seeds)]
+    runs = [Run(cotangents=cotangents), wide, *moved]
+    if bfloat16:
+        narrow = Run(Precision.BFLOAT16)
+        rounded = [replace(narrow, rounding=Rounding.OPERATIONS, seed=n) for n in range(seeds)]
+        runs += [narrow, *rounded]
+    return tuple(runs)
+
+
+class _Writer:
+    """Runs a side and writes what it computed."""
+
+    def __init__(self, side: Side, folder: Path) -> None:
+        self.side, self.folder = side, folder
+        self.runs: list[dict[str, Any]] = []
+        self.refused: list[dict[str, Any]] = []
+        self.wide: Trace | None = None
+        self.place_of_wide: int | None = None
+
+    def run(self, how: Run) -> None:
+        """Run and write; without derivatives, where it is they that are refused."""
+        if how.forced:
+            raise SideError("a capture has no runs with replaced stages: leave `forced` out")
+        try:
+            trace = self.side.run(how)
+        except SideError as error:
+            self.refused.append(entry_of(how) | {"why": str(error)})
+            if how.cotangents is not None:
+                self.run(replace(how, cotangents=None))
+            return
+        if how.precision is Precision.FLOAT32 and not self.runs:
+            self._check_repeatable(how, trace)
+        if how.precision is Precision.FLOAT64 and how.rounding is None:
+            self.wide, self.place_of_wide = trace, len(self.runs)
+        self._write(how, trace)
+
+    def _check_repeatable(self, how: Run, trace: Trace) -> None:
+        """Refuse what computes something else each time: from a file it would look steady."""
+        again = self.side.run(how).stages
+        for name, value in trace.stages.items():
+            if not np.array_equal(value, again[name], equal_nan=True):
+                raise SideError(
+                    f"the {self.side.kind} side is not deterministic: two runs of the same inputs "
+                    f"differ from {name} on. Put it in evaluation mode, and give it its random key"
+                )
+
+    def _write(self, how: Run, trace: Trace) -> None:
+        name = f"run-{len(self.runs):02}"
+        base = self.wide if how.rounding is not None else None
+        groups = {
+            "stages": (trace.stages, {} if base is None else base.stages),
+            "gradients": (trace.gradients, {} if base is None else base.gradients),
+        }
+        entry = entry_of(how) | {
+            "outputs": list(trace.outputs),
+            "notices": list(trace.notices),
+            "base": self.place_of_wide,
+        }
+        # In one set of files; a gradient may have the name of a stage.
+        arrays: dict[str, np.ndarray] = {}
+        for group, (values, exact) in groups.items():
+            for key, value in values.items():
+                difference = _difference(value, exact.get(key))
+                arrays[f"{group}/{key}"] = value if difference is None else difference
+        rows = write_arrays(self.folder, name, arrays)
+        for group, (values, _) in groups.items():
+            entry[group] = [
+                row.to_json() | {"name": key, "differs": arrays[row.name] is not values[key]}
+                for row in rows
+                if row.name.startswith(f"{group}/")
+                for key in [row.name.removeprefix(f"{group}/")]
+            ]
+        if how.cotangents is not None:
+            rows = write_arrays(self.folder, f"{name}-cotangents", how.cotangents)
+            entry["cotangents"] = [row.to_json() for row in rows]
+        self.runs.append(entry)
+
+
+def entry_of(how: Run) -> dict[str, Any]:
+    """Return what names a run in the manifest."""
+    return {
+        "precision": str(how.precision),
+        "rounding": None if how.rounding is None else str(how.rounding),
+        "seed": how.seed,
+        "shared": sorted(how.shared),
+        "derivatives": how.cotangents is not None,
+    }
+
+
+def text_of(entry: Mapping[str, Any]) -> str:
+    """Return a run of the manifest in words."""
+    parts = [entry["precision"]]
+    if entry["rounding"] is not None:
+        parts.append(f"moved by {entry['rounding']}, seed {entry['seed']}")
+    if entry["derivatives"]:
+        parts.append("with derivatives")
+    return " ".join(parts)
+
+
+def _difference(value: np.ndarray, exact: np.ndarray | None) -> np.ndarray | None:
+    """Return how far a value was moved, in bfloat16; None where that does not say it."""
+    if exact is None or exact.shape != value.shape or exact.dtype != np.float64:
+        return None
+    # Of scalars NumPy makes no arrays.
+    apart = np.asarray(value.astype(np.float64) - exact)
+    return apart.astype(ml_dtypes.bfloat16) if np.isfinite(apart).all() else None
+
+
+def _check_free(target: Path, overwrite: bool) -> None:
+    if not target.exists():
+        return
+    is_capture = target.is_dir() and (target / MANIFEST).is_file()
+    if not is_capture and (not target.is_dir() or any(target.iterdir())):
+        raise SideError(f"{target} is there and no capture: choose a folder of its own.")
+    if is_capture and not overwrite:
+        raise SideError(f"{target} holds a capture: pass overwrite=True, or choose another folder.")
+    if is_capture:
+        # Of ours, not another program's folder that has a manifest too.
+        read_manifest(target)
+
+
+def _environment(kind: str) -> dict[str, Any]:
+    """Return versions of what is loaded, and the device; nothing is imported for it."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        if package in sys.modules:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                versions[package] = str(getattr(sys.modules[package], "__version__", "unknown"))
+    device = "unknown"
+    # Only of the library that ran: to ask JAX takes most of a GPU's memory for it.
+    if kind == "torch" and (torch := sys.modules.get("torch")) is not None:
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    elif kind != "torch" and (jax := sys.modules.get("jax")) is not None:
+        device = jax.devices()[0].device_kind
+    return {"versions": versions, "device": device}

@@ -1,0 +1,173 @@
+"""A side that ran elsewhere: what `capture` wrote, as a side.
+
+It answers the runs that were captured and no others, so a stage of it cannot be replaced.
+Source: docs/your-own-port.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parity.sides.capture_files import Row, StoredArrays, check, read_manifest
+from parity.sides.capture_writer import capture, comparison_runs, entry_of, text_of
+from parity.sides.side import AS_IS, Run, SideError, Trace
+
+__all__ = ["CapturedSide", "capture", "comparison_runs"]
+
+
+class CapturedSide:
+    """What a side computed elsewhere.
+
+    Args:
+        folder: what `capture` wrote.
+        parameters: the parameters by name, where the capture has only their hashes.
+
+    Raises:
+        SideError: there is no capture, or it is of another schema or was changed.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        parameters: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.folder = Path(os.path.realpath(folder))
+        manifest = read_manifest(self.folder)
+        try:
+            self.kind: str = manifest["side"]
+            self.versions: dict[str, str] = manifest["versions"]
+            self.device: str = manifest["device"]
+            self.parameter_rows = [Row.from_json(entry) for entry in manifest["parameters"]]
+            self._inputs = self._arrays(manifest["inputs"])
+            self._runs: list[dict[str, Any]] = manifest["runs"]
+            self._refused: list[dict[str, Any]] = manifest["refused"]
+        except (KeyError, TypeError) as error:
+            raise SideError(
+                f"{self.folder} has a manifest without {error}: capture it again"
+            ) from error
+        self._given = parameters
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the parameters by path, each mapped from its file when it is asked for.
+
+        Raises:
+            SideError: the capture has only their hashes; or those that were passed are others.
+        """
+        if all(row.file for row in self.parameter_rows):
+            return StoredArrays(self.folder, self.parameter_rows)
+        if self._given is None:
+            raise SideError(
+                f"the capture {self.folder} has only the hashes of its parameters: capture it with "
+                f"parameters=True, or pass them as CapturedSide(folder, parameters=...)"
+            )
+        names = {row.name for row in self.parameter_rows}
+        if names != set(self._given):
+            raise SideError(
+                f"the parameters passed for {self.folder} are not those captured: without "
+                f"{_listed(names - set(self._given))}, with {_listed(set(self._given) - names)}"
+            )
+        for row in self.parameter_rows:
+            array = self._given[row.name]
+            check(array, row, f"{row.name} of the parameters passed for {self.folder}")
+        return self._given
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Return the inputs.
+
+        Raises:
+            SideError: a file is damaged.
+        """
+        return dict(self._inputs)
+
+    def run(self, how: Run = AS_IS) -> Trace:
+        """Return what that run computed.
+
+        A run with derivatives also answers one without. Tables that both sides share are moved all
+        the same where `Rounding.CONSTANTS` was captured without knowing them: a floor from it is
+        not too small.
+
+        Raises:
+            SideError: it was not captured, or refused by the side.
+        """
+        if how.forced:
+            raise SideError(
+                f"{self.folder} is a capture: its stages cannot be replaced. Run the "
+                f"{self.kind} side itself, or use it as the original"
+            )
+        entry = next((entry for entry in self._runs if self._answers(entry, how)), None)
+        if entry is None:
+            raise SideError(self._why_not(how))
+        exact = None if entry["base"] is None else self._runs[entry["base"]]
+        stages = self._values(entry, exact, "stages")
+        gradients = {} if how.cotangents is None else self._values(entry, exact, "gradients")
+        return Trace(stages, tuple(entry["outputs"]), gradients, tuple(entry["notices"]))
+
+    def text(self) -> str:
+        """Return what it is and which runs it has, to be read."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        lines = [f"capture of a {self.kind} side on {self.device}: {versions}"]
+        lines += [f"  {text_of(entry)}" for entry in self._runs]
+        lines += [f"  not {text_of(entry)}: {entry['why']}" for entry in self._refused]
+        return "\n".join(lines)
+
+    def _answers(self, entry: Mapping[str, Any], how: Run) -> bool:
+        asked = entry_of(how)
+        if any(entry[name] != asked[name] for name in ("precision", "rounding")):
+            return False
+        if how.rounding is not None and entry["seed"] != how.seed:
+            return False
+        # What is shared is not moved: of a run that moved less than is asked the floor is too low.
+        if not set(entry["shared"]) <= how.shared:
+            return False
+        return how.cotangents is None or self._same_cotangents(entry, how.cotangents)
+
+    def _same_cotangents(
+        self, entry: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]
+    ) -> bool:
+        if not entry["derivatives"]:
+            return False
+        own = self._arrays(entry["cotangents"])
+        return set(own) == set(cotangents) and all(
+            np.array_equal(own[name], cotangents[name]) for name in own
+        )
+
+    def _values(
+        self, entry: Mapping[str, Any], exact: Mapping[str, Any] | None, group: str
+    ) -> dict[str, np.ndarray]:
+        """Return stages or gradients of a run; some may be differences from those of `exact`."""
+        differs = {row["name"] for row in entry[group] if row["differs"]}
+        base = {} if exact is None or not differs else self._arrays(exact[group])
+        # Copies: a trace outlives the files it came from.
+        return {
+            name: np.array(array if name not in differs else base[name] + array.astype(np.float64))
+            for name, array in self._arrays(entry[group]).items()
+        }
+
+    def _arrays(self, entries: list[dict[str, Any]]) -> StoredArrays:
+        rows = [{k: v for k, v in entry.items() if k != "differs"} for entry in entries]
+        return StoredArrays(self.folder, [Row.from_json(row) for row in rows])
+
+    def _why_not(self, how: Run) -> str:
+        asked = entry_of(how)
+        for entry in self._refused:
+            if text_of(entry) == text_of(asked):
+                return entry["why"]
+        has = "; ".join(dict.fromkeys(text_of(entry) for entry in self._runs))
+        same = [entry for entry in self._runs if text_of(entry) == text_of(asked)]
+        hint = ""
+        if same and how.cotangents is not None:
+            hint = (
+                " Its derivatives are of other outputs, or in another direction: capture it with "
+                "comparison_runs(side, outputs=..., valid=...) of what is compared."
+            )
+        return f"the capture {self.folder} has no run {text_of(asked)}; it has: {has}.{hint}"
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,174 @@
+"""Commands about ports of anybody's: compare them, or capture one side for another environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reports.cli.console import (
+    FILE,
+    append,
+    choice_option,
+    examples,
+    json_option,
+    progress,
+    quiet_option,
+    runs_option,
+    say,
+    summary_option,
+)
+
+# Everything heavy is imported inside the commands: help and usage errors must be instant.
+
+ABOUT = """\
+FILE is a Python file with a function `port()` that returns a parity.Port, or a list of them: two
+sides, the original and its port. Nothing in either model is edited. See docs/your-own-port.md."""
+
+
+@click.command(
+    epilog=examples(
+        "port my_port.py",
+        "port my_port.py --case padding --no-bfloat16",
+        "port my_port.py --html port.html --json",
+        codes=True,
+        about=ABOUT,
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--case", "cases", multiple=True, help="Compare only this port or case (repeatable).")
+@click.option("--no-gradients", is_flag=True, help="Compare no derivatives.")
+@click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
+@click.option(
+    "--pins", type=FILE, help="Pins of stages to follow, as --write-pins wrote them, corrected."
+)
+@click.option("--write-pins", type=FILE, help="Write which stage is which, to be corrected.")
+@click.option("--html", type=FILE, help="Write the page here too.")
+@runs_option
+@summary_option
+@json_option
+@quiet_option
+@click.pass_context
+def port(
+    ctx,
+    file,
+    cases,
+    no_gradients,
+    no_bfloat16,
+    pins,
+    write_pins,
+    html,
+    out,
+    summary_md,
+    as_json,
+    quiet,
+) -> None:
+    """Compare a port of yours with its original, store the run, write its page, say the verdict.
+
+    Parameters and stages are matched by their values, the truth is what either side computes in
+    float64, and every tolerance is made of the rounding of both programs. Where they differ, the
+    first stage that is wrong fed the right inputs is named. The run is compared with earlier runs
+    of the same port only, never with a night.
+    """
+    report = progress(quiet)
+    from reports.ports import Options, compare_ports, ports_of, select, store_ports
+    from reports.store.runs import check_writable
+
+    check_writable(out)
+    options = Options(out, file, cases, not no_gradients, not no_bfloat16, pins)
+    with ports_of(file) as ports:
+        chosen = select(ports, options)
+        if write_pins is not None and len(chosen) > 1:
+            titles = ", ".join(each.title for each in chosen)
+            raise click.UsageError(f"--write-pins writes those of one; say --case, one of {titles}")
+        done = compare_ports(chosen, report, report.step)
+        outcome = store_ports(options, done, report)
+    report.stop()
+    assert outcome.decision is not None
+    if write_pins is not None:
+        from parity.pins import write
+
+        write(done.found[0][1].alignment, write_pins)
+    if html is not None:
+        _copy(outcome.page, html)
+    if summary_md is not None:
+        from reports.cli.views.summary import markdown
+
+        append(summary_md, markdown(outcome.run, outcome.decision))
+    page = str(outcome.page.resolve())
+    if as_json:
+        say(ctx, outcome.decision, True, page=page, ports=_answers(outcome.run.manifest.ports))
+    for document in outcome.run.manifest.ports:
+        click.echo(f"{document['text']}\n")
+    refusals = [f"{each.title}: not compared: {error}" for each, error in done.refused]
+    say(ctx, outcome.decision, False, [*refusals, *outcome.against, page])
+
+
+PLACE = ("culprit", "original", "last_right", "source", "mask")
+"""What JSON says of where a port diverges."""
+
+
+def _copy(page: Path, to: Path) -> None:
+    from megalodon_jax.files import written_aside
+
+    with written_aside(to) as aside:
+        aside.write_bytes(page.read_bytes())
+
+
+def _answers(documents) -> list[dict[str, object]]:
+    """Return what JSON says of each port; the rest of it is in run.json."""
+    return [
+        {
+            **{name: d[name] for name in ("title", "holds", "sentence", "notices")},
+            **{name: d["place"][name] for name in PLACE},
+        }
+        for d in documents
+    ]
+
+
+@click.command(
+    epilog=examples(
+        "capture torch_side.py captured",
+        "capture my_port.py captured --side original",
+        "capture my_port.py captured --side port --case padding --no-gradients",
+        about="""\
+FILE is a Python file with a function `side()` that returns one side, or with the function `port()`
+that `port FILE` asks for. In the other environment parity.CapturedSide(FOLDER) is that side.""",
+    )
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@choice_option("--side", ("original", "port"), "Which side of what `port()` returns.")
+@click.option("--case", default="", help="Which of the ports, where `port()` returns several.")
+@click.option("--loss", help="Derivatives of this output, where the port will be given one.")
+@click.option("--no-gradients", is_flag=True, help="Capture no derivatives.")
+@click.option("--no-bfloat16", is_flag=True, help="Do not run in bfloat16 too.")
+@click.option("--no-parameters", is_flag=True, help="Write hashes of parameters in their place.")
+@click.option("--overwrite", is_flag=True, help="Replace a capture that is there.")
+def capture(
+    file, folder, side, case, loss, no_gradients, no_bfloat16, no_parameters, overwrite
+) -> None:
+    """Write what one side of a port computes to FOLDER, for an environment that cannot run it.
+
+    Parameters, inputs and stages of every run that a comparison asks for are written, with versions
+    and hashes; what changes on the way is refused.
+    """
+    from parity.sides import CapturedSide, comparison_runs
+    from parity.sides import capture as write_capture
+    from reports.ports import side_of
+
+    with side_of(file, side, case) as (chosen, of):
+        runs = comparison_runs(
+            chosen,
+            valid=None if of is None else of.valid,
+            loss=loss or (None if of is None else of.loss),
+            gradients=not no_gradients and (of is None or of.gradients),
+            bfloat16=not no_bfloat16 and (of is None or of.bfloat16),
+        )
+        write_capture(chosen, folder, runs=runs, parameters=not no_parameters, overwrite=overwrite)
+    given = chosen.parameters() if no_parameters else None
+    click.echo(CapturedSide(folder, parameters=given).text())
+    click.echo(folder.resolve())
+
+
+COMMANDS = (port, capture)

@@ -1,0 +1,241 @@
+"""Ports of anybody's as the page shows them: the answer, where it starts, and which is which.
+
+Pure functions from what `reports.ports.document` kept in run.json to plain data. Source:
+docs/your-own-port.md "Reading a report".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parity.engine.measurement import Measurement, Verdict
+from reports.page.sections.tables import rank_of
+from reports.store.runs import Run
+from reports.text import edge_name, edge_question, edge_rank, label, number, share
+
+AROUND = 4
+"""Stages shown before and behind the one where a difference starts; all of them are in a fold."""
+SHARES = (-4.0, -3.0, -2.0, -1.0, -0.3, 0.0)
+"""log10 of a share of a tolerance up to which a colour of the heat map reaches."""
+WORST = 5
+"""Elements shown of the stage where it starts."""
+ROWS = 400
+"""Rows of a table at most; run.json has the rest."""
+
+
+def ports(run: Run) -> list[dict[str, Any]]:
+    """Return what the page shows of each port of a run, those that diverge first."""
+    documents = sorted(run.manifest.ports, key=lambda document: bool(document["holds"]))
+    return [_port(document, run, turn) for turn, document in enumerate(documents)]
+
+
+def only_ports(run: Run) -> bool:
+    """Return whether a run measured ports and nothing else: no section of a night is about it."""
+    names = {document["name"] for document in run.manifest.ports}
+    return bool(names) and all(m.suite in names for m in run.measurements)
+
+
+def _port(document: Mapping[str, Any], run: Run, turn: int) -> dict[str, Any]:
+    title = str(document["title"])
+    rows = [m for m in run.measurements if m.case == title and m.verdict is not Verdict.INFO]
+    place, sides = document["place"], document["sides"]
+    stages = [_stage(stage, place["culprit"]) for stage in place["stages"]]
+    at = next((i for i, stage in enumerate(stages) if stage["here"]), None)
+    return {
+        "id": f"port-{turn + 1}",
+        "title": label(title, 80),
+        "state": "pass" if document["holds"] else "fail",
+        "sentence": label(str(document["sentence"]), 600),
+        "sides": f"{label(sides['port'], 40)} against {label(sides['original'], 40)}",
+        "edges": _edges(rows),
+        "stages": stages[:ROWS],
+        "near": [] if at is None else stages[max(0, at - AROUND) : at + AROUND + 1],
+        "place": _place(place),
+        "matching": _matching(document["matching"]),
+        "alignment": _alignment(document["alignment"]),
+        "bfloat16": _bfloat16(document["bfloat16"]),
+        "notices": [label(str(notice), 400) for notice in document["notices"]],
+    }
+
+
+def _edges(rows: Sequence[Measurement]) -> list[dict[str, Any]]:
+    result = []
+    for edge in sorted({m.edge for m in rows}, key=edge_rank):
+        gates = [m for m in rows if m.edge == edge]
+        worst = max(gates, key=rank_of)
+        failing = sum(m.verdict is not Verdict.PASS for m in gates)
+        result.append(
+            {
+                "name": edge_name(edge),
+                "question": edge_question(edge),
+                "state": "fail" if failing else "pass",
+                "held": f"{len(gates) - failing:,} / {len(gates):,}",
+                "quantity": label(worst.quantity),
+                "value": number(worst.value),
+                "tolerance": number(worst.tolerance),
+                "used": _used(worst.fraction, bool(failing)),
+                "note": label(worst.note, 200),
+            }
+        )
+    return result
+
+
+def _used(fraction: float, fails: bool) -> dict[str, Any]:
+    percent = 100.0 if math.isnan(fraction) else min(100.0, 100 * fraction)
+    return {
+        "percent": f"{percent:.1f}",
+        "state": "fail" if fails else "pass",
+        "share": share(fraction),
+    }
+
+
+def _stage(stage: Mapping[str, Any], culprit: str) -> dict[str, Any]:
+    free, forced, tolerance = (_number(stage[name]) for name in ("free", "forced", "tolerance"))
+    of = forced / tolerance if tolerance else (0.0 if forced == 0.0 else math.inf)
+    broken = not forced <= tolerance
+    return {
+        "name": label(str(stage["name"]), 120),
+        "original": label(str(stage["original"]), 120),
+        "free": number(free),
+        "forced": number(forced),
+        "tolerance": number(tolerance),
+        "heat": _heat(of),
+        "share": share(of),
+        "state": "fail" if broken else "pass",
+        "here": stage["name"] == culprit,
+    }
+
+
+def _heat(of: float) -> str:
+    """Return the colour of a share of a tolerance, as the heat map has it."""
+    if not of <= 1.0:
+        return "fail"
+    level = math.log10(of) if of > 0 else -math.inf
+    return f"h{next(i for i, top in enumerate(SHARES) if level <= top)}"
+
+
+def _number(value: float | None) -> float:
+    """Return a number of run.json, which has no NaN and no infinity."""
+    return math.nan if value is None else float(value)
+
+
+def _place(place: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "edge": edge_name(place["edge"]),
+        "culprit": label(place["culprit"], 120),
+        "original": label(place["original"], 120),
+        "last_right": label(place["last_right"], 120),
+        "source": [label(line, 300) for line in place["source"]],
+        "mask": [label(line, 300) for line in place["mask"]],
+        "worst": [
+            {
+                "index": f"[{', '.join(map(str, w['index']))}]",
+                "port": f"{_number(w['actual']):.9g}",
+                "original": f"{_number(w['expected']):.9g}",
+                "apart": number(abs(_number(w["actual"]) - _number(w["expected"]))),
+            }
+            for w in place["worst"][:WORST]
+        ],
+    }
+
+
+def _matching(matching: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = matching["pairs"]
+    other = sum(not pair["equal"] for pair in pairs) + len(matching["only_port"])
+    return {
+        "total": len(pairs) + len(matching["only_port"]),
+        "equal": sum(bool(pair["equal"]) for pair in pairs),
+        "failing": other,
+        "pairs": [
+            {
+                "state": "pass" if pair["equal"] else "fail",
+                "port": label(pair["port"], 120),
+                "made_of": label(pair["made_of"], 200),
+                "means": label(pair["means"], 60),
+                "note": label("; ".join(filter(None, (pair["note"], _also(pair["also"])))), 300),
+            }
+            # What is not equal is what a reader looks for.
+            for pair in sorted(pairs, key=lambda pair: bool(pair["equal"]))[:ROWS]
+        ],
+        "omitted": max(0, len(pairs) - ROWS),
+        "alone": [
+            {
+                "side": side,
+                "name": label(entry["name"], 120),
+                "shape": _shape(entry["shape"]),
+                "note": label(
+                    ", ".join(
+                        filter(
+                            None,
+                            (
+                                f"closest: {entry['closest']}" if entry["closest"] else "",
+                                entry["note"],
+                            ),
+                        )
+                    ),
+                    300,
+                ),
+            }
+            for side, key in (("port", "only_port"), ("original", "only_original"))
+            for entry in matching[key][:ROWS]
+        ],
+    }
+
+
+def _also(names: Sequence[str]) -> str:
+    return f"also {', '.join(names)}" if names else ""
+
+
+def _alignment(alignment: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "pairs": [
+            {
+                "port": label(pair["port"], 120),
+                "original": label(pair["original"], 120),
+                "layout": label(pair["layout"], 120),
+                "by": label(pair["by"], 20),
+                "distance": number(_number(pair["distance"])),
+            }
+            for pair in alignment["pairs"][:ROWS]
+        ],
+        "total": len(alignment["pairs"]),
+        "alone": [
+            {"side": side, "name": label(entry["name"], 120), "shape": _shape(entry["shape"])}
+            for side, key in (("port", "only_port"), ("original", "only_original"))
+            for entry in alignment[key][:ROWS]
+        ],
+    }
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "a single number"
+
+
+def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return both sides in bfloat16, the stages where the port is worst off beside the original."""
+    if not stages:
+        return None
+    rows = [_narrow(stage) for stage in stages]
+    last = rows[-1]
+    return {
+        "rows": sorted(rows[:ROWS], key=lambda row: -row["order"]),
+        "sentence": (
+            f"{last['name']} is off by {last['port']} in the port and by {last['original']} in the "
+            "original, each against float64."
+        ),
+    }
+
+
+def _narrow(stage: Mapping[str, Any]) -> dict[str, Any]:
+    port, original, floor = (_number(stage[name]) for name in ("port", "original", "floor"))
+    ratio = port / original if original else math.nan
+    return {
+        "name": label(stage["name"], 120),
+        "port": number(port),
+        "original": number(original),
+        "floor": number(floor),
+        "ratio": "–" if math.isnan(ratio) else f"{ratio:.2f}",
+        "order": -math.inf if math.isnan(ratio) else ratio,
+    }

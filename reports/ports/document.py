@@ -1,0 +1,137 @@
+"""What a comparison of a port found, as plain data: what run.json keeps and the page draws."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from parity.engine.alignment import Alignment
+from parity.engine.parameter_pairs import Matching, Unmatched
+from parity.port import Port, Report
+from parity.port.localisation import Place
+from parity.sides import CapturedSide
+from reports.text import for_json
+
+LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
+"""What sides are written in: their versions decide numbers, where they were loaded."""
+STAGES = 2000
+"""Entries of a list that are kept: a run is read whole wherever runs are listed."""
+
+
+def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
+    """Return what a report says beside its measurements.
+
+    Args:
+        port: what was compared.
+        report: what was found.
+        file: the file that names the port, for the command that repeats it.
+    """
+    partners = {pair.port: pair.original for pair in report.alignment.pairs}
+    return for_json(
+        {
+            "title": report.title,
+            "name": port.name,
+            "case": port.case,
+            "file": file,
+            "versions": versions(port),
+            "sides": {"original": port.original.kind, "port": port.port.kind},
+            "holds": report.holds,
+            "sentence": report.sentence(),
+            "text": report.text(),
+            "place": _place(report, report.place, partners),
+            "matching": _matching(report.matching),
+            "alignment": _alignment(report.alignment),
+            "bfloat16": [
+                {"name": s.name, "port": s.port, "original": s.original, "floor": s.floor}
+                for s in report.narrow[:STAGES]
+            ],
+            "notices": list(report.notices),
+        }
+    )
+
+
+def versions(port: Port) -> dict[str, str]:
+    """Return the versions of `LIBRARIES` that were loaded, here or where a side was captured."""
+    found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
+    for side in (port.port, port.original):
+        there = side.versions if isinstance(side, CapturedSide) else {}
+        found |= {name: version for name, version in there.items() if name in LIBRARIES}
+    return found
+
+
+def _place(report: Report, place: Place, partners: Mapping[str, str]) -> dict[str, Any]:
+    culprit, before = report.culprit, None if report.holds else place.last_right
+    operation = place.operation if culprit else None
+    return {
+        "edge": str(place.edge),
+        "stages": [
+            {
+                "name": s.name,
+                "original": partners.get(s.name, ""),
+                "free": s.free,
+                "forced": s.forced,
+                "tolerance": s.tolerance,
+            }
+            for s in place.stages[:STAGES]
+        ],
+        "culprit": culprit.name if culprit else "",
+        "original": partners.get(culprit.name, "") if culprit else "",
+        "last_right": before.name if before and culprit else "",
+        "worst": [
+            {"index": list(w.index), "actual": w.actual, "expected": w.expected}
+            for w in place.worst
+            if culprit
+        ],
+        "source": list(operation.source) if operation else [],
+        "mask": list(operation.mask) if operation else [],
+    }
+
+
+def _matching(matching: Matching) -> dict[str, Any]:
+    return {
+        "pairs": [
+            {
+                "port": pair.port,
+                "made_of": pair.construction.text(),
+                "means": str(pair.means),
+                "note": pair.note,
+                "also": list(pair.also),
+                "equal": pair.is_equal,
+            }
+            for pair in matching.pairs[:STAGES]
+        ],
+        "only_port": [_unmatched(entry) for entry in matching.unmatched_port],
+        "only_original": [_unmatched(entry) for entry in matching.unmatched_original],
+    }
+
+
+def _unmatched(entry: Unmatched) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "shape": list(entry.shape),
+        "closest": entry.closest,
+        "note": entry.note,
+    }
+
+
+def _alignment(alignment: Alignment) -> dict[str, Any]:
+    return {
+        "pairs": [
+            {
+                "port": pair.port,
+                "original": pair.original,
+                "layout": pair.layout.text(),
+                "by": str(pair.by),
+                "distance": pair.distance,
+            }
+            for pair in alignment.pairs[:STAGES]
+        ],
+        "only_port": _shapes(alignment.unaligned_port),
+        "only_original": _shapes(alignment.unaligned_original),
+    }
+
+
+def _shapes(stages: Mapping[str, tuple[int, ...]]) -> list[dict[str, Any]]:
+    return [{"name": name, "shape": list(shape)} for name, shape in list(stages.items())[:STAGES]]

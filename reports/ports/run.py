@@ -1,0 +1,204 @@
+"""Ports compared and stored: a run like a night, of which a port's name is the suite."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from parity.engine.alignment import AlignmentError
+from parity.pins import read as read_pins
+from parity.port import Port, PortError, Report, compare
+from parity.port_tolerances import PORTS
+from parity.sides import SideError
+from reports.ports.document import document_of
+from reports.provenance.environment import new_manifest
+from reports.registry.outcome import Outcome, store
+from reports.store.manifest import CaseInfo, Manifest, ReferenceInfo, SuiteResult
+from reports.store.runs import Run
+from reports.store.schema import RunKind
+
+REFUSALS = (PortError, AlignmentError, SideError)
+"""What a comparison raises where there is nothing to compare: the message is for its author."""
+ORIGINALS = {"torch": ("torch", "transformers"), "flax": ("flax",), "nnx": ("flax",)}
+"""Libraries by what an original is written in."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared; the defaults are all of it."""
+
+    out: Path
+    file: Path
+    cases: tuple[str, ...] = ()
+    """Titles or cases of the ports to compare; none for all."""
+    gradients: bool = True
+    bfloat16: bool = True
+    pins: Path | None = None
+    """A file of pins (`parity.pins`) that every one of them follows, in place of its own."""
+
+
+@dataclass
+class Comparisons:
+    """What comparing several ports found: a report of each, or why there is none."""
+
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    found: list[tuple[Port, Report]] = field(default_factory=list)
+    refused: list[tuple[Port, Exception]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By the port's name."""
+
+    @property
+    def ports(self) -> list[Port]:
+        """Every port that was to be compared."""
+        return [port for port, _ in (*self.found, *self.refused)]
+
+
+def select(ports: Sequence[Port], options: Options) -> list[Port]:
+    """Return the ports that are asked for, with what is left out of their comparison.
+
+    Raises:
+        ValueError: none has one of the names.
+        AlignmentError: the file of pins is none.
+    """
+    pins = read_pins(options.pins) if options.pins else ()
+    for name in options.cases:
+        if not any(name in (port.title, port.case, port.name) for port in ports):
+            titles = ", ".join(port.title for port in ports)
+            raise ValueError(f"no case {name!r} in {options.file}; there are {titles}")
+    chosen = [
+        port
+        for port in ports
+        if not options.cases or {port.title, port.case, port.name} & set(options.cases)
+    ]
+    return [
+        replace(
+            port,
+            gradients=port.gradients and options.gradients,
+            bfloat16=port.bfloat16 and options.bfloat16,
+            pins=pins or port.pins,
+        )
+        for port in chosen
+    ]
+
+
+def compare_ports(
+    ports: Sequence[Port],
+    report: Callable[[str], None],
+    step: Callable[[int, int], None] = lambda done, planned: None,
+) -> Comparisons:
+    """Compare every port; one that cannot be compared hides no other.
+
+    Args:
+        ports: What to compare.
+        report: Gets a line as each is compared.
+        step: Gets how many are, and of how many.
+    """
+    done = Comparisons()
+    for turn, port in enumerate(ports):
+        step(turn, len(ports))
+        start = time.perf_counter()
+        try:
+            done.found.append((port, compare(port)))
+            answer = done.found[-1][1].sentence()
+        except REFUSALS as error:
+            done.refused.append((port, error))
+            answer = f"{port.title}: not compared: {str(error).splitlines()[0]}"
+        seconds = time.perf_counter() - start
+        done.seconds[port.name] = done.seconds.get(port.name, 0.0) + seconds
+        report(f"{answer} ({seconds:.1f} s)")
+    return done
+
+
+def store_ports(options: Options, done: Comparisons, report: Callable[[str], None]) -> Outcome:
+    """Judge what was found by the ports' own history, store it as a run, and write its page.
+
+    Raises:
+        ValueError: nothing could be compared at all.
+        StoreError: the folder cannot be written.
+    """
+    if not done.found:
+        raise ValueError("\n".join(f"{port.title}: {error}" for port, error in done.refused))
+    rows = tuple(m for _, found in done.found for m in found.measurements)
+    return store(options.out, Run(manifest_of(options, done), rows), report)
+
+
+def manifest_of(options: Options, done: Comparisons) -> Manifest:
+    """Return what the run says of itself: which ports, of which code, where."""
+    code = options.file.parent.resolve()
+    documents = [document_of(*pair, str(options.file)) for pair in done.found]
+    manifest = new_manifest(done.started, RunKind.PORT, code, options.out)
+    names = dict.fromkeys(port.name for port in done.ports)
+    return replace(
+        with_documents(manifest, documents),
+        id=f"{manifest.id}-{slug(names)}",
+        durations={name: round(seconds, 3) for name, seconds in done.seconds.items()},
+        suites=tuple(_suite(name, done) for name in names),
+        cases=tuple(_case(port, found) for port, found in done.found),
+        selected=options.cases,
+    )
+
+
+def with_documents(manifest: Manifest, documents: Sequence[Mapping[str, Any]]) -> Manifest:
+    """Return the manifest of a run that measured ports and nothing else.
+
+    Args:
+        manifest: What is known of any run.
+        documents: What was found of each port (`document_of`).
+    """
+    environment = manifest.environment
+    loaded = {name: v for document in documents for name, v in document["versions"].items()}
+    kinds = dict.fromkeys(document["sides"]["original"] for document in documents)
+    libraries = [name for kind in kinds for name in ORIGINALS.get(kind, ()) if name in loaded]
+    reference = ReferenceInfo(
+        kind=" and ".join(kinds),
+        versions={name: loaded[name] for name in libraries},
+        detail="the originals of the ports, run in this job",
+    )
+    return replace(
+        manifest,
+        environment=replace(
+            environment, versions={**environment.versions, **loaded}, reference=reference
+        ),
+        tolerances=tuple(
+            {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
+            for row in PORTS
+            for kind in row.kinds
+        ),
+        ports=tuple(documents),
+    )
+
+
+def slug(names: Iterable[str]) -> str:
+    """Return names as part of the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(names)).strip("-.")[:60] or "port"
+
+
+def _suite(name: str, done: Comparisons) -> SuiteResult:
+    planned = [port for port in done.ports if port.name == name]
+    refused = [(port, error) for port, error in done.refused if port.name == name]
+    reason = "; ".join(f"{p.title}: {str(e).splitlines()[0]}" for p, e in refused)[:400]
+    return SuiteResult(
+        name,
+        planned=len(planned),
+        executed=len(planned) - len(refused),
+        reason=reason,
+        status="failed" if refused else "ran",
+    )
+
+
+def _case(port: Port, found: Report) -> CaseInfo:
+    shapes: dict[str, Any] = {
+        f"input {name}": f"{x.dtype}{list(x.shape)}" for name, x in port.port.inputs().items()
+    }
+    return CaseInfo(
+        name=port.title,
+        title=port.case or port.name,
+        why=found.sentence(),
+        hash=found.measurements[0].identity[:16] if found.measurements else "",
+        config=shapes,
+    )

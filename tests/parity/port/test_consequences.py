@@ -1,0 +1,75 @@
+"""Two quantities of one name are told apart from one that is wrong."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.ad_checkpoint import checkpoint_name
+
+from parity.port import Port, compare
+from parity.sides import JaxSide, TorchSide
+
+SCALE = 3.0
+IDS = np.array([[4, 1, 0], [2, 2, 3]])
+
+
+class ScaledTable(torch.nn.Embedding):
+    def forward(self, ids):
+        return SCALE * super().forward(ids)
+
+
+class Original(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = ScaledTable(5, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.dense = torch.nn.Linear(4, 6)
+
+    def forward(self, ids):
+        return self.dense(self.norm(self.table(ids)))
+
+
+def ported(scale):
+    def function(params, ids):
+        x = scale * checkpoint_name(params["table"][ids], "table")
+        centred = x - jnp.mean(x, -1, keepdims=True)
+        variance = jnp.mean(centred**2, -1, keepdims=True)
+        x = centred / jnp.sqrt(variance + 1e-5) * params["gain"] + params["shift"]
+        x = checkpoint_name(x, "norm")
+        return checkpoint_name(x @ params["kernel"] + params["bias"], "dense")
+
+    return function
+
+
+def compared(scale):
+    torch.manual_seed(0)
+    original = Original()
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    arrays = {name: p.detach().numpy() for name, p in original.named_parameters()}
+    params = {
+        "table": arrays["table.weight"],
+        "gain": arrays["norm.weight"],
+        "shift": arrays["norm.bias"],
+        "kernel": arrays["dense.weight"].T,
+        "bias": arrays["dense.bias"],
+    }
+    sides = TorchSide(original, IDS), JaxSide(ported(scale), params, IDS)
+    return compare(Port("table", *sides, bfloat16=False))
+
+
+def test_a_stage_that_differs_to_no_effect_is_told_and_not_failed():
+    report = compared(SCALE)
+    assert report.holds, report.text()
+    assert any("table is not what the original's table is" in text for text in report.notices)
+
+
+@pytest.mark.parametrize("scale", [1.0, SCALE * 1.01])
+def test_one_that_changes_what_follows_by_less_than_any_tolerance_of_float32_is_failed(scale):
+    # A norm follows: the scale changes what it returns through its epsilon alone.
+    report = compared(scale)
+    assert not report.holds
+    assert not any("is not what the original's" in text for text in report.notices)

@@ -1,0 +1,195 @@
+"""Plants bugs in Flax models and compares them with their originals; each pair is made once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import linecache
+import math
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import transformers
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from parity.port import Port, Report, compare
+from parity.sides import AS_IS, FlaxSide, Run, TorchSide, Trace
+from tests.parity.ports.catalogue import PLAIN, pair, text
+from tests.parity.ports.faults.fault import Parameters, PortFault
+from tests.parity.ports.twins import Twin
+
+THEIR_TOLERANCE = 4e-2
+"""What Transformers' tests of its Flax models allow between any two outputs, absolute."""
+PATCHES = "faults/fault.py"
+PADDED = {name: text(padding="right") for name in ("gpt2", "llama", "gemma", "bloom", "gpt_neo")}
+PADDED |= {name: pair(padding="right") for name in ("t5", "bart")}
+PADDED |= {"bert": text(padding="right", kinds=True)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was said of one bug, or of none."""
+
+    name: str
+    error: float
+    """Largest difference of any output in float32, as a test of Transformers takes it."""
+    found: bool
+    stage: str
+    """What is named first: a stage, or parameters; empty where nothing is."""
+    stage_right: bool
+    line: str
+    """The line of the port that is named first."""
+    line_right: bool | None
+    """None where no line is wrong."""
+    sentence: str
+
+    @property
+    def theirs(self) -> bool:
+        """Whether their tolerance shows it."""
+        return not self.error <= THEIR_TOLERANCE
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Finding:
+        """Return what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+class Remembered(TorchSide):
+    """An original of many ports: what it computed once is not computed again."""
+
+    @functools.cached_property
+    def _traces(self) -> dict[Any, Trace]:
+        return {}
+
+    @functools.cached_property
+    def _results(self) -> list[np.ndarray]:
+        return super().operation_results()
+
+    def run(self, how: Run = AS_IS) -> Trace:
+        """Run once, or return what the same run gave."""
+        if how.forced or how.cotangents is not None:
+            return super().run(how)
+        key = how.precision, how.rounding, how.seed, how.shared
+        if key not in self._traces:
+            self._traces[key] = super().run(how)
+        return self._traces[key]
+
+    def operation_results(self) -> list[np.ndarray]:
+        """Return the results of every operation of a float64 run."""
+        return self._results
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A Flax model and its original."""
+
+    twin: Twin
+    original: Remembered
+    model: Any
+    inputs: dict[str, np.ndarray]
+
+    def side(self, fault: PortFault | None) -> FlaxSide:
+        """Return the port, with what a bug does to its parameters."""
+        model, params = self.model, self.model.params
+        if fault is not None and fault.params is not None:
+            flat: Parameters = flatten_dict(params, sep=".")
+            fault.params(flat)
+            params = unflatten_dict(flat, sep=".")
+
+        def as_users_call(module: Any, params: Any, **inputs: Any) -> Any:
+            model._module = module
+            # Inside of what watches the modules: the first interceptor of Flax is the outermost.
+            with contextlib.nullcontext() if fault is None else fault.planted(model):
+                return self.twin.call_flax(model, params["params"], inputs)
+
+        return FlaxSide(model.module, params, call=as_users_call, **self.inputs)
+
+    def run(self, fault: PortFault | None) -> tuple[Report, Finding]:
+        """Plant a bug, or none, and return what is said of it."""
+        name = self.twin.name if fault is None else fault.name
+        port = Port(
+            name,
+            self.original,
+            self.side(fault),
+            gradients=fault is not None and fault.gradients,
+            bfloat16=False,
+        )
+        with self.twin.running():
+            report = compare(port)
+            theirs, ours = port.original.run(), port.port.run()
+        apart = [
+            float(np.max(np.abs(ours.stages[output] - theirs.stages[output])))
+            for output in ours.outputs
+            if output in theirs.outputs
+        ]
+        error = math.nan if any(map(math.isnan, apart)) else max(apart)
+        stage, line = stage_of(report), line_of(report)
+        return report, Finding(
+            name,
+            error,
+            not report.holds,
+            stage,
+            fault is not None and re.fullmatch(fault.stage, stage) is not None,
+            line,
+            None if fault is None else is_line_of(fault, line),
+            report.sentence(),
+        )
+
+
+@functools.cache
+def bench(name: str) -> Bench:
+    """Return the pair of a Flax model of the catalogue, its texts padded on the right."""
+    twin = PLAIN[name]
+    if twin.known is not None:
+        twin = twin.remedied()
+    twin = replace(twin, inputs=PADDED.get(name, twin.inputs))
+    with twin.running():
+        original, model = twin.models()
+    inputs = twin.inputs(original.config)
+    return Bench(twin, Remembered(original, call=twin.torch_call, **inputs), model, inputs)
+
+
+def stage_of(report: Report) -> str:
+    """Return what a report names first: parameters that are others, a stage, or a derivative."""
+    for row in report.failures:
+        if row.metric == "unmatched":
+            return row.note.partition(": ")[2]
+    if report.culprit is not None:
+        return report.culprit.name
+    return next(iter(report.wrong_derivatives), "")
+
+
+def line_of(report: Report) -> str:
+    """Return the line that a report names first, passing over the patching itself."""
+    operation = report.place.operation
+    lines = () if operation is None else operation.mask or operation.source
+    return next((line for line in lines if PATCHES not in line), "")
+
+
+def is_line_of(fault: PortFault, line: str) -> bool | None:
+    """Return whether a line that was named is one that is wrong; None where none is."""
+    if fault.line is None:
+        return None
+    named = re.fullmatch(r"(.+):(\d+) \(.*\)", line)
+    if named is None:
+        return False
+    file, number = named[1], int(named[2])
+    if not fault.line:
+        assert fault.plant is not None
+        return file.endswith(fault.plant.file()) and number in fault.plant.lines()
+    root = Path(transformers.__file__).parents[1]
+    return fault.line in linecache.getline(str(root / file), number)
+
+
+def narrow(x: Any) -> Any:
+    """Return an array rounded to bfloat16, in its own dtype."""
+    return jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.asarray(x).dtype)

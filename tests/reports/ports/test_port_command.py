@@ -1,0 +1,181 @@
+"""`port`: a port of anybody's is compared, stored as a run of its own kind, and judged by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from click.testing import Result
+
+from reports.registry.lookback import look_back
+from reports.store.runs import list_runs, read_run, write_run
+from reports.store.schema import RunKind
+from reports.verdict.history import load_history
+from tests.helpers import cli
+from tests.reports.nights import measurement, run
+from tests.reports.ports.scripts import CASES, write_port
+
+
+def compare_by_command(*arguments: object) -> Result:
+    """What `port ARGUMENTS` answers; Flax relies on JAX's own promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        return cli("port", *arguments)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one port: it holds, then it has a bug."""
+    folder = tmp_path_factory.mktemp("ports")
+    write_port(folder)
+    assert compare_by_command(folder / "my_port.py", "--out", folder / "runs").exit_code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def diverging(folder: Path):
+    write_port(folder, approximate=True)
+    page = folder / "page.html"
+    path = folder / "my_port.py"
+    return compare_by_command(path, "--out", folder / "runs", "--html", page, "--quiet"), page
+
+
+def test_a_port_that_holds_passes_and_its_run_says_what_it_is(folder: Path) -> None:
+    (first, *_), unreadable = list_runs(folder / "runs")
+    manifest = first.manifest
+    assert not unreadable
+    assert (first.kind, manifest.verdict, manifest.subject) == (RunKind.PORT, "PASS", {"mlp"})
+    assert manifest.id.endswith("-port-mlp")
+    assert manifest.environment.reference.kind == "torch"
+    assert {"torch", "flax"} <= manifest.environment.versions.keys()
+    assert [suite.name for suite in manifest.suites] == ["mlp"]
+    (document,) = manifest.ports
+    assert document["holds"] and document["place"]["culprit"] == ""
+    assert len(document["matching"]["pairs"]) == 4
+    rows = read_run(first.folder).measurements
+    assert {m.suite for m in rows} == {"mlp"}
+
+
+def test_a_port_with_a_bug_fails_and_says_where_it_starts(diverging) -> None:
+    result, page = diverging
+    assert result.exit_code == 1, result.output
+    assert "mlp: diverges at down, my_port.py:17 (Twin.__call__)" in result.stdout
+    assert "REGRESSED" in result.stdout and "down" in result.stdout.split("REGRESSED")[1]
+    text = page.read_text(encoding="utf-8")
+    assert "it starts here" in text and "my_port.py:17" in text
+    # Sections of a night would be empty.
+    assert 'id="streaming"' not in text and "Reference: megalodon-hf" not in text
+
+
+def test_it_is_held_against_the_run_before(folder: Path, diverging) -> None:
+    runs, _ = list_runs(folder / "runs")
+    last = read_run(runs[-1].folder)
+    baseline = load_history(folder / "runs", last).baseline
+    assert baseline is not None and baseline.id == runs[0].manifest.id
+    changed = cli("compare", runs[0].folder.name, runs[-1].folder.name, "--out", folder / "runs")
+    assert changed.exit_code == 1
+    assert "new failure: down in mlp" in changed.output
+    rows = look_back(str(folder / "runs"), "mlp", "down").rows
+    assert [r["verdict"] for r in rows if r["edge"] == "port64:original64"] == ["pass", "fail"]
+    assert "port" in cli("list", "--out", folder / "runs").output
+
+
+def port_run(name: str, day: int, **changes: object):
+    rows = measurement(case="shared", suite=name)
+    suite = {"name": name, "status": "ran", "planned": 1, "executed": 1, "reason": ""}
+    return run(
+        rows,
+        kind="port",
+        id=f"2026-11-{day}-{name}",
+        created=f"2026-11-{day}T00:00:00+00:00",
+        suites=[suite],
+        **changes,
+    )
+
+
+def test_neither_a_night_nor_another_port_is_a_baseline(tmp_path: Path) -> None:
+    mine = port_run("mine", 10)
+    write_run(tmp_path, mine)
+    write_run(tmp_path, port_run("other", 11))
+    night = run(measurement(case="shared", suite="mine"), created="2026-11-12T00:00:00+00:00")
+    write_run(tmp_path, night)
+    later = port_run("mine", 13)
+    baseline = load_history(tmp_path, later).baseline
+    # All four measured what has one identity; only the oldest is about the same port.
+    assert baseline is not None and baseline.id == mine.id
+    tonight = run(measurement(case="shared"), id="t", created="2026-11-14T00:00:00+00:00")
+    baseline = load_history(tmp_path, tonight).baseline
+    assert baseline is not None and baseline.id == night.id
+    assert load_history(tmp_path, port_run("new", 14)).baseline is None
+
+
+def test_json_says_which_stage_and_line(folder: Path, diverging) -> None:
+    path = folder / "my_port.py"
+    result = compare_by_command(path, "--out", folder / "runs", "--json", "--quiet")
+    answer = json.loads(result.stdout)
+    assert (answer["verdict"], answer["exit_code"], result.exit_code) == ("REGRESSED", 1, 1)
+    (port,) = answer["ports"]
+    assert (port["culprit"], port["last_right"], port["holds"]) == ("down", "up", False)
+    assert port["source"][0].startswith("my_port.py:17")
+
+
+def test_one_case_alone_can_be_compared_and_its_pins_written(tmp_path: Path) -> None:
+    path = write_port(tmp_path, CASES)
+    options = "--out", tmp_path / "runs", "--quiet"
+    refused = compare_by_command(path, "--write-pins", tmp_path / "pins.json", *options)
+    assert (refused.exit_code, "say --case, one of mlp/short, mlp/long" in refused.output) == (
+        2,
+        True,
+    )
+    one = compare_by_command(
+        path, "--case", "long", "--write-pins", tmp_path / "pins.json", *options
+    )
+    assert one.exit_code == 0, one.output
+    (stored, *_), _ = list_runs(tmp_path / "runs")
+    assert stored.manifest.selected == ("long",)
+    assert {m.case for m in read_run(stored.folder).measurements} == {"mlp/long"}
+    pins = json.loads((tmp_path / "pins.json").read_text(encoding="utf-8"))
+    assert {"port": "up", "original": "up"}.items() <= pins["pairs"][0].items()
+    # Negative control: the file is followed, so one that cannot be is refused.
+    pins["pairs"][0]["original"] = "nowhere"
+    (tmp_path / "pins.json").write_text(json.dumps(pins), encoding="utf-8")
+    lost = compare_by_command(path, "--case", "long", "--pins", tmp_path / "pins.json", *options)
+    assert (lost.exit_code, "no such stage" in lost.output) == (2, True), lost.output
+
+
+def test_a_case_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    result = compare_by_command(
+        write_port(tmp_path, CASES), "--case", "wide", "--out", tmp_path / "runs"
+    )
+    assert result.exit_code == 2
+    assert "no case 'wide'" in result.output and "mlp/short, mlp/long" in result.output
+
+
+REFUSED = """
+
+def port():
+    right = one("right")
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    stranger = TorchSide(torch.nn.Linear(4, 4), x)
+    return [right, Port("mlp", right.original, stranger, case="wrong")]
+"""
+
+
+def test_a_port_that_cannot_be_compared_leaves_the_run_incomplete(tmp_path: Path) -> None:
+    path = write_port(tmp_path, REFUSED)
+    some = compare_by_command(path, "--out", tmp_path / "runs", "--quiet")
+    assert some.exit_code == 3, some.output
+    assert "mlp/wrong: not compared: the two sides share no parameter" in some.output
+    (stored, *_), _ = list_runs(tmp_path / "runs")
+    assert (stored.manifest.verdict, stored.manifest.suites[0].executed) == ("INCOMPLETE", 1)
+    # Where none can be, there is nothing to store: the input is bad.
+    none = compare_by_command(path, "--case", "wrong", "--out", tmp_path / "runs", "--quiet")
+    assert none.exit_code == 2
+    assert "share no parameter" in none.output
+    assert len(list_runs(tmp_path / "runs")[0]) == 1
+
+
+def test_bad_files_are_usage_errors(tmp_path: Path) -> None:
+    missing = compare_by_command(tmp_path / "no.py", "--out", tmp_path / "runs")
+    assert (missing.exit_code, "is not there" in missing.output) == (2, True)

@@ -1,0 +1,264 @@
+"""The Flax models of Transformers against their torch originals, as the tables of docs/ports.md.
+
+    python -m tools.flax_ports                  # compare every case that was not compared yet
+    python -m tools.flax_ports bert gpt2/cache  # only these models or cases, again
+    python -m tools.flax_ports --write          # put the tables of what was compared in the page
+
+What each case gave is a file of its own in build/flax_ports, so that several processes can share
+the work, and one that is stopped loses no more than the case it was at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from stability.experiments.document import renew
+
+if TYPE_CHECKING:
+    from parity.port import Report
+    from tests.parity.ports.twins import Twin
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "ports.md"
+RESULTS = ROOT / "build" / "flax_ports"
+HELD_TABLE, FOUND_TABLE, FLOORS_TABLE = "ports that hold", "ports that differ", "use of floors"
+"""What stands in the comments around each table of the document."""
+PACKAGES = ("transformers", "torch", "jax", "flax")
+BIN = 0.25
+"""Width of the bins in which values over floors are counted."""
+HELD, DIFFERS, STOPS = "holds", "differs", "does not run"
+Record = dict[str, Any]
+
+
+def measure(twin: Twin) -> Record:
+    """Return what comparing a twin gives, and a known difference's remedy."""
+    start, cpu = time.perf_counter(), time.process_time()
+    record = {"title": twin.title, "name": twin.name, "case": twin.case} | compared(twin)
+    if twin.known is not None:
+        record["remedied"] = compared(twin.remedied())
+    record["seconds"] = round(time.perf_counter() - start, 1)
+    record["cpu"] = round(time.process_time() - cpu, 1)
+    return record | {"versions": {name: version(name) for name in PACKAGES}}
+
+
+def compared(twin: Twin) -> Record:
+    """Return what `parity.port.compare` says of a twin."""
+    from parity.port import compare
+
+    try:
+        with twin.running():
+            report = compare(twin.port())
+    except Exception as error:
+        message = str(error).strip().splitlines()
+        return {
+            "verdict": STOPS,
+            "text": f"{type(error).__name__}: {message[0] if message else ''}",
+        }
+    return {
+        "verdict": HELD if report.holds else DIFFERS,
+        "text": report.sentence() if report.holds else report.text(),
+        "stage": "" if report.culprit is None else report.culprit.name,
+        "gates": sum(not math.isnan(m.tolerance) for m in report.measurements),
+        "apart": apart(report),
+        "used": used(report),
+        "aligned": len(report.alignment.pairs),
+        "alone": [
+            len(report.alignment.unaligned_port),
+            len(report.alignment.unaligned_original),
+        ],
+        "parameters": len(report.matching.pairs),
+        "notices": list(report.notices),
+    }
+
+
+def apart(report: Report) -> float:
+    """Return the largest difference of any output: what a test of Transformers compares."""
+    from parity.port_tolerances import PortEdge
+
+    values = [
+        m.value
+        for m in report.measurements
+        if m.edge == PortEdge.PORT32_ORIGINAL32
+        and m.metric == "max_abs"
+        and m.quantity.startswith("output")
+    ]
+    return max(values, default=math.nan)
+
+
+def used(report: Report) -> dict[str, dict[str, int]]:
+    """Return by edge and kind how often a value was so many times its floor, in bins.
+
+    The factor of an edge that has two floors is twice that of the others; all are brought to one.
+    """
+    from parity.engine.bounds import rule
+    from parity.port_tolerances import PORTS
+
+    counts: dict[str, Counter[str]] = {}
+    for m in report.measurements:
+        row = rule(PORTS, m.edge, m.kind, m.metric)
+        if row is None or not row.noise_factor or m.tolerance <= row.absolute:
+            continue
+        ratio = m.value / m.tolerance * row.noise_factor
+        key = f"{m.edge} {'gradients' if m.kind == 'gradient' else 'stages'}"
+        at = "inf" if not math.isfinite(ratio) else f"{BIN * math.floor(ratio / BIN):g}"
+        counts.setdefault(key, Counter())[at] += 1
+    return {key: dict(count) for key, count in counts.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare what is asked for, or write the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="models, or cases as MODEL/CASE")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/ports.md")
+    parser.add_argument("--part", default="0/1", help="K/N: every Nth case, from the Kth on")
+    chosen = parser.parse_args(arguments)
+    if chosen.write:
+        write(DOCUMENT, [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
+        return
+    warnings.simplefilter("ignore")
+    from tests.parity.ports.catalogue import TWINS
+
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    part, parts = map(int, chosen.part.split("/"))
+    for twin in TWINS[part::parts]:
+        path = RESULTS / f"{re.sub(r'[^0-9a-z]+', '_', twin.title)}.json"
+        if path.exists() if not chosen.names else not {twin.name, twin.title} & {*chosen.names}:
+            continue
+        path.write_text(json.dumps(record := measure(twin), indent=1))
+        print(f"{record['cpu']:6.1f} s  {twin.title}: {told(record)}", flush=True)
+        jax.clear_caches()
+
+
+def told(record: Record) -> str:
+    """Return a record in a line."""
+    line = record["text"].splitlines()[0] if record["text"] else record["verdict"]
+    if "remedied" not in record:
+        return line
+    return f"{line}; remedied: {record['remedied']['text'].splitlines()[0]}"
+
+
+def write(document: Path, records: Iterable[Record]) -> None:
+    """Write the tables of what was compared."""
+    from tests.parity.ports.catalogue import TWINS
+
+    by_title = {record["title"]: record for record in records}
+    cases = [(twin, by_title[twin.title]) for twin in TWINS if twin.title in by_title]
+    tables = {
+        HELD_TABLE: f"{held_table(cases)}\n\n{coverage(cases, len(TWINS))}",
+        FOUND_TABLE: found_table(cases),
+        FLOORS_TABLE: floors_table(record for _, record in cases),
+    }
+    for name, table in tables.items():
+        renew(document, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", table)
+
+
+def held_table(cases: Sequence[tuple[Twin, Record]]) -> str:
+    """Return a row per model: the cases that hold, and how far from their bounds."""
+    lines = [
+        "| model | port | cases that hold | parameters, stages | gates | largest difference |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in dict.fromkeys(twin.name for twin, _ in cases):
+        own = [(twin, result_of(twin, record)) for twin, record in cases if twin.name == name]
+        held = [(twin, record) for twin, record in own if record["verdict"] == HELD]
+        if not held:
+            lines.append(f"| {name} | `{own[0][0].flax}` | none | | | |")
+            continue
+        titles = ", ".join(twin.case + "¹" * (twin.known is not None) for twin, _ in held)
+        first = held[0][1]
+        gates = sum(record["gates"] for _, record in held)
+        largest = max(record["apart"] for _, record in held)
+        lines.append(
+            f"| {name} | `{own[0][0].flax}` | {titles} | {first['parameters']}, {first['aligned']} "
+            f"| {gates} | {largest:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+def coverage(cases: Sequence[tuple[Twin, Record]], known: int) -> str:
+    """Return how many of the catalogue's cases were compared, and with what."""
+    versions = {f"{k} {v}" for _, record in cases for k, v in record["versions"].items()}
+    return (
+        f"{len(cases)} of {known} cases of the catalogue were compared, with "
+        f"{', '.join(sorted(versions))}."
+    )
+
+
+def result_of(twin: Twin, record: Record) -> Record:
+    """Return what counts: with its remedy where a port does not run without."""
+    stops = record["verdict"] == STOPS and "remedied" in record
+    return record["remedied"] if stops else record
+
+
+def found_table(cases: Sequence[tuple[Twin, Record]]) -> str:
+    """Return a row per difference: where, why, whose, and what removes it."""
+    lines = [
+        "| model, case | where it starts | because | which is | outputs differ by | a test that "
+        "allows 4e-2 | holds with |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for twin, record in cases:
+        if record["verdict"] == HELD:
+            continue
+        known = twin.known
+        stops = record["verdict"] == STOPS
+        where = f"does not run: {record['text']}" if stops else f"`{record['stage']}`"
+        by = math.nan if stops else record["apart"]
+        says = "" if stops else ("passes" if by <= 4e-2 else "fails")
+        cause = whose = remedy = "unknown"
+        if known is not None:
+            cause, whose, remedy = known.cause, known.whose, known.remedy
+            cause += f" ({known.issue})" * bool(known.issue)
+            remedy += "" if record["remedied"]["verdict"] == HELD else " (and does not)"
+        by_text = "" if stops else f"{by:.0e}"
+        lines.append(
+            f"| {twin.name}, {twin.case} | {where} | {cause} | {whose} | {by_text} | {says} | "
+            f"{remedy} |"
+        )
+    return "\n".join(lines)
+
+
+def floors_table(records: Iterable[Record]) -> str:
+    """Return by edge how many times their floors the values are of what holds."""
+    counts: dict[str, Counter[float]] = {}
+    for record in records:
+        for each in (record, record.get("remedied", {})):
+            for key, bins in each.get("used", {}).items() if each.get("verdict") == HELD else ():
+                counts.setdefault(key, Counter()).update({float(k): n for k, n in bins.items()})
+    lines = ["| edge | gates | median | 99 % | largest |", "| --- | --- | --- | --- | --- |"]
+    for key, bins in counts.items():
+        numbers = [at + BIN for at in quantiles(bins, (0.5, 0.99, 1.0))]
+        median, high, largest = (f"{number:.2f}" for number in numbers)
+        lines.append(f"| {key} | {sum(bins.values())} | {median} | {high} | {largest} |")
+    return "\n".join(lines)
+
+
+def quantiles(bins: Mapping[float, int], shares: Iterable[float]) -> list[float]:
+    """Return the lower ends of the bins that quantiles are in."""
+    total, result = sum(bins.values()), []
+    for share in shares:
+        passed = 0
+        for at in sorted(bins):
+            passed += bins[at]
+            if passed >= share * total:
+                result.append(at)
+                break
+    return result
+
+
+if __name__ == "__main__":
+    main()
