@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parity.engine.alignment import Alignment
+from parity.engine.irregularities import irregularities
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching
@@ -162,6 +163,10 @@ class Report:
                 f"in bfloat16 {last.name} is off by {last.port:.1e} in the port and "
                 f"{last.original:.1e} in the original"
             )
+        if not self.holds:
+            # Equal values pass for right until something is wrong: then they are the first suspects.
+            suspects = irregularities(self.matching.pairs)
+            lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
         return lines + [f"note: {notice}" for notice in self.notices]
 
 
