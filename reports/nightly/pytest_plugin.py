@@ -95,9 +95,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # By keyword: a mark that is called with a function alone marks that function.
     functions = [mark.kwargs["of"] for mark in marks if "of" in mark.kwargs]
     if not functions or not all(map(callable, functions)):
+        got = ", ".join(map(repr, functions)) or "nothing"
         raise pytest.Collector.CollectError(
             f"pytest.mark.ports of {metafunc.function.__name__}: expected of=, a function that "
-            f"returns a parity.Port or a list of them, got {', '.join(map(repr, functions)) or 'nothing'}"
+            f"returns a parity.Port or a list of them, got {got}"
         )
     try:
         ports = [port for each in functions for port in as_ports(each(), f"{each.__name__}()")]
