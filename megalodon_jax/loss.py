@@ -21,9 +21,11 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 from megalodon_jax.checks import checked
 from megalodon_jax.config import widened
 from megalodon_jax.inputs import Ids, Mask, Tensor, as_int32, as_integer, as_mask, traced
-from megalodon_jax.sharding.axes import AnyMesh, automatic, mesh_of, shards
+from megalodon_jax.sharding.axes import automatic, mesh_of, shards
 from megalodon_jax.sharding.sequence import following
 from megalodon_jax.sharding.vocabulary import at_target
+
+_NO_COLUMN = jnp.iinfo(jnp.int32).max
 
 
 def next_token_loss(
@@ -91,8 +93,8 @@ def _sum_and_count(
 ) -> tuple[Array, Array]:
     V = logits.shape[-1] if vocab_size is None else vocab_size
     # The last position has no target. Cutting its logits off would copy all others.
-    targets, valid = _targets(labels, mask, V, ignore_index, mesh_of(logits))
-    total = _summed(logits, targets, valid, dtype, V)
+    targets, valid = _targets(labels, mask, V, ignore_index)
+    total = _summed(logits, targets, valid, dtype)
     return total, jnp.sum(valid, dtype=jnp.int32)
 
 
@@ -131,20 +133,20 @@ def chunked_next_token_loss(
     """
     remedy = ", the number of positions whose logits exist at a time, or None for all"
     chunk = as_integer("compute_loss: loss_chunk", chunk, 1, remedy)
-    V, mesh = head.shape[0] if vocab_size is None else vocab_size, mesh_of(hidden)
-    targets, valid = _targets(labels, mask, V, ignore_index, mesh)
+    V = head.shape[0] if vocab_size is None else vocab_size
+    targets, valid = _targets(labels, mask, V, ignore_index)
     # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
     head = head.astype(widened(head.dtype))
 
     # The barrier against common subexpressions is not needed inside a scan.
     @partial(jax.checkpoint, prevent_cse=False)
     def summed(head: Array, hidden: Array, targets: Array, valid: Array) -> Array:
-        return _summed(project(hidden, head), targets, valid, dtype, V)
+        return _summed(project(hidden, head), targets, valid, dtype)
 
     def step(total: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
         return total + summed(head, *part), None
 
-    cuts = shards(mesh, "sequence")
+    cuts = shards(mesh_of(hidden), "sequence")
     parts = (
         _by_chunk(hidden, chunk, cuts),
         _by_chunk(targets, chunk, cuts),
@@ -189,7 +191,7 @@ def accumulate_gradients(
         ValueError, RuntimeError: as `compute_loss` does.
     """
     labels, attention_mask, ignore_index = _accepted(labels, attention_mask, ignore_index, "k B L")
-    valid = _following(labels, attention_mask, ignore_index, mesh_of(labels))[1]
+    valid = _following(labels, attention_mask, ignore_index)[1]
     counts = jnp.sum(valid, (1, 2), dtype=jnp.int32)
     every = jnp.sum(counts, dtype=jnp.int32)
     keys = None if key is None else jax.random.split(key, len(input_ids))
@@ -213,18 +215,16 @@ def accumulate_gradients(
     return jax.tree.map(lambda x, like: x.astype(like.dtype), summed, shapes)
 
 
-def _following(
-    labels: Array, mask: Array | None, ignore_index: Any, mesh: AnyMesh | None
-) -> tuple[Array, Array]:
+def _following(labels: Array, mask: Array | None, ignore_index: Any) -> tuple[Array, Array]:
     """Return the label that follows each position, and whether it counts; the last has none."""
     if mask is not None:
         labels = jnp.where(mask, labels, ignore_index)
-    targets = following(labels, ignore_index, mesh)
+    targets = following(labels, ignore_index, mesh_of(labels))
     return targets, targets != ignore_index
 
 
 def _targets(
-    labels: Ids, mask: Mask | None, V: int, ignore_index: SupportsIndex, mesh: AnyMesh | None
+    labels: Ids, mask: Mask | None, V: int, ignore_index: SupportsIndex
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
     """Return the target of each position, checked and safe to index with, and which count."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
@@ -235,9 +235,11 @@ def _targets(
         f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}, also where a "
         "mask or the shift leaves them out.",
     )
-    targets, valid = _following(labels, mask, ignore_index, mesh)
-    # Where checks are off, what is still out of range must not count from the end: V gives NaN.
-    return jnp.where(valid, jnp.where(targets < 0, V, targets), 0), valid
+    targets, valid = _following(labels, mask, ignore_index)
+    # Where checks are off, what is still out of range must not count from the end, nor be a column
+    # that fills up a vocabulary: no column gives NaN.
+    targets = jnp.where(targets < V, targets, _NO_COLUMN)
+    return jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0), valid
 
 
 def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | None, Any]:
@@ -248,14 +250,14 @@ def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | Non
     return labels, mask, ignore_index
 
 
-def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike, V: int) -> Array:
+def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
     """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
     logits = logits.astype(dtype)
     mesh = mesh_of(logits)
     if mesh is None:
         own = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
     else:
-        own = at_target(logits, targets, V, mesh)
+        own = at_target(logits, targets, mesh)
     nll = jax.nn.logsumexp(logits, axis=-1) - own
     return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))
 

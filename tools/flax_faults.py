@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     from tests.parity.ports.faults import CONTROLS, FAULTS
-    from tests.parity.ports.faults.bench import Finding, bench
+    from tests.parity.ports.faults.bench import Finding, run
 
     if chosen.write:
         found = [Finding.from_json(path.read_text()) for path in RESULTS.glob("*.json")]
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if fault.subject != subject or (not asked if chosen.names else path.exists()):
                 continue
             start = time.process_time()
-            report, finding = bench(subject).run(fault)
+            report, finding = run(fault)
             path.write_text(finding.to_json())
             path.with_suffix(".txt").write_text(report.text())
             spent = time.process_time() - start

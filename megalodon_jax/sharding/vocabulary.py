@@ -56,9 +56,9 @@ def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B 
 
 
 def at_target(
-    logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], size: int, mesh: AnyMesh
+    logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], mesh: AnyMesh
 ) -> Float[Array, "B L"]:
-    """Return each position's logit of its target, NaN where that is outside [0, size).
+    """Return each position's logit of its target, NaN where that is no column.
 
     Each shard looks up what it has; a look-up in an axis that is cut would gather the logits first.
     """
@@ -75,7 +75,7 @@ def at_target(
     tokens = spec_of(mesh, targets.shape, _TOKENS)
     ins = (spec_of(mesh, logits.shape, (*_TOKENS, "tensor")), tokens)
     chosen = on_shards(local, mesh, (logits, targets), ins, tokens)
-    return jnp.where((targets >= 0) & (targets < size), chosen, jnp.nan)
+    return jnp.where((targets >= 0) & (targets < logits.shape[-1]), chosen, jnp.nan)
 
 
 _TOKENS = ("batch", "sequence")

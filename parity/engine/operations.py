@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from parity.engine.jaxprs import aval
 from parity.engine.metrics import relative_l2
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
@@ -25,6 +27,8 @@ MASKING = 1e30
 """Magnitude from which a number stands for minus infinity."""
 SMALLEST_MASK = 16
 """Elements that an array of two values needs to be taken for a mask."""
+NARROWEST = 4
+"""Bytes of what is no less than float32."""
 FEWEST = 3
 """Distinct values that an array needs to be told from others: a mask or a constant has fewer."""
 
@@ -40,6 +44,8 @@ class Operation:
     """Operations whose results it read."""
     mark: str | None = None
     """Of a mark, its name."""
+    narrow: bool = False
+    """Whether the program computes it in less than float32."""
 
 
 @dataclass
@@ -70,7 +76,7 @@ class Recorder:
         frames = (source_of(e) for e in (eqn, *reversed(self._calls)))
         source = next((found for found in frames if found), ())
         known = tuple(dict.fromkeys(p for p in parents if p is not None))
-        self.operations.append(Operation(eqn.primitive.name, source, known, mark))
+        self.operations.append(Operation(eqn.primitive.name, source, known, mark, _is_narrow(eqn)))
         self.values.append(outputs[0] if outputs else None)
         # An object that is let go could lend its identity to another.
         self._alive += [*inputs, *outputs]
@@ -139,6 +145,20 @@ def first_unknown(
     masks = _ancestors(first, operations, lambda i: _is_mask(values[i]) and not matches[i])
     lines = (operations[i].source[0] for i in sorted(masks) if operations[i].source)
     return Unknown(operations[first].source, tuple(dict.fromkeys(lines)))
+
+
+def first_narrow(operations: Mapping[int, Operation]) -> Unknown | None:
+    """Return the first operation that the program computes in less than float32."""
+    found = (operations[i].source for i in sorted(operations) if operations[i].narrow)
+    source = next(filter(None, found), None)
+    return None if source is None else Unknown(source)
+
+
+def _is_narrow(eqn: JaxprEqn) -> bool:
+    dtypes = (getattr(aval(v), "dtype", None) for v in eqn.outvars)
+    return any(
+        d is not None and jnp.issubdtype(d, jnp.floating) and d.itemsize < NARROWEST for d in dtypes
+    )
 
 
 def _ancestors(
@@ -238,8 +258,14 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path below the current folder, or below one that modules are looked for in."""
-    for root in (Path.cwd(), *map(Path, sys.path)):
-        if root.is_absolute() and root in path.parents:
-            return path.relative_to(root)
-    return path
+    """Return a path below the current folder, or below one that modules are looked for in.
+
+    Below the nearest of them: an environment may lie in the current folder.
+    """
+    roots = {Path.cwd(), *map(Path, sys.path)} & {*path.parents}
+    nearest = max((root for root in roots if root.is_absolute()), default=None, key=_depth)
+    return path if nearest is None else path.relative_to(nearest)
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)

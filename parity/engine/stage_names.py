@@ -33,6 +33,7 @@ _SYNONYMS = {
         ("act", "activation", "gelu", "silu", "relu"),
         ("final", "f", "last"),
         ("position", "pos", "wpe"),
+        ("dropout", "drop"),
     )
     for word in words
 }

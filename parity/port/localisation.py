@@ -16,7 +16,7 @@ from parity.engine.deviation import SHOWN, Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
-from parity.engine.operations import Unknown, first_unknown
+from parity.engine.operations import Unknown, first_narrow, first_unknown
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
@@ -71,7 +71,19 @@ def localise(
     if place.culprit is not None:
         return replace(place, operation=_operation(together_, original, port, place.culprit))
     narrow = _in_float32(together_, original, port)
-    return place if narrow.culprit is None else narrow
+    if narrow.culprit is None:
+        return place
+    return replace(narrow, operation=_narrow_operation(together_, original, port, narrow.culprit))
+
+
+def _narrow_operation(
+    together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
+) -> Unknown | None:
+    """Return the first operation of a stage that is done in less than float32."""
+    if not isinstance(port.side, TellsOperations):
+        return None
+    fed = _replaceable(together_.stages(original.best.stages), together_, original, port)
+    return first_narrow(port.side.operations_of(stage.name, fed)[0])
 
 
 def _operation(

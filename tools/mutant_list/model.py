@@ -159,8 +159,8 @@ LOSS = of(
     (
         "accumulation_counts_with_minus_100",
         "micro-batches are weighed as if ignore_index were -100",
-        "_following(labels, attention_mask, ignore_index, mesh_of",
-        "_following(labels, attention_mask, -100, mesh_of",
+        "_following(labels, attention_mask, ignore_index)",
+        "_following(labels, attention_mask, -100)",
         f"{_LOSS}::test_micro_batches_ignore_what_they_are_told_to",
     ),
     (
@@ -230,8 +230,8 @@ LOSS = of(
     (
         "last_position_counts",
         "the end of a row, which has no target, counts as one of id 0",
-        "following(labels, ignore_index, mesh)\n    return",
-        "following(labels, 0, mesh)\n    return",
+        "following(labels, ignore_index, mesh_of(labels))\n    return",
+        "following(labels, 0, mesh_of(labels))\n    return",
         _LOSS,
         "plain",
     ),
@@ -255,7 +255,7 @@ LOSS = of(
     (
         "unchecked_label_counts_from_the_end",
         "where checks are off, a label below 0 is another token",
-        "jnp.where(valid, jnp.where(targets < 0, V, targets), 0)",
+        "jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0)",
         "jnp.where(valid, targets, 0)",
         "test_programs.py::test_unchecked_a_bad_label_is_nan_and_an_ignored_one_is_not",
     ),

@@ -1,4 +1,4 @@
-"""A wrong derivative is wrong in all that was used before: the parameter used last is named first."""
+"""A wrong derivative is wrong in all that was used before: what is used last is named first."""
 
 from parity.port.report import first_use
 

@@ -9,7 +9,7 @@ import pytest
 
 try:
     from tests.parity.ports.faults import CONTROLS, FAULTS
-    from tests.parity.ports.faults.bench import bench
+    from tests.parity.ports.faults.bench import run
 except ImportError:  # what is missing is told by the marker
     CONTROLS, FAULTS = (), ()
 
@@ -40,7 +40,7 @@ def each(faults):
 
 @pytest.mark.parametrize("fault", each(FAULTS))
 def test_a_bug_is_found_where_it_is(fault):
-    report, finding = bench(fault.subject).run(fault)
+    report, finding = run(fault)
     assert finding.found
     where = MISPLACED.get(fault.name, fault.stage)
     assert finding.stage_right or finding.stage == where, report.text()
@@ -48,7 +48,7 @@ def test_a_bug_is_found_where_it_is(fault):
 
 @pytest.mark.parametrize("control", each(CONTROLS))
 def test_a_change_that_changes_nothing_holds(control):
-    report, finding = bench(control.subject).run(control)
+    report, finding = run(control)
     assert not finding.found, report.text()
 
 

@@ -90,7 +90,7 @@ FAULTS = (
         r"transformer\.h\.0\.mlp\.c_proj",
         "gelu",
         ACT2FN["quick_gelu"],
-        "self.act(",
+        "jax.nn.sigmoid",
     ),
     _table(
         "opt_relu",

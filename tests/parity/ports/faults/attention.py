@@ -46,7 +46,7 @@ def crossed(weights: Any, query: Any, key: Any, **options: Any) -> Any:
 def over_queries(weights: Any, query: Any, key: Any, **options: Any) -> Any:
     """Normalise along the wrong axis."""
     found = weights(query, key, **options)
-    return found / jnp.sum(found, axis=-2, keepdims=True)
+    return found / jnp.maximum(jnp.sum(found, axis=-2, keepdims=True), 1e-3)
 
 
 def one_head(weights: Any, query: Any, key: Any, **options: Any) -> Any:
@@ -78,9 +78,9 @@ def in_turn(healthy: Any, x: Any, repeats: Any, axis: Any = None, **rest: Any) -
     return jnp.concatenate([x] * repeats, axis)
 
 
-def decoded_keys(call: Any, module: Any, *args: Any, key_value_states: Any = None, **kwargs: Any):
-    """Attend to the decoder's own states."""
-    return call(*args, key_value_states=kwargs["hidden_states"] * 1.0, **kwargs)
+def one_late(call: Any, module: Any, *args: Any, key_value_states: Any = None, **kwargs: Any):
+    """Attend to the encoder's states one position late."""
+    return call(*args, key_value_states=jnp.roll(key_value_states, 1, 1), **kwargs)
 
 
 def without_bias(call: Any, module: Any, x: Any) -> Any:
@@ -141,10 +141,10 @@ FAULTS = (
         "self.num_heads",
     ),
     _fault(
-        "bart_cross_attends_to_itself",
-        "keys and values of the decoder's own states",
+        "bart_encoder_one_late",
+        "keys and values of the encoder one position late",
         r"model\.decoder\.layers\.0\.encoder_attn\.k_proj",
-        at(r"model\.decoder\.layers\.0\.encoder_attn", decoded_keys),
+        at(r"model\.decoder\.layers\.0\.encoder_attn", one_late),
     ),
     _fault(
         "bart_heads_reversed",

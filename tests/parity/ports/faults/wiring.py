@@ -67,9 +67,9 @@ def scaled(call: Any, module: Any, x: Any) -> Any:
     return call(x * x.shape[-1] ** -0.5)
 
 
-def without_bias(call: Any, module: Any, x: Any) -> Any:
+def without_bias(call: Any, module: Any, x: Any, **kwargs: Any) -> Any:
     """Leave the bias out."""
-    return call(x) - module.variables["params"]["bias"]
+    return call(x, **kwargs) - module.variables["params"]["bias"]
 
 
 def sequential(call: Any, module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ FAULTS = (
         "bart_embeddings_unscaled",
         "bart",
         "the scale of embeddings is not read",
-        r"model\.encoder\.layernorm_embedding",
+        r"model\.(shared|encoder\.layernorm_embedding)",
         at(r"model\.encoder", without_embed_scale),
         "embed_scale",
     ),
