@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROWS = pytest.StashKey[list[Measurement]]()
 _PORTS = pytest.StashKey[list[Any]]()
 Record = Callable[[Iterable[Measurement]], list[Measurement]]
-MARK = "ports(function): the test runs once for each parity.Port that function() returns, as `port`"
+MARK = "ports(of=function): the test runs once for each parity.Port of function(), as `port`"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,17 +86,19 @@ def port_report(request: pytest.FixtureRequest, numerics: Record) -> Callable[[A
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test marked `ports(function)` each port the function returns, called `port`."""
+    """Give a test marked `ports(of=function)` each port the function returns, called `port`."""
     marks = list(metafunc.definition.iter_markers("ports"))
     if not marks:
         return
     from reports.ports import PortFileError, as_ports
 
-    functions = [each for mark in marks for each in mark.args]
+    # By keyword: a mark that is called with a function alone marks that function.
+    functions = [mark.kwargs["of"] for mark in marks if "of" in mark.kwargs]
     if not functions or not all(map(callable, functions)):
+        got = ", ".join(map(repr, functions)) or "nothing"
         raise pytest.Collector.CollectError(
-            f"pytest.mark.ports of {metafunc.function.__name__}: expected a function that returns "
-            f"a parity.Port or a list of them, got {', '.join(map(repr, functions)) or 'nothing'}"
+            f"pytest.mark.ports of {metafunc.function.__name__}: expected of=, a function that "
+            f"returns a parity.Port or a list of them, got {got}"
         )
     try:
         ports = [port for each in functions for port in as_ports(each(), f"{each.__name__}()")]

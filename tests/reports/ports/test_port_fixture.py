@@ -31,7 +31,7 @@ def test_one(port_report):
     assert port_report(good()).holds
 
 
-@pytest.mark.ports(both)
+@pytest.mark.ports(of=both)
 def test_each(port, port_report):
     assert port_report(port).holds
 """
@@ -78,8 +78,8 @@ def test_a_test_of_a_port_fails_with_its_report_and_the_run_has_all(tmp_path: Pa
 @pytest.mark.parametrize(
     ("mark", "told"),
     [
-        ("", "expected a function that returns a parity.Port"),
-        ("lambda: [1]", "returned a list of int: expected a parity.Port"),
+        ("", "expected of=, a function that returns a parity.Port"),
+        ("of=lambda: [1]", "returned a list of int: expected a parity.Port"),
     ],
 )
 def test_a_mark_that_names_no_port_says_what_was_expected(tmp_path: Path, mark, told) -> None:
