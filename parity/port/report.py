@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from parity.engine.alignment import Alignment
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
-from parity.engine.parameter_pairs import Matching
+from parity.engine.parameter_pairs import Matching, Means
 from parity.engine.quantity import Quantity, Role
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
@@ -162,6 +162,8 @@ class Report:
                 f"in bfloat16 {last.name} is off by {last.port:.1e} in the port and "
                 f"{last.original:.1e} in the original"
             )
+        rounded = [pair for pair in self.matching.pairs if pair.means is Means.ROUNDED]
+        lines += [f"note: parameter {pair.port}: {pair.note}" for pair in rounded]
         return lines + [f"note: {notice}" for notice in self.notices]
 
 
