@@ -14,7 +14,7 @@ from parity.engine.alignment import Alignment
 from parity.engine.irregularities import irregularities
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
-from parity.engine.parameter_pairs import Matching
+from parity.engine.parameter_pairs import Matching, Means
 from parity.engine.quantity import Quantity, Role
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
@@ -164,9 +164,11 @@ class Report:
                 f"{last.original:.1e} in the original"
             )
         if not self.holds:
-            # Equal values pass for right until something is wrong: then they are the first suspects.
+            # Equal values pass for right until something is wrong: then they are suspects.
             suspects = irregularities(self.matching.pairs)
             lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
+        rounded = [pair for pair in self.matching.pairs if pair.means is Means.ROUNDED]
+        lines += [f"note: parameter {pair.port}: {pair.note}" for pair in rounded]
         return lines + [f"note: {notice}" for notice in self.notices]
 
 

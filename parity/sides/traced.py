@@ -89,7 +89,9 @@ class Traced:
             ends = marks.values | dict(zip(self.outputs, results, strict=True))
             last = recorder.producer(ends[stage]) if stage in ends else None
             window = [] if last is None else recorder.window(last)
-            return {i: recorder.values[i] for i in window if is_array(recorder.values[i])}
+            found = {i: recorder.values[i] for i in window}
+            # A random key is no number; what is drawn with it is.
+            return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
 
         computed = jax.jit(evaluate, compiler_options=COMPILER_OPTIONS)(values)
         results = {i: np.asarray(x) for i, x in computed.items()}

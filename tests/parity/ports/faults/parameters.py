@@ -74,14 +74,14 @@ FAULTS = (
         "gpt2_embedding_through_bfloat16",
         "gpt2",
         "the checkpoint was saved in bfloat16 on its way",
-        r"transformer\.wte\.embedding",
+        r"transformer\.wte(\.embedding)?",
         changed("transformer.wte.embedding", through_bfloat16),
     ),
     _fault(
-        "llama_all_through_bfloat16",
+        "llama_matrix_through_bfloat16",
         "llama",
-        "one layer was saved in bfloat16",
-        r"model\.layers\.1\.mlp\.down_proj\.kernel",
+        "one matrix was saved in bfloat16",
+        r"model\.layers\.1\.mlp\.down_proj(\.kernel)?",
         changed("model.layers.1.mlp.down_proj.kernel", through_bfloat16),
     ),
     _fault(
