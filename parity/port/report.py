@@ -164,7 +164,7 @@ class Report:
                 f"{last.original:.1e} in the original"
             )
         if not self.holds:
-            # Equal values pass for right until something is wrong: then they are the first suspects.
+            # Equal values pass for right until something is wrong: then they are suspects.
             suspects = irregularities(self.matching.pairs)
             lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
         return lines + [f"note: {notice}" for notice in self.notices]
