@@ -56,7 +56,8 @@ def arrays_of(tree: Any) -> list[Any]:
 def cast(tree: Any, dtype: Any) -> Any:
     """Return a pytree with its floating arrays in another dtype."""
     return jax.tree.map(
-        lambda x: np.asarray(x).astype(dtype) if is_array(x) and floating(x) else x, tree
+        lambda x: np.asarray(x).astype(dtype, copy=False) if is_array(x) and floating(x) else x,
+        tree,
     )
 
 

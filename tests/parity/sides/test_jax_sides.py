@@ -377,7 +377,7 @@ def test_reading_every_stage_costs_less_than_a_tenth_of_a_forward():
             x = checkpoint_name(x, name) if watched else x
         return x
 
-    x = RNG.standard_normal((64, 1024), np.float32)
+    x = RNG.standard_normal((128, 1024), np.float32)
     sides = [FunctionSide(lambda p, x, on=on: deep(p, x, on), widths, x) for on in (True, False)]
     for side in sides:
         side.run()
