@@ -21,6 +21,9 @@ from jaxtyping import install_import_hook
 from tests.browser import chromium
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Meshes of the tests: virtual devices, which must be asked for before the first is used.
+if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
+    jax.config.update("jax_num_cpu_devices", 8)
 
 # Shapes and dtypes of every annotated signature are checked while testing. The hook stays: most
 # modules are imported by the tests that need them. An int is a float, as PEP 484 has it.
@@ -189,8 +192,11 @@ class Sweeps:
         self.left = max(self.left, getattr(node, "workeroutput", {}).get("sweeps", 0))
 
     def pytest_terminal_summary(self, terminalreporter):
-        if self.left and "sweep" in (self.config.getoption("-m") or ""):
-            terminalreporter.write_line(f"sweep: {self.left} not run; make test-all runs them")
+        chosen = self.config.getoption("-m") or ""
+        if self.left and "sweep" in chosen:
+            target = "test-ports" if "flax_models" in chosen else "test-all"
+            line = f"sweep: {self.left} not run; make {target} runs them"
+            terminalreporter.write_line(line)
 
 
 def missing(name):

@@ -47,6 +47,8 @@ class Checkpoint:
     step: int
     opt_state: Any = None
     """Of the structure of `opt_state_like`; None when none was asked for."""
+    mesh: dict[str, int] | None = None
+    """Axes and sizes of the mesh it was saved on; None where there was none. It binds nothing."""
 
 
 def save_checkpoint(
@@ -55,6 +57,7 @@ def save_checkpoint(
     *,
     step: int,
     opt_state: Any = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> None:
     """Write a checkpoint, replacing the one at `folder` only when the new one is complete.
 
@@ -67,6 +70,7 @@ def save_checkpoint(
         model: the model; its dtypes must be those its configuration asks for.
         step: optimiser steps taken, at least 0.
         opt_state: any pytree of arrays, as optax makes; typed PRNG keys may be among them.
+        mesh: axes and sizes of the mesh the model is on, a note for who loads it.
 
     Raises:
         ValueError: the model's dtypes contradict its configuration, a leaf of `opt_state` cannot
@@ -86,7 +90,7 @@ def save_checkpoint(
     if opt_state is not None:
         files[OPTIMIZER] = _tensors(opt_state, "opt_state")
     with folder_written_aside(target) as aside:
-        _write(aside, model.config, step, files)
+        _write(aside, model.config, step, files, mesh)
 
 
 def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = None) -> Checkpoint:
@@ -113,7 +117,7 @@ def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = Non
     opt_state = None
     if opt_state_like is not None:
         opt_state = _read_optimizer(folder, manifest, opt_state_like)
-    return Checkpoint(model, manifest["step"], opt_state)
+    return Checkpoint(model, manifest["step"], opt_state, manifest.get("mesh"))
 
 
 def _tensors(tree: Any, name: str) -> dict[str, Any]:
@@ -184,7 +188,11 @@ def _refuse(problems: list[str], what: str, remedy: str = "") -> None:
 
 
 def _write(
-    folder: Path, config: MegalodonConfig, step: int, files: Mapping[str, Mapping[str, Any]]
+    folder: Path,
+    config: MegalodonConfig,
+    step: int,
+    files: Mapping[str, Mapping[str, Any]],
+    mesh: Mapping[str, int] | None,
 ) -> None:
     fields = config.to_dict()
     policy = {name: value for name, value in fields.items() if name.endswith("_dtype")}
@@ -197,6 +205,8 @@ def _write(
         "config": fields,
         "files": {},
     }
+    if mesh is not None:
+        manifest["mesh"] = dict(mesh)
     for name, leaves in files.items():
         stored = {at: _stored(leaf) for at, leaf in leaves.items()}
         save_file({at: array for at, (array, _) in stored.items()}, folder / name, {"format": "pt"})

@@ -9,12 +9,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.inputs import Ids, Mask, Rate, Tensor, as_int32, as_integer, as_mask, traced
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.sharding.axes import automatic, spec_of
+from megalodon_jax.sharding.caches import full_cache_specs
 from megalodon_jax.types import (
     ModelCache,
     filled_cache,
@@ -243,6 +246,21 @@ def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, 
     are the tokens that end a row. A cache that is returned has seen every token but the last, so
     only without one may the loop stop when every row has finished.
     """
+    call = (model, prompt_ids, last, max_new_tokens, key, cache, rates, ends, return_cache)
+
+    def specs(mesh):
+        rows = prompt_ids.shape[0]
+        ids = spec_of(mesh, (rows, 1), ("batch", None))
+        return (
+            ids,
+            full_cache_specs(model.config, rows, mesh),
+            None if key is None else PartitionSpec(),
+        )
+
+    return automatic(lambda call: _continued(*call), call, specs)
+
+
+def _continued(model, prompt_ids, last, max_new_tokens, key, cache, rates, ends, return_cache):
     B = prompt_ids.shape[0]
     done = jnp.zeros(B, bool)
     token = prompt_ids[:, -1]

@@ -14,12 +14,18 @@ from typing import Any, SupportsIndex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import widened
 from megalodon_jax.inputs import Ids, Mask, Tensor, as_int32, as_integer, as_mask, traced
+from megalodon_jax.sharding.axes import automatic, mesh_of, shards
+from megalodon_jax.sharding.sequence import following
+from megalodon_jax.sharding.vocabulary import at_target
+
+_NO_COLUMN = jnp.iinfo(jnp.int32).max
 
 
 def next_token_loss(
@@ -29,6 +35,7 @@ def next_token_loss(
     *,
     ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
+    vocab_size: int | None = None,
 ) -> Float[Array, ""]:
     """Return the mean cross-entropy of `logits[:, t]` against `labels[:, t + 1]`, in nats.
 
@@ -41,12 +48,15 @@ def next_token_loss(
         mask: True, or 1, where a label is text.
         ignore_index: a label that does not count.
         dtype: the dtype softmax and loss are taken in, and that of the result.
+        vocab_size: V, where `logits` have columns beyond it, -inf each; None: they have none.
 
     Raises:
         RuntimeError: a label is outside [0, V) and not `ignore_index`, whether it counts or not, or
             a mask of integers holds another than 0 and 1 (both also under jit).
     """
-    total, count = loss_sum_and_count(logits, labels, mask, ignore_index=ignore_index, dtype=dtype)
+    total, count = loss_sum_and_count(
+        logits, labels, mask, ignore_index=ignore_index, dtype=dtype, vocab_size=vocab_size
+    )
     return _mean(total, count, dtype)
 
 
@@ -57,6 +67,7 @@ def loss_sum_and_count(
     *,
     ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
+    vocab_size: int | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the two halves of `next_token_loss`: the sum over valid targets, and their number.
 
@@ -64,10 +75,26 @@ def loss_sum_and_count(
     targets then weigh what they should. The sum is in `dtype`, but at least float32, and the
     count int32. Arguments and errors as for `next_token_loss`.
     """
-    targets, valid = _targets(labels, mask, logits.shape[-1], ignore_index)
+    # Explicit axes of a mesh would ask every operation where its result lies.
+    return automatic(
+        lambda call: _sum_and_count(call[0], call[1], call[2], ignore_index, dtype, vocab_size),
+        (logits, labels, mask),
+        lambda mesh: (PartitionSpec(), PartitionSpec()),
+    )
+
+
+def _sum_and_count(
+    logits: Array,
+    labels: Ids,
+    mask: Mask | None,
+    ignore_index: SupportsIndex,
+    dtype: DTypeLike,
+    vocab_size: int | None,
+) -> tuple[Array, Array]:
+    V = logits.shape[-1] if vocab_size is None else vocab_size
     # The last position has no target. Cutting its logits off would copy all others.
-    last = ((0, 0), (0, 1))
-    total = _summed(logits, jnp.pad(targets, last), jnp.pad(valid, last), dtype)
+    targets, valid = _targets(labels, mask, V, ignore_index)
+    total = _summed(logits, targets, valid, dtype)
     return total, jnp.sum(valid, dtype=jnp.int32)
 
 
@@ -81,6 +108,7 @@ def chunked_next_token_loss(
     chunk: SupportsIndex,
     ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
+    vocab_size: int | None = None,
 ) -> Float[Array, ""]:
     """Return `next_token_loss(project(hidden, head), ...)` without its logits in memory at once.
 
@@ -96,6 +124,7 @@ def chunked_next_token_loss(
         chunk: positions at a time.
         ignore_index: as for `next_token_loss`.
         dtype: as for `next_token_loss`.
+        vocab_size: as for `next_token_loss`, about the logits.
 
     Raises:
         ValueError: `chunk` is not a positive integer.
@@ -104,7 +133,8 @@ def chunked_next_token_loss(
     """
     remedy = ", the number of positions whose logits exist at a time, or None for all"
     chunk = as_integer("compute_loss: loss_chunk", chunk, 1, remedy)
-    targets, valid = _targets(labels, mask, head.shape[0], ignore_index)
+    V = head.shape[0] if vocab_size is None else vocab_size
+    targets, valid = _targets(labels, mask, V, ignore_index)
     # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
     head = head.astype(widened(head.dtype))
 
@@ -116,7 +146,12 @@ def chunked_next_token_loss(
     def step(total: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
         return total + summed(head, *part), None
 
-    parts = _by_chunk(hidden[:, :-1], chunk), _by_chunk(targets, chunk), _by_chunk(valid, chunk)
+    cuts = shards(mesh_of(hidden), "sequence")
+    parts = (
+        _by_chunk(hidden, chunk, cuts),
+        _by_chunk(targets, chunk, cuts),
+        _by_chunk(valid, chunk, cuts),
+    )
     total, _ = jax.lax.scan(step, jnp.zeros((), widened(dtype)), parts)
     return _mean(total, jnp.sum(valid, dtype=jnp.int32), dtype)
 
@@ -156,7 +191,8 @@ def accumulate_gradients(
         ValueError, RuntimeError: as `compute_loss` does.
     """
     labels, attention_mask, ignore_index = _accepted(labels, attention_mask, ignore_index, "k B L")
-    counts = jnp.sum(_counted(labels, attention_mask, ignore_index), (1, 2), dtype=jnp.int32)
+    valid = _following(labels, attention_mask, ignore_index)[1]
+    counts = jnp.sum(valid, (1, 2), dtype=jnp.int32)
     every = jnp.sum(counts, dtype=jnp.int32)
     keys = None if key is None else jax.random.split(key, len(input_ids))
 
@@ -179,16 +215,18 @@ def accumulate_gradients(
     return jax.tree.map(lambda x, like: x.astype(like.dtype), summed, shapes)
 
 
-def _counted(labels: Array, mask: Array | None, ignore_index: Any) -> Array:
-    """Say which of `labels[..., 1:]` count."""
-    valid = labels[..., 1:] != ignore_index
-    return valid if mask is None else valid & mask[..., 1:]
+def _following(labels: Array, mask: Array | None, ignore_index: Any) -> tuple[Array, Array]:
+    """Return the label that follows each position, and whether it counts; the last has none."""
+    if mask is not None:
+        labels = jnp.where(mask, labels, ignore_index)
+    targets = following(labels, ignore_index, mesh_of(labels))
+    return targets, targets != ignore_index
 
 
 def _targets(
     labels: Ids, mask: Mask | None, V: int, ignore_index: SupportsIndex
-) -> tuple[Int32[Array, "B T"], Bool[Array, "B T"]]:
-    """Return the T = L - 1 targets, checked and safe to index with, and which of them count."""
+) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
+    """Return the target of each position, checked and safe to index with, and which count."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
     # A label nobody counts is checked as well: it is as wrong, and counts in the next batch.
     labels = checked(
@@ -197,10 +235,11 @@ def _targets(
         f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}, also where a "
         "mask or the shift leaves them out.",
     )
-    valid = _counted(labels, mask, ignore_index)
-    targets = labels[:, 1:]
-    # Where checks are off, what is still out of range must not count from the end: V gives NaN.
-    return jnp.where(valid, jnp.where(targets < 0, V, targets), 0), valid
+    targets, valid = _following(labels, mask, ignore_index)
+    # Where checks are off, what is still out of range must not count from the end, nor be a column
+    # that fills up a vocabulary: no column gives NaN.
+    targets = jnp.where(targets < V, targets, _NO_COLUMN)
+    return jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0), valid
 
 
 def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | None, Any]:
@@ -214,8 +253,12 @@ def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | Non
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
     """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
     logits = logits.astype(dtype)
-    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")
-    nll = jax.nn.logsumexp(logits, axis=-1) - at_target[..., 0]
+    mesh = mesh_of(logits)
+    if mesh is None:
+        own = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="fill")[..., 0]
+    else:
+        own = at_target(logits, targets, mesh)
+    nll = jax.nn.logsumexp(logits, axis=-1) - own
     return jnp.sum(jnp.where(valid, nll, 0.0), dtype=widened(dtype))
 
 
@@ -223,9 +266,15 @@ def _mean(total: Array, count: Array, dtype: DTypeLike) -> Array:
     return (total / jnp.maximum(count, 1).astype(total.dtype)).astype(dtype)
 
 
-def _by_chunk(x: Array, chunk: int) -> Array:
-    """Turn (B, n, ...) into (chunks, B, chunk, ...), the last chunk filled up with zeros."""
-    B, n = x.shape[:2]
+def _by_chunk(x: Array, chunk: int, parts: int) -> Array:
+    """Turn (B, n, ...) into (chunks, B, chunk, ...), the last chunk filled up with zeros.
+
+    On `parts` shards of a sequence every chunk has `chunk` positions of each shard, so that none
+    has to move.
+    """
+    B, n = x.shape[0], x.shape[1] // parts
     chunks = -(-n // chunk)
-    x = jnp.pad(x, ((0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 2)))
-    return jnp.moveaxis(x.reshape(B, chunks, chunk, *x.shape[2:]), 1, 0)
+    x = x.reshape(B, parts, n, *x.shape[2:])
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 3)))
+    x = jnp.moveaxis(x.reshape(B, parts, chunks, chunk, *x.shape[3:]), 2, 0)
+    return x.reshape(chunks, B, parts * chunk, *x.shape[4:])

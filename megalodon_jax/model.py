@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int32
 
@@ -29,6 +30,11 @@ from megalodon_jax.layers.stack import run_blocks
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
+from megalodon_jax.sharding.axes import automatic, mesh_of, placed, spec_of
+from megalodon_jax.sharding.caches import check_no_sequence, full_cache_specs, placed_cache
+from megalodon_jax.sharding.placement import check_length
+from megalodon_jax.sharding.rules import check_config
+from megalodon_jax.sharding.vocabulary import filled_rows, masked_columns, rows_of
 from megalodon_jax.types import (
     LayerCache,
     ModelCache,
@@ -117,12 +123,35 @@ class MegalodonModel(eqx.Module):
                 of integers holds another than 0 and 1 (also under jit; not where
                 `traced_checks(False)` leaves checks out).
         """
+        call = (self, input_ids, attention_mask, cache, return_cache, deterministic, key)
+        shape, width = np.shape(input_ids), self.config.model_dim
+        return automatic(
+            lambda call: call[0]._run(*call[1:]),
+            call,
+            lambda mesh: _specs(self.config, mesh, shape, width, return_cache),
+        )
+
+    def _run(
+        self,
+        input_ids: Ids,
+        attention_mask: Mask | None,
+        cache: ModelCache | None,
+        return_cache: bool,
+        deterministic: bool,
+        key: jax.Array | None,
+    ) -> tuple[Float[Array, "B L D"], ModelCache | None]:
         config = self.config
         remedy = "give a single text a first axis of 1"
         input_ids = as_int32("input_ids", input_ids, "B L", remedy)
         mask = as_mask("attention_mask", attention_mask, input_ids.shape, "input_ids")
         key = _dropout_key(config, deterministic, key)
         B, L = input_ids.shape
+        mesh = mesh_of(self.embed.weight) or mesh_of(input_ids)
+        if mesh is not None:
+            check_config(config, mesh)
+            check_length(mesh, L, config.chunk_size)
+            if cache is not None or return_cache:
+                check_no_sequence(mesh)
         if cache is not None:
             check_cache(config, cache, B)
             cache = grown_cache(config, cache, L)
@@ -145,7 +174,7 @@ class MegalodonModel(eqx.Module):
         )
         x, norm = self.norm(x, None if cache is None else cache.final_norm, mask)
         x = checkpoint_name(x, "norm")
-        return x, ModelCache(layers, norm) if return_cache else None
+        return x, placed_cache(ModelCache(layers, norm), x) if return_cache else None
 
     def _embedded(self, ids: Int32[Array, "B L"]) -> Float[Array, "B L D"]:
         config = self.config
@@ -157,7 +186,11 @@ class MegalodonModel(eqx.Module):
         table = self.embed.weight
         check_inputs("MegalodonModel", embed=(table, (config.vocab_size, config.model_dim)))
         # Where checks are off, an id outside the vocabulary is NaN rather than another token.
-        rows = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        mesh = mesh_of(table) or mesh_of(ids)
+        if mesh is None:
+            rows = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        else:
+            rows = rows_of(filled_rows(table, mesh), ids, config.vocab_size, mesh)
         x = rows.astype(config.accum_dtype)
         if config.pad_token_id is not None:
             # The padding row is looked up like any other but gets no gradient:
@@ -212,11 +245,42 @@ class MegalodonForCausalLM(eqx.Module):
 
         Arguments and errors as for `MegalodonModel`.
         """
+        call = (self, input_ids, attention_mask, cache, return_cache, deterministic, key)
+        shape, width = np.shape(input_ids), self.head.shape[0]
+        return automatic(
+            lambda call: call[0]._run(*call[1:]),
+            call,
+            lambda mesh: _specs(self.config, mesh, shape, width, return_cache),
+        )
+
+    def _run(
+        self,
+        input_ids: Ids,
+        attention_mask: Mask | None,
+        cache: ModelCache | None,
+        return_cache: bool,
+        deterministic: bool,
+        key: jax.Array | None,
+    ) -> tuple[Float[Array, "B L V"], ModelCache | None]:
         hidden, cache = self.model(
             input_ids, attention_mask, cache, return_cache, deterministic, key
         )
-        logits = matmul(hidden, self.head, self.config, self.head_backend)
+        V = self.head.shape[0]
+        logits = self._project(hidden, self._read_head(hidden))
+        logits = logits if logits.shape[-1] == V else placed(logits[..., :V], *_TOKENS, None)
         return checkpoint_name(logits, "logits"), cache
+
+    def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
+        """Return the head as the product reads it: on a mesh its rows are cut, and filled up."""
+        mesh = mesh_of(hidden)
+        return self.head if mesh is None else filled_rows(self.head, mesh)
+
+    def _project(
+        self, hidden: Float[Array, "B L D"], head: Float[Array, "W D"]
+    ) -> Float[Array, "B L W"]:
+        hidden = placed(hidden, *_TOKENS, None)
+        logits = matmul(hidden, head, self.config, self.head_backend)
+        return masked_columns(placed(logits, *_TOKENS, "tensor"), self.head.shape[0])
 
     @property
     def head(self) -> Float[Array, "V D"]:
@@ -244,6 +308,23 @@ class MegalodonForCausalLM(eqx.Module):
             RuntimeError: an id or a label is out of range, or a mask of integers holds another than
                 0 and 1 (also under jit).
         """
+        call = (self, input_ids, labels, attention_mask, ignore_index, deterministic, key)
+        return automatic(
+            lambda call: call[0]._loss(*call[1:], loss_chunk),
+            call,
+            lambda mesh: jax.sharding.PartitionSpec(),
+        )
+
+    def _loss(
+        self,
+        input_ids: Ids,
+        labels: Ids,
+        attention_mask: Mask | None,
+        ignore_index: SupportsIndex,
+        deterministic: bool,
+        key: jax.Array | None,
+        loss_chunk: SupportsIndex | None,
+    ) -> Float[Array, ""]:
         remedy = "give a single text a first axis of 1"
         input_ids = as_int32("compute_loss: input_ids", input_ids, "B L", remedy)
         labels = as_int32("compute_loss: labels", labels, "B L", remedy)
@@ -254,20 +335,28 @@ class MegalodonForCausalLM(eqx.Module):
             )
         attention_mask = as_mask("attention_mask", attention_mask, labels.shape, "input_ids")
         config = self.config
-        rules: Any = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}
-        if loss_chunk is None:
-            logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)
-            return next_token_loss(logits, labels, attention_mask, **rules)
+        rules: Any = {
+            "ignore_index": ignore_index,
+            "dtype": config.softmax_dtype,
+            "vocab_size": self.head.shape[0],
+        }
         hidden, _ = self.model(input_ids, attention_mask, deterministic=deterministic, key=key)
+        head = self._read_head(hidden)
+        if loss_chunk is None:
+            logits = checkpoint_name(self._project(hidden, head), "logits")
+            return next_token_loss(logits, labels, attention_mask, **rules)
         return chunked_next_token_loss(
-            hidden,
-            self.head,
-            lambda x, head: matmul(x, head, config, self.head_backend),
-            labels,
-            attention_mask,
-            chunk=loss_chunk,
-            **rules,
+            hidden, head, self._project, labels, attention_mask, chunk=loss_chunk, **rules
         )
+
+
+_TOKENS = ("batch", "sequence")
+
+
+def _specs(config: MegalodonConfig, mesh: Any, shape: Any, width: int, return_cache: bool) -> Any:
+    """Where hidden states or logits (*shape, width) lie, and the cache beside them or None."""
+    out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
+    return out, full_cache_specs(config, shape[0], mesh) if return_cache else None
 
 
 def _routed(

@@ -7,12 +7,10 @@ docs/model.md "State dict".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,47 +19,25 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.roles import SENSITIVE, Role, dotted, named_leaves, replace_leaves, role_of
 
-Tree = TypeVar("Tree")
+__all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "SENSITIVE",
+    "Role",
+    "Weight",
+    "abstract_model",
+    "build_model",
+    "dotted",
+    "named_leaves",
+    "replace_leaves",
+    "role_of",
+    "shape_problems",
+    "weight_table",
+]
+
 HEAD, EMBEDDING = "lm_head.weight", "model.embed.weight"
-
-
-class Role(StrEnum):
-    """What a parameter is for; it decides sensitivity, probes and remedies."""
-
-    EMBEDDING = "embedding"
-    HEAD = "head"
-    LINEAR = "linear"
-    BIAS = "bias"
-    NORM = "norm"
-    CEMA = "cema"
-    QK_AFFINE = "q/k affine"
-
-
-SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})
-"""Roles stored in at least float32 whatever the model computes in (docs/model.md "Precision")."""
-
-_ROLES = (
-    (r"(^|\.)embed\.weight$", Role.EMBEDDING),
-    (r"(^|\.)lm_head\.weight$", Role.HEAD),
-    (r"(^|\.)cema\.\w+$", Role.CEMA),
-    (r"(^|\.)(timenorm|rmsnorm|norm)\.\w+$", Role.NORM),
-    (r"(^|\.)attn\.(gamma|beta)$", Role.QK_AFFINE),
-    (r"\.bias$", Role.BIAS),
-    (r"\.weight$", Role.LINEAR),
-)
-
-
-def role_of(name: str) -> Role:
-    """Return the role of a parameter by its torch name.
-
-    Raises:
-        ValueError: no rule knows the name; a parameter nobody audits must not exist.
-    """
-    for pattern, role in _ROLES:
-        if re.search(pattern, name):
-            return role
-    raise ValueError(f"weight table: no role for parameter {name!r}; add a rule to weights._ROLES.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +64,6 @@ def weight_table(config: MegalodonConfig) -> tuple[Weight, ...]:
         Weight(name, tuple(leaf.shape), np.dtype(leaf.dtype), role_of(name))
         for name, leaf in named_leaves(shapes).items()
     )
-
-
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """Return the array leaves of a pytree by dotted path, in pytree order."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {dotted(path): leaf for path, leaf in leaves if hasattr(leaf, "dtype")}
-
-
-def dotted(path: tuple[Any, ...]) -> str:
-    """Write a pytree path the way torch writes it: `model.layers.0.attn.wz.weight`."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def replace_leaves(tree: Tree, values: Mapping[str, Any]) -> Tree:
-    """Return `tree` with the array leaves named in `values` replaced; shapes are not checked."""
-
-    def pick(path: tuple[Any, ...], leaf: Any) -> Any:
-        return values.get(dotted(path), leaf)
-
-    return jax.tree_util.tree_map_with_path(pick, tree)
 
 
 def abstract_model(config: MegalodonConfig) -> MegalodonForCausalLM:

@@ -1,8 +1,8 @@
 """The one table of tolerances, and every other constant that decides what passes.
 
-The rules of edges are beside the subjects they are about, `parity.megalodon.tolerance_table` and
-`parity.port_tolerances`, and are collected here; formats, levels and drift are below. Source:
-docs/parity.md "Tolerances".
+The rules of edges are beside the subjects they are about, `parity.megalodon.tolerance_table`,
+`parity.mesh.tolerance_table` and `parity.port_tolerances`, and are collected here; formats, levels
+and drift are below. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from parity.megalodon.tolerance_table import (
     TABLE,
     NoiseFloors,
 )
+from parity.mesh.tolerance_table import MESHES, MeshEdge
 from parity.port_tolerances import PORTS, PortEdge
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "INDEPENDENT",
     "KNOWN_DIFFERENCES_RECORDED",
     "KNOWN_DIFFERENCE_BOUNDS",
+    "MESHES",
+    "MESH_EDGES",
     "MLA_MOE_LOGITS",
     "NOISE_FILE",
     "NOISE_FLOOR",
@@ -57,6 +60,7 @@ __all__ = [
 PRODUCTS = MegalodonEdge.PRODUCTS32_FLOAT64
 """The edge of `stability.products.accuracy`."""
 PORT_EDGES = tuple(PortEdge)
+MESH_EDGES = tuple(MeshEdge)
 SEAM_BOUNDS, SEAMS_RECORDED = KNOWN_DIFFERENCE_BOUNDS, KNOWN_DIFFERENCES_RECORDED
 """Former names."""
 TRAINED_LOSS = {"mxfp8": 0.01, "nvfp4": 0.03}
@@ -157,4 +161,4 @@ MEMORY_PER_DOUBLING = 2.2
 
 def rule(edge: Edge | str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
     """Return the row of any subject for an edge, kind and metric, or None."""
-    return _rule((*TABLE, *PORTS), edge, kind, metric)
+    return _rule((*TABLE, *PORTS, *MESHES), edge, kind, metric)

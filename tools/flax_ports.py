@@ -158,7 +158,7 @@ def write(document: Path, records: Iterable[Record]) -> None:
     by_title = {record["title"]: record for record in records}
     cases = [(twin, by_title[twin.title]) for twin in TWINS if twin.title in by_title]
     tables = {
-        HELD_TABLE: held_table(cases),
+        HELD_TABLE: f"{held_table(cases)}\n\n{coverage(cases, len(TWINS))}",
         FOUND_TABLE: found_table(cases),
         FLOORS_TABLE: floors_table(record for _, record in cases),
     }
@@ -187,6 +187,15 @@ def held_table(cases: Sequence[tuple[Twin, Record]]) -> str:
             f"| {gates} | {largest:.0e} |"
         )
     return "\n".join(lines)
+
+
+def coverage(cases: Sequence[tuple[Twin, Record]], known: int) -> str:
+    """Return how many of the catalogue's cases were compared, and with what."""
+    versions = {f"{k} {v}" for _, record in cases for k, v in record["versions"].items()}
+    return (
+        f"{len(cases)} of {known} cases of the catalogue were compared, with "
+        f"{', '.join(sorted(versions))}."
+    )
 
 
 def result_of(twin: Twin, record: Record) -> Record:

@@ -14,12 +14,13 @@ from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.inputs import PADDED_CACHE, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
-from megalodon_jax.layers.dropout import dropout, split_key
+from megalodon_jax.layers.dropout import dropout, kept, split_key
 from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
+from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, spec_of
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache, check_ring
 
 STRIPE = 512
@@ -46,6 +47,41 @@ def attend(
     Returns:
         The mixture of values, in `config.accum_dtype`.
     """
+    mesh = mesh_of(q)
+    if mesh is None:
+        return _attend(q, k, v, mask, None, config, key)
+    *batch, Q, H, _ = q.shape
+    keep = None
+    if key is not None and config.attention_dropout > 0.0:
+        # By place in the whole array, so that shards draw what one device draws.
+        shape = (*batch, H, Q, k.shape[-3])
+        keep = jax.random.bernoulli(key, 1.0 - config.attention_dropout, shape)
+    # Heads, rows and chunks become one axis inside, and three cut axes do not make one that is.
+    first = ("batch", "sequence")[: len(batch)]
+    heads = (*first, None, "tensor", None)
+    dims = (heads, heads, heads, (*first, None, None), (*first, "tensor", None, None))
+    arguments = (q, k, v, mask, keep)
+    ins = tuple(
+        None if a is None else spec_of(mesh, a.shape, d)
+        for a, d in zip(arguments, dims, strict=True)
+    )
+
+    def local(q: Array, k: Array, v: Array, mask: Array, keep: Array | None) -> Array:
+        return _attend(q, k, v, mask, keep, config)
+
+    return on_shards(local, mesh, arguments, ins, ins[2])
+
+
+def _attend(
+    q: Float[Array, "*B Q H d"],
+    k: Float[Array, "*B K H d"],
+    v: Float[Array, "*B K H e"],
+    mask: Bool[Array, "*#B Q K"],
+    keep: Bool[Array, "*B H Q K"] | None,
+    config: MegalodonConfig,
+    key: jax.Array | None = None,
+) -> Float[Array, "*B Q H e"]:
+    """`attend` in one place; `keep` stands for `key` where what dropout keeps is known."""
     compute, accum = config.compute_dtype, config.accum_dtype
     *batch, Q, H, _ = q.shape
     q, k, v = (_heads_first(a.astype(compute)) for a in (q, k, v))
@@ -57,7 +93,11 @@ def attend(
     peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = dropout(weights / jnp.where(total > 0, total, 1.0), config.attention_dropout, key)
+    weights = weights / jnp.where(total > 0, total, 1.0)
+    if keep is None:
+        weights = dropout(weights, config.attention_dropout, key)
+    else:
+        weights = kept(weights, keep.reshape(weights.shape), config.attention_dropout)
     weights = weights.astype(compute).reshape(k.shape[0], Q, k.shape[1])
     mixed = jnp.einsum("nqk,nke->nqe", weights, v, preferred_element_type=accum)
     return jnp.swapaxes(mixed.reshape(*batch, H, Q, v.shape[-1]), -3, -2)
@@ -347,22 +387,27 @@ class MegalodonAttention(eqx.Module):
         config = self.config
         ema_key, inner_key, gate_key, out_key = split_key(key, 4)
         u, norm = self.timenorm(x, None if cache is None else cache.norm, mask)
-        u = checkpoint_name(u, "timenorm")
+        u = checkpoint_name(placed(u, "batch", "sequence", "tensor"), "timenorm")
         c, ema = self._filtered(u, mask, None if cache is None else cache.ema, return_cache)
         c = checkpoint_name(c, "cema")
         m = checkpoint_name(self.rmsnorm(c), "rmsnorm")
-        m = dropout(m, config.hidden_dropout, ema_key)
+        # On a mesh every head reads all channels: they are gathered here, `u` and `m` once each.
+        m = placed(dropout(m, config.hidden_dropout, ema_key), "batch", "sequence", None)
+        u = placed(u, "batch", "sequence", None)
         q, k = self.queries_keys(m)
         q, k = checkpoint_name(q, "q"), checkpoint_name(k, "k")
-        v = checkpoint_name(_heads(jax.nn.silu(self.wv(u)), config.num_heads), "v")
+        v = placed(self.wv(u), "batch", "sequence", "tensor")
+        v = checkpoint_name(_heads(jax.nn.silu(v), config.num_heads), "v")
         held = None if cache is None else cache.attn
         if cache is not None and held is None:
             held = self.inner.empty_ring(*x.shape[:2])
         o, attn = self.inner(q, k, v, mask, held, return_cache, key=inner_key)
         o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
-        gate = checkpoint_name(jax.nn.silu(self.wr(m)), "gate")
+        gate = placed(self.wr(m), "batch", "sequence", "tensor")
+        gate = checkpoint_name(jax.nn.silu(gate), "gate")
         gated = dropout(o * gate, config.hidden_dropout, gate_key)
-        h = dropout(self.wh1(m) + self.wh2(gated), config.dropout, out_key)
+        h = placed(self.wh1(m) + self.wh2(gated), "batch", "sequence", "tensor")
+        h = dropout(h, config.dropout, out_key)
         y = checkpoint_name(x + h, "attn")
         if not return_cache:
             return y, None
@@ -388,9 +433,10 @@ class MegalodonAttention(eqx.Module):
         gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
         check_inputs("MegalodonAttention", **gains)
         B, L, _ = m.shape
-        z = _heads(self.wz(m), H)
+        z = _heads(placed(self.wz(m), "batch", "sequence", "tensor"), H)
         z = RMSNorm(d, self.config.norm_eps, affine=False)(z.astype(widened(z.dtype)))
-        rows = z.reshape(B * L, H * d)
+        # Rows of a matrix, as in `norms`, and as there not on a mesh.
+        rows = z.reshape(B, L, H * d) if mesh_of(z) else z.reshape(B * L, H * d)
         scale = ((self.gamma + 1.0) / math.sqrt(d)).astype(z.dtype)
         shift = self.beta.astype(z.dtype)
         q, k = (rows * scale[i] + shift[i] for i in range(2))

@@ -19,12 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Complex, Float
+from jaxtyping import Array, Bool, Complex, Float
 from scipy.fft import next_fast_len
 
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
 from megalodon_jax.layers.entry import check_inputs, check_parameters, check_sizes
+from megalodon_jax.sharding.axes import AnyMesh, as_varied, mesh_of, on_shards, shards, spec_of
+from megalodon_jax.sharding.sequence import incoming_state, last_shards
 
 
 class PowerTables(NamedTuple):
@@ -95,13 +97,64 @@ class ComplexEMA(eqx.Module):
         L = x.shape[-1]
         mask = as_mask("mask", mask, (x.shape[0], L), "the tokens")
         dtype = widened(x.dtype)
+        if L == 0:
+            return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
+        mesh = mesh_of(x)
+        if mesh is None:
+            return self._filtered(x, h_init, return_state, mask)
+        return self._on_mesh(mesh, x, h_init, return_state, mask)
+
+    def _on_mesh(
+        self,
+        mesh: AnyMesh,
+        x: Float[Array, "B D L"],
+        h_init: Complex[Array, "B D N"] | None,
+        return_state: bool,
+        mask: Bool[Array, "B L"] | None,
+    ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
+        """Filter each shard's rows, channels and tokens where they are.
+
+        On shards, since a compiler that partitions a transform gathers what it transforms.
+        """
+        arrays, static = eqx.partition(self, eqx.is_array)
+        B, D, L = x.shape
+        parts = shards(mesh, "sequence")
+
+        def spec(shape, *dims):
+            return spec_of(mesh, shape, dims)
+
+        params = jax.tree.map(lambda a: spec(a.shape, "tensor", *(None,) * (a.ndim - 1)), arrays)
+        whole = spec(x.shape, "batch", "tensor", "sequence")
+        state = spec((B, D, self.ndim), "batch", "tensor", None)
+        rows = None if mask is None else spec((B, L), "batch", "sequence")
+
+        def local(arrays, x, h_init, mask):
+            ema = eqx.combine(as_varied(arrays, params, whole), static)
+            return ema._filtered(x, h_init, return_state, mask, parts)
+
+        ins = (params, whole, None if h_init is None else state, rows)
+        outs = (whole, state if return_state else None)
+        return on_shards(local, mesh, (arrays, x, h_init, mask), ins, outs)
+
+    def _filtered(
+        self,
+        x: Float[Array, "B D L"],
+        h_init: Complex[Array, "B D N"] | None,
+        return_state: bool,
+        mask: Bool[Array, "B L"] | None,
+        parts: int = 1,
+    ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
+        """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
+        L = x.shape[-1]
+        dtype = widened(x.dtype)
         u = x.astype(dtype)
         if mask is not None:
             u = jnp.where(mask[:, None, :], u, 0.0)
-        if L == 0:
-            return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
         tables = self.power_tables(L, dtype)
         p, gamma = self.gains(dtype)
+        if parts > 1:
+            powers = jax.lax.complex(*self._powers(range(0, parts * L, L), dtype))
+            h_init = incoming_state(self._final_state(u, None, p, tables), powers, h_init)
         y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
         if mask is not None:
             # Before the first valid token the filter is at rest. The transform's rounding noise
@@ -111,6 +164,8 @@ class ComplexEMA(eqx.Module):
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
         y = y + self._skip(u)
         state = self._final_state(u, h_init, p, tables) if return_state else None
+        if parts > 1 and state is not None:
+            state = last_shards(state)
         return y.astype(x.dtype), state
 
     def step(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: jax.Array | None) -> Float[Array, "..."]:
@@ -13,7 +13,12 @@ def dropout(x: Float[Array, "..."], rate: float, key: jax.Array | None) -> Float
         return x
     if rate == 1.0:
         return jnp.zeros_like(x)
-    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, x.shape), x / (1.0 - rate), 0.0)
+    return kept(x, jax.random.bernoulli(key, 1.0 - rate, x.shape), rate)
+
+
+def kept(x: Float[Array, "..."], keep: Bool[Array, "..."], rate: float) -> Float[Array, "..."]:
+    """Zero what is not kept and scale the rest by 1/(1-rate)."""
+    return jnp.where(keep, x / (1.0 - rate), 0.0) if rate < 1.0 else jnp.zeros_like(x)
 
 
 def split_key(key: jax.Array | None, num: int) -> tuple[jax.Array | None, ...]:

@@ -11,6 +11,7 @@ from megalodon_jax.layers.dropout import dropout, split_key
 from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import LayerNorm
+from megalodon_jax.sharding.axes import placed
 
 
 class NormalizedFFN(eqx.Module):
@@ -52,10 +53,12 @@ class NormalizedFFN(eqx.Module):
         shape = ("B", "L", self.config.model_dim)
         check_inputs("NormalizedFFN", y=(y, shape), residual=(residual, shape))
         hidden_key, out_key = split_key(key, 2)
-        f = self.norm(y)
-        s = jax.nn.silu(self.fc1(f))
+        # On a mesh: channels are gathered once for both products, whose columns then stay apart.
+        f = placed(self.norm(y), "batch", "sequence", None)
+        s = jax.nn.silu(placed(self.fc1(f), "batch", "sequence", "tensor"))
         if self.fc3 is not None:
-            s = s * self.fc3(f)
+            s = s * placed(self.fc3(f), "batch", "sequence", "tensor")
         s = dropout(s, self.config.hidden_dropout, hidden_key)
-        out = dropout(self.fc2(s), self.config.dropout, out_key)
+        out = placed(self.fc2(s), "batch", "sequence", "tensor")
+        out = dropout(out, self.config.dropout, out_key)
         return residual + (self.scale if scale is None else scale) * out

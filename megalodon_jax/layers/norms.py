@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.layers.entry import check_inputs, check_parameters, check_positive, check_sizes
+from megalodon_jax.sharding.axes import mesh_of
 
 
 class RMSNorm(eqx.Module):
@@ -88,8 +89,12 @@ def _checked(owner: str, dim: int, eps: float, dtype: DTypeLike) -> np.dtype:
     return checked_dtype("dtype", dtype, owner)
 
 
-def _rows(norm: RMSNorm | LayerNorm, x: Array) -> Float[Array, "rows dim"]:
-    """Check, widen and flatten: XLA's CPU backend is 10 times slower at gradients of (1, L, D)."""
+def _rows(norm: RMSNorm | LayerNorm, x: Array) -> Float[Array, "... dim"]:
+    """Check, widen and flatten: XLA's CPU backend is 10 times slower at gradients of (1, L, D).
+
+    On a mesh, axes stay apart: rows and tokens that are both cut do not make one axis that is.
+    """
     check_parameters(norm)
     check_inputs(type(norm).__name__, x=(x, (..., norm.dim)))
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).astype(widened(x.dtype))
+    wide = x.astype(widened(x.dtype))
+    return wide if mesh_of(x) else wide.reshape(math.prod(x.shape[:-1]), x.shape[-1])

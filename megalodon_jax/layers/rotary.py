@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from megalodon_jax.config import widened
 from megalodon_jax.layers.entry import check_inputs, check_positive, check_sizes
+from megalodon_jax.sharding.axes import SEQUENCE, mesh_of, on_shards, shards, spec_of
 
 
 class RotaryEmbedding(eqx.Module):
@@ -42,7 +43,20 @@ class RotaryEmbedding(eqx.Module):
         """
         shape = ("B", "L", "H", self.dim)
         check_inputs("RotaryEmbedding", q=(q, shape), k=(k, shape))
-        cos, sin = self.tables(start_index, q.shape[1], widened(q.dtype))
+        mesh, L, dtype = mesh_of(q), q.shape[1], widened(q.dtype)
+        parts = shards(mesh, "sequence")
+        if mesh is None or parts == 1:
+            cos, sin = self.tables(start_index, L, dtype)
+        else:
+            # Each shard makes the rows of its own positions: all of them on every device would be
+            # the largest array there.
+            def local(start: Array) -> tuple[Array, Array]:
+                length = L // parts
+                return self.tables(start + jax.lax.axis_index(SEQUENCE) * length, length, dtype)
+
+            start = jnp.asarray(start_index, jnp.int32)
+            spec = spec_of(mesh, (L, 1, 1), ("sequence", None, None))
+            cos, sin = on_shards(local, mesh, (start,), (jax.sharding.PartitionSpec(),), spec)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
     def tables(

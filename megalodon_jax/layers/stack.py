@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from megalodon_jax.sharding.rules import gathered
 from megalodon_jax.types import LayerCache
 
 
@@ -70,7 +71,7 @@ def _compiled(
     scale: Float[Array, ""] | None = None,
 ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
     """One block: equal layers share one trace, and a call outside of jit compiles one program."""
-    return block(x, mask, cache, return_cache, key=key, scale=scale)
+    return _run(block, x, mask, cache, return_cache, key=key, scale=scale)
 
 
 def _rematerialised(
@@ -82,7 +83,12 @@ def _rematerialised(
     key: jax.Array | None,
     scale: Float[Array, ""] | None = None,
 ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-    return eqx.filter_checkpoint(block)(x, mask, cache, return_cache, key=key, scale=scale)
+    return eqx.filter_checkpoint(_run)(block, x, mask, cache, return_cache, key=key, scale=scale)
+
+
+def _run(block: Any, x: Float[Array, "B L D"], *rest: Any, **options: Any) -> Any:
+    # Inside of what is rematerialised: gathered parameters are not kept for the backward pass.
+    return gathered(block, x)(x, *rest, **options)
 
 
 @eqx.filter_jit

@@ -11,6 +11,16 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
 from megalodon_jax.layers.entry import check_inputs, check_parameters, check_positive, check_sizes
+from megalodon_jax.sharding.axes import (
+    AnyMesh,
+    as_varied,
+    check_divisible,
+    mesh_of,
+    on_shards,
+    shards,
+    spec_of,
+)
+from megalodon_jax.sharding.sequence import Moments, incoming_moments, last_shards, stretch
 from megalodon_jax.types import NormState
 
 VARIANCE_FLOOR = 1e-6
@@ -69,26 +79,80 @@ class TimestepNorm(eqx.Module):
             ValueError: a shape or a dtype does not fit, float16 among the latter.
         """
         self._check(x, state)
-        B, L, D = x.shape
+        B, L, _ = x.shape
         mask = as_mask("mask", mask, (B, L), "the tokens")
         dtype = widened(x.dtype)
         if state is None:
             state = NormState.fresh(B, self.num_groups, dtype)
         if L == 0:
             return x, state
-        groups = x.astype(dtype).reshape(B, L, self.num_groups, D // self.num_groups)
-        mean0, var0 = state.mean.astype(dtype), state.var.astype(dtype)
+        mesh = mesh_of(x)
+        if mesh is None:
+            return self._normalised(x, state, mask)
+        return self._on_mesh(mesh, x, state, mask)
+
+    def _on_mesh(
+        self,
+        mesh: AnyMesh,
+        x: Float[Array, "B L D"],
+        state: NormState,
+        mask: Bool[Array, "B L"] | None,
+    ) -> tuple[Float[Array, "B L D"], NormState]:
+        """Normalise each shard's rows, tokens and groups where they are."""
+        check_divisible(mesh, "tensor", norm_num_groups=self.num_groups)
+        B, L, _ = x.shape
+        parts = shards(mesh, "sequence")
+        arrays, static = eqx.partition(self, eqx.is_array)
+
+        channels = spec_of(mesh, (self.num_features,), ("tensor",))
+        whole = spec_of(mesh, x.shape, ("batch", "sequence", "tensor"))
+        states = jax.tree.map(
+            lambda a: spec_of(mesh, a.shape, ("batch", "tensor")[: a.ndim]), state
+        )
+        rows = None if mask is None else spec_of(mesh, (B, L), ("batch", "sequence"))
+        params = jax.tree.map(lambda _: channels, arrays)
+
+        def local(arrays, x, state, mask):
+            norm = eqx.combine(as_varied(arrays, params, whole), static)
+            return norm._normalised(x, state, mask, parts)
+
+        ins = (params, whole, states, rows)
+        return on_shards(local, mesh, (arrays, x, state, mask), ins, (whole, states))
+
+    def _normalised(
+        self,
+        x: Float[Array, "B L D"],
+        state: NormState,
+        mask: Bool[Array, "B L"] | None,
+        parts: int = 1,
+    ) -> tuple[Float[Array, "B L D"], NormState]:
+        """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
+        B, L, D = x.shape
+        dtype = widened(x.dtype)
+        width = self.num_features // self.num_groups
+        G = D // width
+        groups = x.astype(dtype).reshape(B, L, G, width)
+        mean0, var0, count0 = state.mean.astype(dtype), state.var.astype(dtype), state.count
         origin = jax.lax.stop_gradient(_origin(groups, state, mask))
-        groups = groups - origin[:, None, :, None]
-        mean, var, count = _running(groups.mean(-1), mean0 - origin, var0, state.count, mask)
+        if parts == 1:
+            groups = groups - origin[:, None, :, None]
+            mu, mean0 = groups.mean(-1), mean0 - origin
+        else:
+            before = _before(groups, state, mask)
+            origin, mean0, count0 = before.origin, before.mean, before.count
+            var0 = before.m2 / jnp.maximum(count0, 1).astype(dtype)[:, None]
+            groups = groups - origin[:, None, :, None]
+            mu = groups.mean(-1)
+        mean, var, count = _running(mu, mean0, var0, count0, mask)
         # Rows of a matrix, as in `norms`: XLA's CPU backend is slow at gradients of (1, L, ...).
-        G = self.num_groups
         centred = (groups - mean[..., None]).reshape(B * L * G, D // G)
         y = centred * jax.lax.rsqrt(var + self.eps).reshape(B * L * G, 1)
         y = y.reshape(B * L, D)
         if self.weight is not None and self.bias is not None:
             y = y * (self.weight + 1.0).astype(dtype) + self.bias.astype(dtype)
         final = NormState(count=count, mean=mean[:, -1] + origin, var=var[:, -1])
+        if parts > 1:
+            final = last_shards(final)
         return y.reshape(B, L, D).astype(x.dtype), final
 
     def _check(self, x: Array, state: NormState | None) -> None:
@@ -106,6 +170,26 @@ def _origin(
 ) -> Float[Array, "B G"]:
     first = groups[:, 0] if mask is None else _take(groups, jnp.argmax(mask, axis=1))
     return jnp.where(state.count[:, None] > 0, state.mean.astype(groups.dtype), first.mean(-1))
+
+
+def _before(
+    groups: Float[Array, "B L G g"], state: NormState, mask: Bool[Array, "B L"] | None
+) -> Moments:
+    """Return the moments of everything before this shard of a sequence.
+
+    Without the floor of the variance: that is for what is divided by, and not for what is added up.
+    """
+    B, L = groups.shape[:2]
+    dtype = groups.dtype
+    mean0, var0 = state.mean.astype(dtype), state.var.astype(dtype)
+    n0 = jnp.maximum(state.count, 1).astype(dtype)[:, None]
+    held = jax.lax.stop_gradient(mean0)
+    start = Moments(state.count, held, mean0 - held, var0 * n0)
+    fresh = NormState(jnp.zeros_like(state.count), mean0, var0)
+    origin = jax.lax.stop_gradient(_origin(groups, fresh, mask))
+    valid = jnp.ones((B, L), bool) if mask is None else mask
+    own = stretch((groups - origin[:, None, :, None]).mean(-1), valid, origin)
+    return incoming_moments(own, start)
 
 
 def _take(groups: Float[Array, "B L G g"], index: Int[Array, " B"]) -> Float[Array, "B G g"]:

@@ -118,7 +118,7 @@ class _Aligner:
         returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
         self.outputs = returned[0][:, None] & returned[1] & ~self.barred
         # What one side returns the other may only compute.
-        has_output = self.outputs.any(axis=1)[:, None] | self.outputs.any(axis=0)
+        has_output = np.logical_or.outer(*(np.any(self.outputs, axis=axis) for axis in (1, 0)))
         self.barred |= has_output & ~self.outputs
 
     def run(self, pins: Sequence[Pin]) -> Alignment:

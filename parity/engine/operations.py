@@ -21,7 +21,7 @@ from jax.extend.core import JaxprEqn
 from parity.engine.jaxprs import aval
 from parity.engine.metrics import relative_l2
 
-LIBRARIES = ("jax", "jaxlib", "flax", "equinox")
+LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
 """Packages whose lines are not the port's own."""
 MASKING = 1e30
 """Magnitude from which a number stands for minus infinity."""
@@ -258,8 +258,14 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path below the current folder, or below one that modules are looked for in."""
-    for root in (Path.cwd(), *map(Path, sys.path)):
-        if root.is_absolute() and root in path.parents:
-            return path.relative_to(root)
-    return path
+    """Return a path below the current folder, or below one that modules are looked for in.
+
+    Below the nearest of them: an environment may lie in the current folder.
+    """
+    roots = {Path.cwd(), *map(Path, sys.path)} & {*path.parents}
+    nearest = max((root for root in roots if root.is_absolute()), default=None, key=_depth)
+    return path if nearest is None else path.relative_to(nearest)
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)

@@ -143,6 +143,10 @@ class JaxSide:
             if precision is Precision.FLOAT64:
                 try:
                     program = self._trace(precision, derivative)
+                    if program.draws:
+                        # Of 64 bits they would be other numbers than the ones its users draw.
+                        notices["it draws random numbers: its float32 program is widened"] = None
+                        program, precision = None, Precision.FLOAT32
                 except SideError as error:
                     cause = type(error.__cause__).__name__
                     notices[f"float64 is refused ({cause}): its float32 program is widened"] = None

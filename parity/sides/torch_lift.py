@@ -80,7 +80,9 @@ class Lift(TorchDispatchMode):
     def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
         """Return a tensor moved by so many units, up or down at random."""
         signs = torch.randint(0, 2, x.shape, generator=self.signs, dtype=torch.int8)
-        return x * (1 + (2.0 * signs.to(x.dtype) - 1) * (units * UNIT_ROUNDOFF))
+        result = x * (1 + (2.0 * signs.to(x.dtype) - 1) * (units * UNIT_ROUNDOFF))
+        # The lowest number there is, which masks scores, has no number below it.
+        return torch.where(result.isfinite(), result, x)
 
     def _rounded(self, x: Any, units: float, name: str) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():

@@ -99,6 +99,8 @@ class TorchSide:
                     f"the torch side refuses its inputs in {how.precision} ({', '.join(shapes)}): "
                     f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 ) from error
+            if lost := sorted(set(how.forced) - set(stages)):
+                raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
             outputs = {n: x for n, x in fields_of(result, OUTPUT) if _floating(x)}
             derivatives = _gradients(module, outputs, how) if gradients else {}
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
@@ -155,6 +157,10 @@ def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
         return make(**entries) if dataclasses.is_dataclass(value) else make(entries)
     if fields := getattr(value, "_fields", None):
         return make(*(_replaced(getattr(value, f), f"{name}.{f}", by) for f in fields))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        changed = {f: _replaced(getattr(value, f), f"{name}.{f}", by) for f in names}
+        return dataclasses.replace(value, **changed)
     if isinstance(value, (tuple, list)):
         return make(_replaced(v, f"{name}[{i}]", by) for i, v in enumerate(value))
     return value
@@ -182,8 +188,9 @@ def _gradients(
 def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
     """Return a copy whose own tables are off by what making them in float32 rounds.
 
-    Those are its buffers; and where it is known what the other side holds too, also parameters that
-    it does not hold, such as positions that it makes anew, perhaps in float64.
+    Those are its buffers, and tensors that are plain attributes; and where it is known what the
+    other side holds too, also parameters that it does not hold, such as positions that it makes
+    anew, perhaps in float64.
     """
     moved = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(how.seed)
@@ -195,6 +202,10 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
         for name, table in tables.items():
             if table.is_floating_point() and name not in how.shared:
                 table.copy_(mode.moved(table, 1.0))
+        for inner in moved.modules():
+            for name, value in vars(inner).items():
+                if _floating(value):
+                    setattr(inner, name, mode.moved(value, 1.0))
     return moved
 
 
@@ -221,7 +232,10 @@ def _tensor(x: Any) -> Any:
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if _floating(x) else x
+    """Return an input of one run: a copy, since a module may change it in place."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(dtype, copy=True) if x.is_floating_point() else x.clone()
 
 
 def _floating(x: Any) -> bool:

@@ -24,6 +24,8 @@ from parity.sides.side import OUTPUT, Rounding, Run
 COMPILER_OPTIONS = {"xla_llvm_disable_expensive_passes": True}
 """A float64 run is a yardstick that runs a few times: compiling it is most of its cost."""
 
+RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
+
 
 @dataclass
 class Traced:
@@ -94,6 +96,11 @@ class Traced:
         computed = jax.jit(evaluate, compiler_options=COMPILER_OPTIONS)(values)
         results = {i: np.asarray(x) for i, x in computed.items()}
         return {i: recorder.operations[i] for i in results}, results
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(eqn.primitive.name in RANDOM for eqn in equations(self.closed.jaxpr))
 
     @cached_property
     def _plain(self) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from click.shell_completion import get_completion_class
 from reports.cli import dtypes as dtype_commands
 from reports.cli import experiments as experiment_commands
 from reports.cli import measure as measure_commands
+from reports.cli import mesh as mesh_commands
 from reports.cli import parity as parity_commands
 from reports.cli import ports as port_commands
 from reports.cli import runs as run_commands
@@ -106,8 +107,8 @@ def completion(shell: str) -> None:
 
 
 for module in (
-    measure_commands, port_commands, run_commands, store_commands, parity_commands,
-    stability_commands, subject_commands, dtype_commands, experiment_commands,
+    measure_commands, port_commands, mesh_commands, run_commands, store_commands,
+    parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

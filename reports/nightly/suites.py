@@ -24,11 +24,13 @@ from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
 from parity.megalodon.noise_floors import extended
 from parity.megalodon.suite import Reference, Suite, culprit
+from parity.mesh import suite as meshes
 from parity.pooling import POOLED
 from parity.tolerances import NoiseFloors
 from reports.nightly.shards import (
     CONTROLS_PART,
     KNOWN_DIFFERENCES_PART,
+    MESH_PART,
     MLA_MOE_PART,
     PROBES_PART,
     PRODUCTS_PART,
@@ -178,10 +180,21 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
     return suite
 
 
+def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+    """Compare training on one device with meshes of eight: all subjects, or those asked for."""
+    suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
+    with _breakdowns_named(suite):
+        suite.measurements = meshes.measure(only)
+    suite.executed = len({row.case for row in suite.measurements})
+    report(f"  mesh: {suite.passed} gates hold on {suite.executed} meshes ({suite.seconds:.1f} s)")
+    return suite
+
+
 MEASURED: dict[str, Callable[[Reference, Report, Collection[str]], SuiteRun]] = {
     KNOWN_DIFFERENCES_PART: run_known_differences,
     PRODUCTS_PART: run_products,
     MLA_MOE_PART: run_mla_moe,
+    MESH_PART: run_mesh,
 }
 """Suites beside the cases that measure something, by their part of a plan (`shards`)."""
 
@@ -192,6 +205,7 @@ def elsewhere() -> dict[str, set[str]]:
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),
         MLA_MOE_PART: {case.title for case in mla_moe.CASES},
+        MESH_PART: set(meshes.SUBJECTS),
     }
 
 

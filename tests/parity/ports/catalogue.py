@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 import transformers
 from torch import nn
 from transformers.models.blenderbot_small import modeling_blenderbot_small
@@ -99,6 +100,11 @@ def sound(length: int = 150) -> Callable[[Any], Inputs]:
     return lambda config: {
         "input_values": np.random.default_rng(6).standard_normal((B, length), np.float32)
     }
+
+
+def unnamed_sound(config: Any) -> Inputs:
+    """Return `inputs`, float32 (B, length), as what takes any encoder of sound calls them."""
+    return {"inputs": sound()(config)["input_values"]}
 
 
 def heard(config: Any) -> Inputs:
@@ -208,7 +214,7 @@ WAV2VEC2 = {
     "conv_kernel": (6, 3, 2), "conv_bias": True, "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 2, "do_stable_layer_norm": True, "num_feat_extract_layers": 3,
     "num_codevectors_per_group": 10, "num_codevector_groups": 2, "codevector_dim": 16,
-    "proj_codevector_dim": 20, "layer_norm_eps": EPSILON, "apply_spec_augment": False,
+    "proj_codevector_dim": 20, "layer_norm_eps": 1e-5, "apply_spec_augment": False,
 }  # fmt: skip
 WHISPER = BART | {
     "num_mel_bins": 10, "max_source_positions": 9, "max_target_positions": 16, "bos_token_id": 1,
@@ -244,7 +250,9 @@ def two(kind: str, encoder: Any, decoder: Any, **options: Any) -> Callable[[], A
     return lambda: make(encoder(), decoder(), decoder_start_token_id=3, pad_token_id=0, **options)
 
 
-BART_DECODER = BART | {"is_decoder": True, "d_model": 20, "decoder_attention_heads": 5}
+BART_DECODER = BART | {
+    "is_decoder": True, "d_model": 20, "decoder_attention_heads": 5, "max_position_embeddings": 96,
+}  # fmt: skip
 CROSS = {"is_decoder": True, "add_cross_attention": True, "use_cache": False}
 TEXT_PAIR = two(
     "EncoderDecoder", config("Bert", **BERT), config("Bert", **(BERT | CROSS | {"hidden_size": 20}))
@@ -257,7 +265,8 @@ IMAGE_PAIR = two(
 SOUND_PAIR = two(
     "SpeechEncoderDecoder",
     config("Wav2Vec2", **WAV2VEC2),
-    config("Bert", **(BERT | CROSS | {"hidden_size": 20})),
+    # The port is first run on a second of sound, and a decoder on as many positions as frames.
+    config("Bert", **(BERT | CROSS | {"hidden_size": 20, "max_position_embeddings": 96})),
 )
 
 
@@ -316,6 +325,21 @@ def scaled_decoder() -> Any:
     return patch.object(decoder, "__init__", scaling)
 
 
+def torch_interpolation() -> Any:
+    """Return a context in which JAX stretches images as torch does."""
+
+    def stretched(x: Any, shape: Any, **_: Any) -> Any:
+        rows, columns = (
+            nn.functional.interpolate(
+                torch.eye(old, dtype=torch.float64)[None, :, :, None], (new, 1), mode="bicubic"
+            )[0, :, :, 0].numpy()
+            for old, new in zip(x.shape[2:], shape[2:], strict=True)
+        )
+        return jnp.einsum("bcij,ik,jl->bckl", x, rows.astype(x.dtype), columns.astype(x.dtype))
+
+    return patch("jax.image.scale_and_translate", stretched)
+
+
 def configured_activation() -> Any:
     """Return a context in which the head of Electra has a relu."""
     return patch("transformers.models.electra.modeling_electra.get_activation", lambda _: nn.ReLU())
@@ -331,10 +355,10 @@ CLIPPED = Known(
 TABLE = "the port makes its table of positions anew and does not load the original's"
 
 
-def made_anew(*tables: str) -> Known:
-    """Return that tables of positions are not loaded."""
+def made_anew(stage: str, table: str = "embed_positions") -> Known:
+    """Return that a table of positions is not loaded, and the first stage that it reaches."""
     remedy = "the original's table as it is made"
-    return Known(TABLE, Whose.DELIBERATE, remedy, instead={"keep": tables})
+    return Known(TABLE, Whose.DELIBERATE, remedy, stage, instead={"keep": (table,)})
 
 
 def ignores(option: str, remedy: str, stage: str = "", **fields: Any) -> Known:
@@ -416,7 +440,7 @@ SIMPLE = (
         "speech_encoder_decoder",
         "FlaxSpeechEncoderDecoderModel",
         SOUND_PAIR,
-        both(sound(), decoded),
+        both(unnamed_sound, decoded),
     ),
     Twin("t5", "FlaxT5ForConditionalGeneration", config("T5", **T5), pair(), known=CLIPPED),
     Twin(
@@ -517,7 +541,11 @@ def lengths() -> Iterator[Twin]:
 
 def options() -> Iterator[Twin]:
     """Yield models with options that are not read alike on both sides, or that might not be."""
-    yield case("albert", "layers in a group", config=config("Albert", **ALBERT, inner_group_num=2))
+    yield case(
+        "albert",
+        "layers in a group",
+        config=config("Albert", **(ALBERT | {"num_hidden_groups": 1, "inner_group_num": 2})),
+    )
     yield case("beit", "one table", config=config("Beit", **(BEIT | SHARED)))
     yield case(
         "bert",
@@ -526,12 +554,14 @@ def options() -> Iterator[Twin]:
         known=ignores(
             "position_embedding_type",
             "absolute positions",
+            "bert.embeddings.LayerNorm",
             instead={"config": PLAIN["bert"].config},
         ),
     )
-    yield replace(
-        case("blenderbot_small", "scaled", config=config("BlenderbotSmall", **BART)),
-        whole=True,
+    yield case(
+        "blenderbot_small",
+        "scaled",
+        config=config("BlenderbotSmall", **BART),
         known=Known(
             "the original's decoder makes `embed_scale` and does not use it",
             Whose.ORIGINAL,
@@ -555,7 +585,18 @@ def options() -> Iterator[Twin]:
     )
     ending = {"text_config": CLIP_TEXT | {"eos_token_id": 7}}
     yield case("clip", "end token", config=config("CLIP", **(CLIP | ending)))
-    yield case("dinov2", "larger image", inputs=images(30))
+    yield case(
+        "dinov2",
+        "larger image",
+        inputs=images(30),
+        known=Known(
+            "positions are stretched by another cubic kernel, and by a tenth of a patch more",
+            Whose.PORT,
+            "the original's interpolation in the port",
+            "dinov2.embeddings.dropout",
+            patch=torch_interpolation,
+        ),
+    )
     yield replace(
         case(
             "dinov2", "layer scale", config=config("Dinov2", **(DINO | {"layerscale_value": 0.5}))
@@ -572,9 +613,18 @@ def options() -> Iterator[Twin]:
     sinusoidal = config("DistilBert", **SINUSOIDAL)
     tables = ("position_embeddings",)
     yield case("distilbert", "sinusoidal", config=sinusoidal, keep=tables)
-    yield case("distilbert", "other positions", config=sinusoidal, known=made_anew(*tables))
-    for name in ("marian", "pegasus", "roformer"):
-        yield case(name, "other positions", keep=(), known=made_anew("embed_positions"))
+    yield case(
+        "distilbert",
+        "other positions",
+        config=sinusoidal,
+        known=made_anew("distilbert.embeddings.LayerNorm", *tables),
+    )
+    for name, stage in (
+        ("marian", "model.encoder.layers.0.self_attn.q_proj"),
+        ("pegasus", "model.encoder.layers.0.self_attn_layer_norm"),
+        ("roformer", "roformer.encoder.layer.0.attention.self[0]"),
+    ):
+        yield case(name, "other positions", keep=(), known=made_anew(stage))
     yield case(
         "electra",
         "relu",
@@ -711,6 +761,19 @@ def options() -> Iterator[Twin]:
     yield case("vit", "no biases", config=config("ViT", **VIT, qkv_bias=False))
     group = {"feat_extract_norm": "group", "do_stable_layer_norm": False}
     yield case("wav2vec2", "group norm", config=config("Wav2Vec2", **(WAV2VEC2 | group)))
+    yield case(
+        "wav2vec2",
+        "epsilon",
+        config=config("Wav2Vec2", **(WAV2VEC2 | {"layer_norm_eps": EPSILON})),
+        known=Known(
+            "the norms of the original's convolutions have an epsilon of 1e-5 whatever "
+            "`layer_norm_eps` is",
+            Whose.ORIGINAL,
+            "a `layer_norm_eps` of 1e-5",
+            "wav2vec2.feature_extractor.conv_layers.0.layer_norm",
+            instead={"config": PLAIN["wav2vec2"].config},
+        ),
+    )
     yield case("wav2vec2", "padding", inputs=both(sound(), heard))
 
 

@@ -19,13 +19,12 @@ except ImportError:  # what is missing is told by the marker
 QUICK = (
     "gpt2/plain",
     "bert/right padding",
-    "llama/cache",
+    "llama/left padding",
     "bloom/6 heads",
     "blenderbot_small/scaled",
     "electra/no token types",
-    "mistral/no window",
 )
-"""One of each kind: whole, padded, generating, refused, off by 1e-4, another default, far off."""
+"""One of each kind: whole, padded on either side, refused, off by 1e-4, another default."""
 pytestmark = [
     pytest.mark.flax_models,
     # Transformers tells of its own deprecations, and of the end of its Flax models.

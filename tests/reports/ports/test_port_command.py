@@ -65,7 +65,7 @@ def test_a_port_with_a_bug_fails_and_says_where_it_starts(diverging) -> None:
     text = page.read_text(encoding="utf-8")
     assert "it starts here" in text and "my_port.py:17" in text
     # Sections of a night would be empty.
-    assert 'id="streaming"' not in text and "megalodon-hf" not in text
+    assert 'id="streaming"' not in text and "Reference: megalodon-hf" not in text
 
 
 def test_it_is_held_against_the_run_before(folder: Path, diverging) -> None:

@@ -1,0 +1,80 @@
+"""Where the cache of a stream lies on a mesh: its rows as a batch, heads and channels on `tensor`.
+
+Source: docs/sharding.md "Generation".
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import PartitionSpec
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.roles import dotted
+from megalodon_jax.sharding.axes import AnyMesh, Dims, axis_sizes, constrained, mesh_of, spec_of
+from megalodon_jax.sharding.placement import laid_out
+from megalodon_jax.types import ModelCache, filled_cache
+
+Tree = TypeVar("Tree")
+_DIMS: dict[str, Dims] = {
+    "k": ("batch", None, "tensor", None),
+    "v": ("batch", None, "tensor", None),
+    "mean": ("batch", "tensor"),
+    "var": ("batch", "tensor"),
+    "h": ("batch", "tensor", None),
+}
+
+
+def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
+    """Return where each array of a cache, or of its shapes, lies."""
+
+    def spec(path: Any, leaf: Any) -> PartitionSpec:
+        name = dotted(path).rpartition(".")[2]
+        if name == "count" and leaf.ndim:
+            return spec_of(mesh, leaf.shape, ("batch",))
+        dims: Dims = _DIMS[name] if name in _DIMS else (None,) * leaf.ndim
+        return spec_of(mesh, leaf.shape, dims)
+
+    return jax.tree_util.tree_map_with_path(spec, cache)
+
+
+def shard_cache(cache: ModelCache, mesh: AnyMesh) -> ModelCache:
+    """Return a cache, such as `init_cache` makes, laid out on a mesh."""
+    specs = cache_specs(cache, mesh)
+    return jax.tree.map(lambda leaf, spec: laid_out(leaf, mesh, spec), cache, specs)
+
+
+def placed_cache(cache: Tree, x: Any) -> Tree:
+    """Return a cache a model made where the next call expects it: a second layout would compile
+    the step again.
+
+    Args:
+        cache: what a model returns.
+        x: an activation, which knows the mesh.
+    """
+    mesh = mesh_of(x)
+    if mesh is None:
+        return cache
+    specs = cache_specs(cache, mesh)
+    return jax.tree.map(lambda leaf, spec: constrained(leaf, mesh, spec), cache, specs)
+
+
+def full_cache_specs(config: MegalodonConfig, batch_size: int, mesh: AnyMesh) -> Any:
+    """Return the specs of the cache a model returns."""
+    shapes = jax.eval_shape(lambda: filled_cache(config, None, batch_size))
+    return cache_specs(shapes, mesh)
+
+
+def check_no_sequence(mesh: AnyMesh) -> None:
+    """Insist that no axis cuts the tokens of what goes on token by token.
+
+    Raises:
+        ValueError: `sequence` is longer than 1.
+    """
+    parts = axis_sizes(mesh).get("sequence", 1)
+    if parts > 1:
+        raise ValueError(
+            f"sharding: a cache does not go with {parts} parts of the mesh axis sequence, expected "
+            "1: a stream has one end. Prefill and decode on data x tensor."
+        )

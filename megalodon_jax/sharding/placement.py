@@ -1,0 +1,155 @@
+"""A model, an optimiser state and a batch, laid out on a mesh; outside of jit, or inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from megalodon_jax.inputs import as_integer, traced
+from megalodon_jax.roles import dotted, named_leaves
+from megalodon_jax.sharding.axes import AnyMesh, check_divisible, shards, spec_of
+from megalodon_jax.sharding.rules import partition_specs
+
+Tree = TypeVar("Tree")
+FILL = {"input_ids": 0, "labels": -100, "attention_mask": 0}
+"""What `padded_batch` fills up with, by the name of an array: nothing that counts."""
+
+
+def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
+    """Return a model, or gradients of one, with every parameter where the rules say.
+
+    Values and structure stay what they are. Inside jit it says where a result lies, which keeps an
+    updated model where the one before was.
+
+    Raises:
+        ValueError: the mesh does not divide the model; the message has both numbers.
+    """
+    specs = partition_specs(model, mesh)
+
+    def put(path: Any, leaf: Any) -> Any:
+        return laid_out(leaf, mesh, specs[dotted(path)]) if hasattr(leaf, "dtype") else leaf
+
+    return jax.tree_util.tree_map_with_path(put, model)
+
+
+def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
+    """Return an optimiser state with what belongs to a parameter where that parameter is.
+
+    A leaf belongs to a parameter when its path ends in the parameter's name and it has its shape,
+    as the moments of optax do; whatever else there is, such as a count, is on every device.
+
+    Args:
+        state: any pytree.
+        model: the model it is of, its arrays or shapes.
+        mesh: where.
+
+    Raises:
+        ValueError: the mesh does not divide the model.
+    """
+    specs = partition_specs(model, mesh)
+    shapes = {name: x.shape for name, x in named_leaves(model).items()}
+
+    def put(path: Any, leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        at = dotted(path)
+        owner = next(
+            (n for n in shapes if (at == n or at.endswith("." + n)) and shapes[n] == leaf.shape),
+            None,
+        )
+        return laid_out(leaf, mesh, PartitionSpec() if owner is None else specs[owner])
+
+    return jax.tree_util.tree_map_with_path(put, state)
+
+
+def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
+    """Return a batch with its rows on `data` and `fsdp` and its tokens on `sequence`.
+
+    Args:
+        batch: a pytree of arrays (B, L), or (k, B, L) for k micro-batches, or (B,): the whole batch
+            in every process.
+        mesh: where.
+        chunk_size: of the model; every device holds whole chunks.
+
+    Raises:
+        ValueError: rows or tokens do not divide; the message has both numbers. `padded_batch` fills
+            up tokens.
+    """
+
+    def put(leaf: Any) -> Any:
+        if leaf.ndim not in (1, 2, 3):
+            raise ValueError(
+                f"shard_batch: an array has shape {leaf.shape}, expected (B, L), (k, B, L) or (B,)."
+            )
+        dims = {1: ("batch",), 2: ("batch", "sequence"), 3: (None, "batch", "sequence")}[leaf.ndim]
+        check_divisible(mesh, "batch", batch=leaf.shape[dims.index("batch")])
+        if leaf.ndim > 1:
+            check_length(mesh, leaf.shape[-1], chunk_size)
+        return laid_out(leaf, mesh, spec_of(mesh, leaf.shape, dims))
+
+    return jax.tree.map(put, batch)
+
+
+def padded_batch(batch: Mapping[str, Any], multiple: int) -> dict[str, Any]:
+    """Return a batch whose length is a multiple, filled up on the right with what does not count.
+
+    Everything in the model is causal, and a label that is ignored or masked does not count: the
+    loss and the logits of the old positions stay what they are.
+
+    Args:
+        batch: arrays (B, L) by name: `input_ids`, `labels`, `attention_mask`. A mask is made where
+            there is none.
+        multiple: such as the chunk size times the size of `sequence`.
+
+    Raises:
+        ValueError: an array has another name, or `multiple` is no positive integer.
+    """
+    multiple = as_integer("padded_batch: multiple", multiple, 1)
+    if unknown := sorted(set(batch) - set(FILL)):
+        raise ValueError(f"padded_batch: unknown arrays {unknown}, expected some of {list(FILL)}.")
+    arrays = {name: np.asarray(x) for name, x in batch.items()}
+    if not arrays:
+        return {}
+    first = next(iter(arrays.values()))
+    arrays.setdefault("attention_mask", np.ones(first.shape[-2:], bool))
+    short = -first.shape[-1] % multiple
+    return {
+        name: np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),), constant_values=FILL[name])
+        for name, x in arrays.items()
+    }
+
+
+def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:
+    """Insist that every device of `sequence` holds whole chunks.
+
+    Raises:
+        ValueError: it would not; the message has the numbers.
+    """
+    parts = shards(mesh, "sequence")
+    if parts > 1 and length % (parts * chunk_size):
+        raise ValueError(
+            f"sharding: a length of {length} tokens does not divide into {parts} parts of the mesh "
+            f"axis sequence of whole chunks of {chunk_size}; it must be a multiple of "
+            f"{parts * chunk_size}. sharding.padded_batch fills up with tokens that do not count."
+        )
+
+
+def laid_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
+    """Return an array on a mesh; inside jit, the wish that it lie there."""
+    sharding = NamedSharding(mesh, spec)
+    if traced(leaf):
+        return jax.lax.with_sharding_constraint(leaf, sharding)
+    if sharding.is_fully_addressable or not _addressable(leaf):
+        return jax.device_put(leaf, sharding)
+    # Every process has the whole value and hands over its own parts; `device_put` would first
+    # compare the whole between the processes.
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def _addressable(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable

@@ -1,0 +1,134 @@
+"""Which part of each parameter lies on which axis of a mesh, by its role in the weight table.
+
+    embedding, head     rows (the vocabulary) on `tensor`
+    linear              rows on `tensor` (heads, FFN columns, channels); those of `wh2` and `fc2`,
+                        which read what is cut already, columns
+    bias, norm, cema    channels on `tensor`, so that a group of a norm is where its channels are
+    q/k affine          heads on `tensor`
+
+`fsdp` cuts the other axis of a matrix; vectors and the EMA, a thousandth of a model, are whole on
+it, as each would cost a collective of its own. Source: docs/sharding.md "Where things lie".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import PartitionSpec
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.roles import Role, dotted, named_leaves, role_of
+from megalodon_jax.sharding.axes import (
+    FSDP,
+    TENSOR,
+    AnyMesh,
+    axis_sizes,
+    check_divisible,
+    constrained,
+    mesh_of,
+)
+
+Tree = TypeVar("Tree")
+_MATRICES = (Role.EMBEDDING, Role.HEAD, Role.LINEAR)
+_READS_PARTS = r"(^|\.)(wh2|fc2)\.weight$"
+
+
+def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
+    """Return where a parameter is stored.
+
+    A vocabulary that `tensor` does not divide leaves its rows whole and is cut by columns; the
+    program fills it up with rows that no token has.
+
+    Raises:
+        ValueError: the name has no role.
+    """
+    sizes, dim = axis_sizes(mesh), _tensor_dim(name)
+    if role_of(name) not in _MATRICES:
+        return _spec(sizes, shape, {dim: (TENSOR,)})
+    other, both = 1 - dim, (TENSOR, FSDP)
+    if _divides(sizes, (TENSOR,), shape[dim]):
+        return _spec(sizes, shape, {dim: (TENSOR,), other: (FSDP,)})
+    return _spec(sizes, shape, {other: both if _divides(sizes, both, shape[other]) else (FSDP,)})
+
+
+def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
+    """Return where every parameter is stored, by name.
+
+    Args:
+        model: a `MegalodonForCausalLM`, its arrays or shapes.
+        mesh: axes whose names are not in `sharding.AXES` hold replicas.
+
+    Raises:
+        ValueError: the mesh does not divide the model (`check_config`).
+    """
+    check_config(model.config, mesh)
+    leaves = named_leaves(model)
+    return {name: partition_spec(name, tuple(x.shape), mesh) for name, x in leaves.items()}
+
+
+def check_config(config: MegalodonConfig, mesh: AnyMesh) -> None:
+    """Insist that a mesh divides what it must divide of a model.
+
+    Raises:
+        ValueError: it does not; the message has the field, its value and the parts.
+    """
+    check_divisible(
+        mesh,
+        "tensor",
+        num_heads=config.num_heads,
+        norm_num_groups=config.norm_num_groups,
+        ffn_hidden_dim=config.ffn_hidden_dim,
+    )
+    parts = axis_sizes(mesh).get(FSDP, 1)
+    if config.model_dim % parts:
+        raise ValueError(
+            f"sharding: model_dim={config.model_dim} does not divide by the {parts} parts of the "
+            f"mesh axis {FSDP}; choose a mesh whose {FSDP} divides {config.model_dim}."
+        )
+
+
+def gathered(tree: Tree, x: Any) -> Tree:
+    """Return parameters as a layer reads them: `fsdp` undone, `tensor` left.
+
+    To be called where they are used, once per block: what is gathered lives as long as the block
+    runs, and its gradient is summed into the parts.
+
+    Args:
+        tree: a block, or any pytree whose leaves have the names of parameters.
+        x: an activation, which knows the mesh.
+    """
+    mesh = mesh_of(x)
+    if mesh is None:
+        return tree
+    sizes = axis_sizes(mesh)
+
+    def read(path: Any, leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        spec = _spec(sizes, leaf.shape, {_tensor_dim(dotted(path)): (TENSOR,)})
+        return constrained(leaf, mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(read, tree)
+
+
+def _tensor_dim(name: str) -> int:
+    role = role_of(name)
+    return int(role == Role.QK_AFFINE or re.search(_READS_PARTS, name) is not None)
+
+
+def _divides(sizes: dict[str, int], names: tuple[str, ...], size: int) -> bool:
+    return size % math.prod(sizes.get(name, 1) for name in names) == 0
+
+
+def _spec(
+    sizes: dict[str, int], shape: tuple[int, ...], cuts: dict[int, tuple[str, ...]]
+) -> PartitionSpec:
+    """Write cuts as a spec, leaving out axes of size 1 and those that do not divide."""
+    entries: list[Any] = []
+    for dim, size in enumerate(shape):
+        names = tuple(name for name in cuts.get(dim, ()) if sizes.get(name, 1) > 1)
+        entries.append(names if names and _divides(sizes, names, size) else None)
+    return PartitionSpec(*entries)

@@ -1,0 +1,148 @@
+"""What crosses between shards of a sequence: states and one token, never activations.
+
+To be called on shards, inside `axes.on_shards`. Each function gathers what is a few numbers per row
+and channel from all shards at once, one collective whose size knows nothing of the length, and
+every device then takes what lies before it: no shard waits for another in turn.
+
+Source: docs/sharding.md "What crosses".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Complex, Float, Int, Int32, Shaped
+
+from megalodon_jax.config import widened
+from megalodon_jax.sharding.axes import SEQUENCE, AnyMesh, on_shards, shards, spec_of
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations of a stretch of tokens, per row and group.
+
+    The mean is relative to `origin`, which is near the values: a large common offset would cost
+    float32 the digits of their differences.
+    """
+
+    count: Int32[Array, " B"]
+    origin: Float[Array, "B G"]
+    mean: Float[Array, "B G"]
+    m2: Float[Array, "B G"]
+
+
+def incoming_state(
+    end: Complex[Array, "B D N"],
+    powers: Complex[Array, "D N parts"],
+    start: Complex[Array, "B D N"] | None,
+) -> Complex[Array, "B D N"]:
+    """Return the state of a complex EMA before this shard.
+
+    Linear in the states, so none waits: `h_k = q^(kL) start + sum_{j<k} q^(L(k-1-j)) end_j`.
+
+    Args:
+        end: the state after this shard's L tokens, from rest.
+        powers: q^(jL) for j below the number of shards, each rounded once from float64: a product
+            of rounded powers would turn the phase of a long memory.
+        start: the state before the first shard; None is rest.
+    """
+    parts, here = powers.shape[-1], jax.lax.axis_index(SEQUENCE)
+    # Real and imaginary part side by side: NCCL has no complex numbers.
+    pair = jnp.stack([jnp.real(end), jnp.imag(end)])
+    pairs = jax.lax.all_gather(pair, SEQUENCE)
+    ends = jax.lax.complex(pairs[:, 0], pairs[:, 1])
+    distance = here - 1 - jnp.arange(parts, dtype=jnp.int32)
+    weights = jnp.moveaxis(powers[..., jnp.maximum(distance, 0)], -1, 0)
+    weights = jnp.where((distance >= 0)[:, None, None], weights, 0.0)
+    before = jnp.sum(weights[:, None] * ends, axis=0)
+    return before if start is None else before + powers[..., here] * start
+
+
+def incoming_moments(own: Moments, start: Moments) -> Moments:
+    """Return the moments of everything before this shard, `start` first.
+
+    The parallel formula of Chan, Golub and LeVeque (1983), for all shards at once: the mean of the
+    means, weighted by counts, and their deviations from it added to the sums of squares.
+    """
+    parts, here = jax.lax.axis_size(SEQUENCE), jax.lax.axis_index(SEQUENCE)
+    wide = own.mean.dtype
+    counts = jax.lax.all_gather(own.count, SEQUENCE)
+    gathered = jax.lax.all_gather(jnp.stack([own.origin, own.mean, own.m2]), SEQUENCE)
+    before = (jnp.arange(parts, dtype=jnp.int32) < here)[:, None]
+    counts = jnp.concatenate([start.count[None], jnp.where(before, counts, 0)])
+    origins, means, m2s = (
+        jnp.concatenate([first[None], rest])
+        for first, rest in zip(start[1:], jnp.moveaxis(gathered, 1, 0), strict=True)
+    )
+    # The first stretch that has a token; where none has, what this shard itself would take.
+    seen = counts > 0
+    first = jnp.argmax(seen, axis=0)
+    origin = jnp.take_along_axis(origins, first[None, :, None], axis=0)[0]
+    origin = jnp.where(jnp.any(seen, axis=0)[:, None], origin, own.origin)
+    origin = jax.lax.stop_gradient(origin)
+    weights = counts.astype(wide)[..., None]
+    count = jnp.sum(counts, axis=0, dtype=jnp.int32)
+    total = jnp.maximum(count, 1).astype(wide)[:, None]
+    moved = jnp.where(weights > 0, jax.lax.stop_gradient(origins) - origin + means, 0.0)
+    mean = jnp.sum(weights * moved, axis=0) / total
+    m2 = jnp.where(
+        jnp.concatenate([jnp.ones_like(before[:1]), before])[..., None],
+        m2s + weights * jnp.square(moved - mean),
+        0.0,
+    )
+    # Before the first token of all the mean is the one the stream started with.
+    fresh = start.origin - origin + start.mean
+    mean = jnp.where((count > 0)[:, None], mean, fresh)
+    return Moments(count, origin, mean, jnp.sum(m2, axis=0))
+
+
+def last_shards(tree: Any) -> Any:
+    """Return on every shard what the last one has, leaf by leaf."""
+    last = jax.lax.axis_index(SEQUENCE) == jax.lax.axis_size(SEQUENCE) - 1
+
+    def sent(x: Array) -> Array:
+        return jax.lax.psum(jnp.where(last, x, jnp.zeros_like(x)), SEQUENCE)
+
+    return jax.tree.map(sent, tree)
+
+
+def following(
+    x: Shaped[Array, "... B L"], fill: int | Int[Array, ""], mesh: AnyMesh | None
+) -> Shaped[Array, "... B L"]:
+    """Return `x` moved by one to the left, with `fill` at the end: at each token the next one's.
+
+    On shards of a sequence the first token of each goes to its left neighbour and nothing else
+    moves.
+    """
+    end = jnp.full_like(x[..., :1], fill)
+    if shards(mesh, "sequence") == 1:
+        return jnp.concatenate([x[..., 1:], end], axis=-1)
+    assert mesh is not None
+
+    def moved(x: Array, end: Array) -> Array:
+        parts = jax.lax.axis_size(SEQUENCE)
+        pairs = [(j, j - 1) for j in range(1, parts)]
+        next_first = jax.lax.ppermute(x[..., :1], SEQUENCE, pairs)
+        last = jax.lax.axis_index(SEQUENCE) == parts - 1
+        return jnp.concatenate([x[..., 1:], jnp.where(last, end, next_first)], axis=-1)
+
+    ahead = (None,) * (x.ndim - 2)
+    spec = spec_of(mesh, x.shape, (*ahead, "batch", "sequence"))
+    ends = spec_of(mesh, end.shape, (*ahead, "batch", None))
+    return on_shards(moved, mesh, (x, end), (spec, ends), spec)
+
+
+def stretch(x: Float[Array, "B L G"], valid: Any, origin: Float[Array, "B G"]) -> Moments:
+    """Return the moments of one shard's values, given relative to `origin`.
+
+    Two passes, which the shard can afford as it has all of its values: a difference of squares
+    would cancel.
+    """
+    wide = widened(x.dtype)
+    count = jnp.sum(valid, axis=1, dtype=jnp.int32)
+    weights = valid[..., None]
+    total = jnp.maximum(count, 1).astype(wide)[:, None]
+    mean = jnp.sum(jnp.where(weights, x, 0.0), axis=1) / total
+    m2 = jnp.sum(jnp.where(weights, jnp.square(x - mean[:, None]), 0.0), axis=1)
+    return Moments(count, origin, mean, m2)

@@ -1,0 +1,22 @@
+"""Meshes: the same jitted function on one device and on many, for any JAX function.
+
+`compare_meshes` says whether they part, at which stage, and which collective stands there.
+"""
+
+from parity.mesh.collectives import Collective
+from parity.mesh.comparison import compare_meshes, layouts, mesh_name
+from parity.mesh.placement import out_of_sync
+from parity.mesh.report import MeshReport, MeshResult
+from parity.mesh.step import MeshComparison, mesh_of
+
+__all__ = [
+    "Collective",
+    "MeshComparison",
+    "MeshReport",
+    "MeshResult",
+    "compare_meshes",
+    "layouts",
+    "mesh_name",
+    "mesh_of",
+    "out_of_sync",
+]

@@ -1,0 +1,262 @@
+"""The collectives of a compiled program: what devices exchange, along which axes, and for what.
+
+Read off the text of the program after the compiler has partitioned it, with the line of the source
+that asked for it. Source: docs/meshes.md "Which collective".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+OPERATIONS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_BITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between devices."""
+
+    name: str
+    """Of the instruction."""
+    operation: str
+    axes: tuple[str, ...]
+    """Axes of the mesh it goes along; none where its groups are no axes of it."""
+    groups: tuple[tuple[int, ...], ...]
+    """Devices that exchange, by position in the mesh; pairs (from, to) of a permutation."""
+    dtype: str
+    bytes: int
+    """Of its result on one device."""
+    asked_by: str
+    """The operation of the program it was made for, such as `jit(step)/psum`."""
+    source: str
+    """File and line, such as `my_step.py:12`; empty where the compiler does not say."""
+
+    def __str__(self) -> str:
+        along = f" over {', '.join(self.axes)}" if self.axes else ""
+        made = self.source or self.asked_by
+        return f"{self.operation}{along}, {self.dtype}, {self.bytes} B ({self.name}, {made})"
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    operation: str
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    line: str
+    is_root: bool
+
+
+class CompiledProgram:
+    """The text of a compiled program: its instructions by computation, and what reads what."""
+
+    def __init__(self, text: str, mesh: Mapping[str, int]):
+        self.mesh = dict(mesh)
+        self.sources = _source_lines(text)
+        self.computations: dict[str, dict[str, _Instruction]] = {}
+        self.entry = ""
+        current: dict[str, _Instruction] = {}
+        for line in text.splitlines():
+            if line and not line[0].isspace() and line.rstrip().endswith("{"):
+                name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+                current = self.computations[name] = {}
+                self.entry = name if line.startswith("ENTRY ") else self.entry
+            elif (match := _INSTRUCTION.match(line)) is not None:
+                root, name, _, operation, rest = match.groups()
+                branches = _BRANCHES.search(rest)
+                called = _CALLED.findall(rest)
+                called += _OPERAND.findall(branches[1]) if branches else []
+                operands = tuple(_OPERAND.findall(rest.split("metadata=")[0]))
+                current[name] = _Instruction(
+                    name, operation, operands, tuple(called), line, bool(root)
+                )
+
+    def collectives(self) -> list[Collective]:
+        """Return every collective of the program, in the order of its text."""
+        found = [
+            self._collective(i)
+            for instructions in self.computations.values()
+            for i in instructions.values()
+        ]
+        return [collective for collective in found if collective is not None]
+
+    def reaching(self, result: int) -> set[tuple[str, int]]:
+        """Return the collectives that a result, by position, is computed from.
+
+        Each by its name and which of its operands it is about: the compiler combines exchanges that
+        have nothing to do with one another.
+        """
+        instructions = self.computations.get(self.entry, {})
+        root = next((i for i in instructions.values() if i.is_root), None)
+        if root is None:
+            return set()
+        roots = root.operands if root.operation == "tuple" else (root.name,)
+        if result >= len(roots):
+            return set()
+        found: set[tuple[str, int]] = set()
+        seen: set[str] = set()
+        wanted = [roots[result]]
+        while wanted:
+            name = wanted.pop()
+            if name in seen or name not in instructions:
+                continue
+            seen.add(name)
+            here = instructions[name]
+            source = instructions.get(here.operands[0]) if here.operands else None
+            if here.operation == "get-tuple-element" and source is not None:
+                index = int((re.search(r"index=(\d+)", here.line) or [0, 0])[1])
+                if _operation(source.operation) and index < len(source.operands):
+                    found.add((source.name, index))
+                    wanted.append(source.operands[index])
+                    continue
+            found |= {(inner, 0) for inner in self._inside(here, set())}
+            wanted += here.operands
+        return found
+
+    def results(self) -> int:
+        """Return how many results the program has."""
+        instructions = self.computations.get(self.entry, {}).values()
+        root = next((i for i in instructions if i.is_root), None)
+        return 0 if root is None else len(root.operands) if root.operation == "tuple" else 1
+
+    def _inside(self, instruction: _Instruction, entered: set[str]) -> set[str]:
+        found = {instruction.name} if _operation(instruction.operation) else set()
+        for name in instruction.called:
+            if name not in entered:
+                entered.add(name)
+                for inner in self.computations.get(name, {}).values():
+                    found |= self._inside(inner, entered)
+        return found
+
+    def _collective(self, i: _Instruction) -> Collective | None:
+        operation = _operation(i.operation)
+        if operation is None:
+            return None
+        result = i.line.split(" = ", 1)[1].split(i.operation + "(")[0]
+        shapes = _SHAPE.findall(result)
+        # A started exchange gives its operand beside its result.
+        shapes = shapes[-1:] if i.operation.endswith("-start") else shapes
+        groups = _groups(i.line)
+        asked = re.search(r'op_name="([^"]*)"', i.line)
+        return Collective(
+            name=i.name,
+            operation=operation,
+            axes=axes_of(groups, self.mesh, operation),
+            groups=groups,
+            dtype=shapes[0][0] if shapes else "",
+            bytes=sum(_bytes(kind, sizes) for kind, sizes in shapes),
+            asked_by=asked[1] if asked else "",
+            source=self.sources(i.line),
+        )
+
+
+def between(
+    program: CompiledProgram, results: Sequence[str], stage: str, sound: Iterable[str]
+) -> tuple[Collective, ...]:
+    """Return the collectives a stage is computed from and no sound result before it is.
+
+    Args:
+        program: whose results are named by `results`, in its order.
+        results: names of what it returns.
+        stage: the one that is wrong.
+        sound: those before it that are right.
+    """
+    # The compiler drops results that are arguments: then positions say nothing.
+    if stage not in results or program.results() != len(results):
+        return ()
+    theirs = program.reaching(results.index(stage))
+    for name in sound:
+        if name in results:
+            theirs -= program.reaching(results.index(name))
+    names = {name for name, _ in theirs}
+    return tuple(c for c in program.collectives() if c.name in names)
+
+
+def axes_of(
+    groups: Sequence[Sequence[int]], mesh: Mapping[str, int], operation: str = ""
+) -> tuple[str, ...]:
+    """Return the axes of a mesh along which groups of its devices lie; none where they do not."""
+    sizes = tuple(mesh.values())
+    groups = groups or (tuple(range(math.prod(sizes))),)
+    place = [np.array(np.unravel_index(group, sizes)) for group in groups if len(group)]
+    varying = {axis for p in place for axis in np.nonzero(np.ptp(p, axis=1))[0]}
+    expected = math.prod(sizes[axis] for axis in varying)
+    whole = operation == "collective-permute" or all(len(g) == expected for g in groups)
+    return tuple(name for i, name in enumerate(mesh) if i in varying) if whole else ()
+
+
+def _operation(kind: str) -> str | None:
+    plain = kind.removesuffix("-start")
+    return plain if plain in OPERATIONS else None
+
+
+def _groups(line: str) -> tuple[tuple[int, ...], ...]:
+    pairs = re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}", line)
+    if pairs is not None:
+        return tuple(
+            tuple(map(int, _BITS.findall(g))) for g in re.findall(r"\{([\d,]*)\}", pairs[1])
+        )
+    # The short form: shape of the groups, then that of the devices and how it is transposed.
+    short = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if short is None:
+        return ()
+    shape, devices, turned = (
+        tuple(map(int, text.split(","))) if text else () for text in short.groups()
+    )
+    ids = np.arange(math.prod(devices)).reshape(devices)
+    ids = ids.transpose(turned) if turned else ids
+    return tuple(tuple(int(i) for i in group) for group in ids.reshape(shape))
+
+
+def _bytes(kind: str, sizes: str) -> int:
+    count = math.prod(int(size) for size in sizes.split(",") if size)
+    bits = _BITS.search(kind)
+    return count * (int(bits[0]) if bits else 8) // 8
+
+
+def _source_lines(text: str):
+    """Return a function that gives file and line of an instruction's text."""
+    tables: dict[str, dict[int, str]] = {}
+    current: dict[int, str] = {}
+    for line in text.splitlines():
+        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            current = tables.setdefault(line, {})
+        elif (entry := re.match(r"^(\d+) (.*)$", line)) is not None:
+            current[int(entry[1])] = entry[2]
+        elif line.startswith(("ENTRY", "%")):
+            break
+
+    def number(text: str, key: str) -> int:
+        match = re.search(rf"\b{key}=(\d+)", text)
+        return int(match[1]) if match else 0
+
+    def source(line: str) -> str:
+        plain = re.search(r'source_file="([^"]*)" source_line=(\d+)', line)
+        if plain is not None:
+            return f"{Path(plain[1]).name}:{plain[2]}"
+        frame = tables.get("StackFrames", {}).get(number(line, "stack_frame_id"), "")
+        at = tables.get("FileLocations", {}).get(number(frame, "file_location_id"), "")
+        name = tables.get("FileNames", {}).get(number(at, "file_name_id"), "").strip('"')
+        return f"{Path(name).name}:{number(at, 'line')}" if name else ""
+
+    return source

@@ -1,0 +1,348 @@
+"""One jitted function on one device and on meshes: where they part, and what is exchanged there.
+
+float64 first, where nothing but the order of sums may differ; then the precision the function is
+run in, within what reordered sums do to it. Source: docs/meshes.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from parity.engine.bounds import NoiseFloors
+from parity.engine.compare import Comparison, Work
+from parity.engine.localize import Stage, first_divergence
+from parity.engine.measurement import Measurement, Verdict
+from parity.engine.metrics import relative_l2
+from parity.mesh.collectives import CompiledProgram, between
+from parity.mesh.placement import Placement, path_name, placement_of
+from parity.mesh.program import Arrays, Program, Values
+from parity.mesh.reordering import SEEDS, reordered
+from parity.mesh.report import MeshReport, MeshResult
+from parity.mesh.tolerance_table import MESHES, MeshEdge
+
+EDGES = {"float64": MeshEdge.MESH64_ONE64, "float32": MeshEdge.MESH32_ONE32}
+REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, KeyError, AttributeError)
+"""What JAX says where a program does not fit a mesh."""
+
+
+def compare_meshes(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    shardings: Sequence[Any],
+    *,
+    name: str = "step",
+    marks: Mapping[str, PartitionSpec] | None = None,
+    precisions: Sequence[str] = ("float64", "float32"),
+    watched: Sequence[str] = ("float64", "float32"),
+    reorder: bool = True,
+    forced: bool = True,
+    suite: str = "mesh",
+    device: str = "cpu",
+) -> MeshReport:
+    """Compare a function on one device with itself on each of several meshes.
+
+    What it returns is known by its path, such as `loss` or `grad/w1`; what
+    `jax.ad_checkpoint.checkpoint_name` marks by its name. It is traced anew with each mesh as the
+    current one, so that `jax.shard_map` finds it. A leaf of the arguments that lies on that mesh as
+    asked is taken as it is, replicas that are not equal included.
+
+    Args:
+        function: of the arguments, any pytree out of it.
+        arguments: pytrees; arrays of them are placed, what is no array is left alone.
+        shardings: for each mesh a tree of `NamedSharding`s, like the arguments or a prefix of them;
+            all meshes have the same names of axes (`layouts` makes them).
+        name: what measurements call the case, before the mesh.
+        marks: for marks inside of `shard_map`, where the devices' blocks lie; without it the way is
+            taken that fits the shapes, and of several the one closest to one device.
+        precisions: "float64" and "float32", or one of them; "float32" is the function as it is, in
+            whatever it casts to.
+        watched: those of them in which marks are compared too, which takes another program where
+            the function is run as it is.
+        reorder: whether a break in float64 is held against reordered sums before it is believed.
+        forced: whether, after a break, every mark runs again on one device's values.
+        suite: what measurements are filed under.
+        device: what they call the devices.
+
+    Raises:
+        ValueError: no mesh, meshes with other axes, or a precision that is none.
+    """
+    meshes = [_mesh_of(layout) for layout in shardings]
+    axes = {mesh.axis_names for mesh in meshes}
+    if len(axes) != 1:
+        raise ValueError(
+            f"compare_meshes: expected meshes with the same axes, got {sorted(axes) or 'none'}; "
+            "give an axis that a mesh does not use the size 1."
+        )
+    if not precisions or set(precisions) - set(EDGES):
+        raise ValueError(
+            f"compare_meshes: expected precisions of {', '.join(EDGES)}, got {precisions}."
+        )
+    one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched))
+    declared = {n: tuple(spec) for n, spec in (marks or {}).items()}
+    results = []
+    for mesh, layout in zip(meshes, shardings, strict=True):
+        program = Program(function, arguments, layout, mesh)
+        case = f"{name} {mesh_name(mesh)}"
+        sides = _Sides(one, program, declared, case, suite, device, frozenset(watched))
+        results.append(sides.result(precisions, reorder, forced))
+    return MeshReport(name, tuple(results))
+
+
+def layouts(
+    arguments: tuple[Any, ...],
+    specs: Any,
+    meshes: Iterable[Mesh],
+) -> list[Any]:
+    """Return the shardings of arguments on each mesh, as `compare_meshes` takes them.
+
+    Args:
+        arguments: as given to the function.
+        specs: `PartitionSpec`s as a prefix of the arguments, or a function of a leaf's path, such
+            as `0/w1`, the leaf and the mesh.
+        meshes: where to.
+    """
+    return [_layout(arguments, specs, mesh) for mesh in meshes]
+
+
+def _layout(arguments: tuple[Any, ...], specs: Any, mesh: Mesh) -> Any:
+    if callable(specs) and not isinstance(specs, PartitionSpec):
+        spread = specs
+
+        def rule(path: Any, leaf: Any) -> Any:
+            return spread(path_name(path), leaf, mesh)
+
+        specs = jax.tree_util.tree_map_with_path(rule, arguments)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
+
+
+def mesh_name(mesh: Mesh) -> str:
+    """Return a mesh in words: `data=2 tensor=4`."""
+    return " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+
+
+@dataclass
+class _One:
+    """The side of one device; computed once for all meshes."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    layout: Any
+    like: Mesh
+    watched: frozenset[str]
+    _values: dict[str, Values] = field(default_factory=dict)
+    _responses: dict[str, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        shape = (1,) * len(self.like.axis_names)
+        devices = np.asarray(self.like.devices).reshape(-1)[:1].reshape(shape)
+        mesh = Mesh(devices, self.like.axis_names, axis_types=self.like.axis_types)
+        layout = jax.tree.map(lambda s: NamedSharding(mesh, s.spec), self.layout)
+        return Program(self.function, self.arguments, layout, mesh)
+
+    def values(self, dtype: str) -> Values:
+        if dtype not in self._values:
+            self._values[dtype] = _both(self.program, dtype, None, dtype in self.watched)
+        return self._values[dtype]
+
+    def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
+        """Return by quantity how far each order of sums moves it."""
+        if dtype not in self._responses:
+            exact = self.values(dtype).arrays
+            runs = self.program.run(dtype, operation=reordered, seeds=SEEDS)
+            assert isinstance(runs, list)
+            self._responses[dtype] = {
+                n: tuple(relative_l2(run.arrays[n], a) for run in runs)
+                for n, a in exact.items()
+                if np.issubdtype(a.dtype, np.floating)
+            }
+        return self._responses[dtype]
+
+
+@dataclass
+class _Sides:
+    """One device and one mesh, compared in one precision after the other."""
+
+    one: _One
+    program: Program
+    declared: Mapping[str, tuple[Any, ...]]
+    case: str
+    suite: str
+    device: str
+    watched: frozenset[str]
+
+    def result(self, precisions: Sequence[str], reorder: bool, forced: bool) -> MeshResult:
+        rows: list[Measurement] = []
+        for dtype in precisions:
+            # What one device does not run is no program: that is the caller's error.
+            self.one.values(dtype)
+            try:
+                there = self._there(dtype)
+            except REFUSALS as error:
+                comparison = self._comparison(dtype, (), {})
+                rows.append(comparison.missing("program", f"does not run here: {_brief(error)}"))
+                return MeshResult(self.case, tuple(rows))
+            measured = self._measure(dtype, there, reorder)
+            rows += measured
+            if (broken := first_divergence(measured)) is not None:
+                return self._explained(rows, dtype, broken, forced)
+        program = CompiledProgram(self.program.compiled_text, self.program.sizes)
+        return MeshResult(
+            self.case, tuple(rows), collectives=tuple(program.collectives()), order=self._order()
+        )
+
+    def _order(self) -> tuple[str, ...]:
+        values = next(iter(self.one._values.values()), None)
+        return () if values is None else tuple(values.arrays)
+
+    def _there(self, dtype: str) -> Values:
+        whole = self.one.values(dtype)
+        self.program.declared = _declared(self.declared, whole.arrays)
+        return _both(self.program, dtype, whole.arrays, dtype in self.watched)
+
+    def _measure(self, dtype: str, there: Values, reorder: bool) -> list[Measurement]:
+        whole = self.one.values(dtype)
+        nothing = dict.fromkeys(whole.arrays, (0.0,))
+        responses = nothing if dtype == "float64" else self.one.responses(dtype)
+        rows = self._rows(dtype, there, whole, responses)
+        if dtype == "float64" and reorder and _may_be_rounding(rows):
+            rows = self._rows(dtype, there, whole, self.one.responses(dtype))
+        return rows
+
+    def _rows(
+        self, dtype: str, there: Values, whole: Values, responses: Mapping[str, Any]
+    ) -> list[Measurement]:
+        comparison = self._comparison(dtype, tuple(whole.arrays), responses)
+        exact = {n for n, a in whole.arrays.items() if not np.issubdtype(a.dtype, np.floating)}
+        rows = comparison.run(
+            {n: a for n, a in there.arrays.items() if n not in exact},
+            {n: a for n, a in whole.arrays.items() if n not in exact},
+        )
+        if exact == set(whole.arrays):
+            rows = []
+        for n in sorted(exact):
+            rows.append(comparison.judged(n, "unequal", _unequal(there.arrays, whole.arrays, n)))
+        for n, differing in there.replicas.items():
+            rows.append(comparison.judged(n, "replicas", float(differing)))
+        return rows
+
+    def _comparison(self, dtype: str, order: tuple[str, ...], responses: Any) -> Comparison:
+        # Numbers are the arguments' and the mesh's; the code is the repository's.
+        digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
+        floors = NoiseFloors({self.case: {"hash": digest, "responses": responses}}, MESHES)
+        work = Work(self.case, digest, order, suite=self.suite)
+        return Comparison(work, EDGES[dtype], floors, dtype, self.device)
+
+    def _explained(
+        self, rows: list[Measurement], dtype: str, broken: Measurement, forced: bool
+    ) -> MeshResult:
+        stages = self._stages(dtype, rows) if forced else ()
+        start = next((s.name for s in stages if s.broken), broken.quantity)
+        program, names = self._watched(dtype)
+        order = tuple(self.one.values(dtype).arrays)
+        failing = {m.quantity for m in rows if m.verdict is Verdict.FAIL}
+        before = order[: order.index(start)] if start in order else ()
+        sound = [n for n in before if n not in failing]
+        return MeshResult(
+            self.case,
+            tuple(rows),
+            stages=stages,
+            start=start,
+            before=sound[-1] if sound else "",
+            collectives=tuple(program.collectives()),
+            suspects=between(program, names, start, sound),
+            order=order,
+        )
+
+    def _watched(self, dtype: str) -> tuple[CompiledProgram, tuple[str, ...]]:
+        """Return the program that also returns its marks, and the names of what it returns."""
+        return (
+            CompiledProgram(self.program.watched_text, self.program.sizes),
+            self.program.watched_names,
+        )
+
+    def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[Stage, ...]:
+        whole = self.one.values(dtype)
+        free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
+        fed = {n: a for n, a in whole.arrays.items() if n in self.program.known_marks}
+        if not fed:
+            return ()
+        known = self.program.declared
+        try:
+            self.program.declared = {**self.program.found, **known}
+            there = self.program.run(dtype, whole.arrays, forced=fed)
+        except REFUSALS:
+            # Not every program can go on with other values: types of `shard_map` may forbid it.
+            return ()
+        finally:
+            self.program.declared = known
+        assert isinstance(there, Values)
+        return tuple(
+            Stage(n, m.value, relative_l2(there.arrays[n], whole.arrays[n]), m.tolerance)
+            for n, m in free.items()
+            if n in there.arrays and there.arrays[n].shape == whole.arrays[n].shape
+        )
+
+
+def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> Values:
+    """Return marks of the watched program, and results of it or, as it is run, of the user's."""
+    values = program.run(dtype, whole, watched=watched)
+    assert isinstance(values, Values)
+    if not watched:
+        return values
+    program.watched_text, program.watched_names = program.compiled_text, program.result_names
+    program.found = dict(values.placements)
+    if dtype != "float64" and program.known_marks:
+        # Results that are watched keep the compiler from fusing: users run it without.
+        plain = program.run(dtype, watched=False)
+        assert isinstance(plain, Values)
+        for name, array in plain.arrays.items():
+            values.arrays[name], values.replicas[name] = array, plain.replicas[name]
+    return values
+
+
+def _declared(declared: Mapping[str, tuple[Any, ...]], whole: Arrays) -> dict[str, Placement]:
+    return {
+        n: placement_of(PartitionSpec(*spec), whole[n].ndim)
+        for n, spec in declared.items()
+        if n in whole
+    }
+
+
+def _may_be_rounding(rows: Iterable[Measurement]) -> bool:
+    """Whether something breaks its bound, and replicas and integers are not among it."""
+    broken = [m for m in rows if m.verdict is Verdict.FAIL]
+    return bool(broken) and all(m.metric == "rel_l2" and np.isfinite(m.value) for m in broken)
+
+
+def _unequal(actual: Arrays, expected: Arrays, name: str) -> float:
+    if name not in actual or actual[name].shape != expected[name].shape:
+        return float("inf")
+    return float(np.sum(actual[name] != expected[name]))
+
+
+def _mesh_of(layout: Any) -> Mesh:
+    leaves = jax.tree.leaves(layout)
+    wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, NamedSharding)]
+    if wrong or not leaves:
+        raise ValueError(
+            f"compare_meshes: expected trees of NamedSharding, got {', '.join(wrong) or 'none'}; "
+            "layouts() makes them from PartitionSpecs."
+        )
+    return leaves[0].mesh
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:300]

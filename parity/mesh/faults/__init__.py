@@ -1,0 +1,28 @@
+"""Parallel bugs planted on purpose: which of them the mesh edge finds, and where it says they are.
+
+A fault is a named patch of one exchange of a small sharded program; both sides have it, and only
+the mesh shows it. Source: docs/meshes.md "Planted bugs".
+"""
+
+from __future__ import annotations
+
+from parity.mesh.faults.catalogue import experts, sequence, tensor, training
+from parity.mesh.faults.fault import Family, MeshDetection, MeshFault, detect, unique
+
+FAULTS = unique(
+    [fault for module in (training, sequence, tensor, experts) for fault in module.FAULTS]
+)
+
+__all__ = ["FAULTS", "Family", "MeshDetection", "MeshFault", "by_name", "detect"]
+
+
+def by_name(name: str) -> MeshFault:
+    """Return the fault called `name`.
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
+    for fault in FAULTS:
+        if fault.name == name:
+            return fault
+    raise ValueError(f"no mesh fault {name!r}; there are {', '.join(f.name for f in FAULTS)}.")

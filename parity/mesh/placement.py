@@ -1,0 +1,141 @@
+"""Where the blocks of a value lie in it: blocks of devices put together by their global index.
+
+Replicas, blocks that must be equal, are compared bit for bit. Source: docs/meshes.md "Replicas".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+Axes = tuple[str, ...]
+Placement = tuple[Axes, ...]
+"""By dimension, the axes of the mesh it is split along, the slowest first."""
+
+
+def placement_of(spec: PartitionSpec, ndim: int) -> Placement:
+    """Return a partition spec as axes by dimension, one entry for each of `ndim`."""
+    axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
+    return tuple(axes) + ((),) * (ndim - len(axes))
+
+
+def spec_of(placement: Placement) -> PartitionSpec:
+    """Return a placement as a partition spec."""
+    return PartitionSpec(*(axes or None for axes in placement))
+
+
+def placements(
+    whole: Sequence[int],
+    block: Sequence[int],
+    mesh: Mapping[str, int],
+    varying: frozenset[str] = frozenset(),
+) -> Iterator[Placement]:
+    """Yield every way in which blocks of a shape can make up the whole, the likeliest first.
+
+    Args:
+        whole: shape of the value.
+        block: shape of what one device holds.
+        mesh: sizes of the axes the blocks lie along.
+        varying: axes along which blocks are known to differ: ways that use all of them come first.
+    """
+    if len(whole) != len(block) or any(b == 0 or w % b for w, b in zip(whole, block, strict=True)):
+        return
+    axes = [axis for axis, size in mesh.items() if size > 1]
+    ratios = [w // b for w, b in zip(whole, block, strict=True)]
+    ways = list(_ways(ratios, axes, mesh))
+    # Stable: equally likely ways stay in the order of the mesh's axes.
+    yield from sorted(ways, key=lambda way: len(varying ^ {a for axes in way for a in axes}))
+
+
+def _ways(ratios: Sequence[int], axes: Sequence[str], mesh: Mapping[str, int]) -> Iterator[Any]:
+    if not ratios:
+        yield ()
+        return
+    for count in range(len(axes) + 1):
+        for chosen in itertools.combinations(axes, count):
+            if math.prod(mesh[axis] for axis in chosen) == ratios[0]:
+                rest = [axis for axis in axes if axis not in chosen]
+                for way in _ways(ratios[1:], rest, mesh):
+                    yield (chosen, *way)
+
+
+def assembled(
+    stack: np.ndarray, placement: Placement, mesh: Mapping[str, int]
+) -> tuple[np.ndarray, int]:
+    """Return the value whose blocks are stacked, and how many replicas are not what they should be.
+
+    Args:
+        stack: (devices, *block), devices in the order of the mesh's axes, the last one fastest.
+        placement: where the blocks lie.
+        mesh: sizes of the axes the blocks lie along.
+    """
+    axes, sizes = list(mesh), tuple(mesh.values())
+    blocks = np.asarray(stack).reshape(*sizes, *stack.shape[1:])
+    used = {axis for dimension in placement for axis in dimension}
+    differing = 0
+    for place in range(len(axes)):
+        if axes[place] in used:
+            continue
+        first = blocks.take([0], axis=place)
+        others = blocks.reshape(*blocks.shape[:place], -1, *blocks.shape[place + 1 :])
+        differing += _unequal_blocks(others, first, len(sizes))
+        blocks = first
+    order: list[int] = []
+    shape: list[int] = []
+    for dimension, along in enumerate(placement):
+        order += [axes.index(axis) for axis in along] + [len(axes) + dimension]
+        parts = math.prod(mesh[axis] for axis in along)
+        shape.append(parts * stack.shape[1 + dimension])
+    unused = [i for i in range(len(axes)) if i not in order]
+    return blocks.transpose(*unused, *order).reshape(shape), differing
+
+
+def _unequal_blocks(blocks: np.ndarray, first: np.ndarray, devices: int) -> int:
+    """Count the devices whose block differs in any bit from that of the first replica."""
+    equal = _bits(blocks) == _bits(np.broadcast_to(first, blocks.shape))
+    return int(np.sum(~equal.all(axis=tuple(range(devices, equal.ndim)))))
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    """Return the bytes of every element, (..., bytes): NaN equals itself, 0 is not -0."""
+    x = np.ascontiguousarray(x)
+    return x.view(np.uint8).reshape(*x.shape, x.dtype.itemsize)
+
+
+def replica_differences(array: Any) -> int:
+    """Return how many shards of a global array differ in any bit from another of the same index.
+
+    0 for what is no array of several devices. Only shards of this process are looked at.
+    """
+    if not isinstance(array, jax.Array) or len(array.sharding.device_set) == 1:
+        return 0
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    first: dict[str, bytes] = {}
+    differing = 0
+    for shard in array.addressable_shards:
+        bits = np.asarray(shard.data).tobytes()
+        differing += first.setdefault(str(shard.index), bits) != bits
+    return differing
+
+
+def out_of_sync(tree: Any) -> dict[str, int]:
+    """Return the arrays of a tree whose replicas differ: by path, how many shards do.
+
+    For the parameters and the optimiser state of a run that goes on: replicas that drifted apart
+    are averaged by nothing, and every later step computes with them.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    counts = {path_name(path): replica_differences(leaf) for path, leaf in leaves}
+    return {name: count for name, count in counts.items() if count}
+
+
+def path_name(path: Any) -> str:
+    """Return the path of a leaf, with "/" between its keys."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,286 @@
+"""A jitted function on one mesh in one precision, and every value it has, put together.
+
+Its arguments lie as they are asked to; what comes back are host arrays by name, with how many
+replicas of each were not equal. Source: docs/meshes.md "What is compared".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh, NamedSharding
+
+from parity.mesh.placement import (
+    Placement,
+    assembled,
+    path_name,
+    placements,
+    replica_differences,
+    spec_of,
+)
+from parity.mesh.replay import MARK, Mark, Operation, Replay, body_of
+
+OUTPUT = "output"
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Values:
+    """What one run computed."""
+
+    arrays: Arrays
+    """By name, in the order in which they are computed: marks, and leaves of the result."""
+    replicas: dict[str, int] = field(default_factory=dict)
+    """By name, how many devices hold a replica that differs in any bit from the first one's."""
+    placements: dict[str, Placement] = field(default_factory=dict)
+    """Of marks inside of `shard_map`, where the blocks of devices were taken to lie."""
+
+
+@dataclass
+class Program:
+    """One function on one mesh; compiled at most once for each precision and kind of run.
+
+    Raises:
+        ValueError: the function cannot be traced or run there; the message says where.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    shardings: Any
+    """A tree like `arguments`, or a prefix of it, of `NamedSharding`s of one mesh."""
+    mesh: Mesh
+    declared: Mapping[str, Placement] = field(default_factory=dict)
+    """Where blocks of marks inside of `shard_map` lie; what is not here is found by shape."""
+    compiled_text: str = ""
+    """Of the last compiled program, as the compiler prints it."""
+    result_names: tuple[str, ...] = ()
+    """Names of what that program returns, in its order."""
+    watched_text: str = ""
+    """The same of the last one that returned its marks too."""
+    watched_names: tuple[str, ...] = ()
+    found: dict[str, Placement] = field(default_factory=dict)
+    """Where that one's blocks were taken to lie."""
+    known_marks: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the axes of the mesh."""
+        return dict(self.mesh.shape)
+
+    def run(
+        self,
+        dtype: str,
+        whole: Arrays | None = None,
+        *,
+        watched: bool = True,
+        forced: Arrays | None = None,
+        operation: Callable[[Any], Operation] | None = None,
+        seeds: int = 0,
+    ) -> Values | list[Values]:
+        """Run once, or once for each seed of an operation.
+
+        Args:
+            dtype: "float64", with floating arguments and 64-bit types; "float32" runs it as it is.
+            whole: what one device had by name: blocks are put together into those shapes.
+            watched: whether marks are taken along; else the program is the user's own.
+            forced: what stands in place of marks from there on.
+            operation: from a traced seed, what is done in place of every operation.
+            seeds: how often that is run.
+        """
+        with self._context(dtype):
+            arguments, static = self._placed(dtype)
+            leaves, tree = jax.tree.flatten(arguments)
+
+            def call(*leaves: Any) -> Any:
+                result = self.function(*eqx.combine(jax.tree.unflatten(tree, leaves), static))
+                return eqx.filter(result, eqx.is_array)
+
+            closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
+            names = _result_names(shape, set(_mark_names(closed)))
+            if not watched:
+                return self._plain(call, leaves, names, closed)
+            held = {n: jnp.asarray(a) for n, a in (forced or {}).items()}
+            specs = {n: spec_of(p) for n, p in self.declared.items()}
+            replay = Replay()
+
+            def replayed(seed: Any, held: Any, leaves: list[Any]) -> Any:
+                nonlocal replay
+                done = operation(seed) if operation else None
+                replay = Replay(forced=held, placements=specs, operation=done)
+                outputs, taken = replay.run(closed, leaves)
+                return dict(zip(names, outputs, strict=True)), taken
+
+            compiled = jax.jit(replayed).lower(jnp.int32(0), held, leaves).compile()
+            self.known_marks = tuple(replay.marks)
+            self.compiled_text = compiled.as_text() or ""
+            self.result_names = (*sorted(names), *sorted(replay.marks))
+            runs = []
+            for seed in range(max(seeds, 1)):
+                outputs, taken = compiled(jnp.int32(seed), held, leaves)
+                runs.append(self._values(closed, names, replay.marks, outputs, taken, whole))
+            return runs if seeds else runs[0]
+
+    @contextlib.contextmanager
+    def _context(self, dtype: str) -> Iterator[None]:
+        # A product in fewer bits than its operands' is a difference of its own.
+        wide = jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
+        with wide, jax.default_matmul_precision("highest"), jax.set_mesh(self.mesh):
+            yield
+
+    def _placed(self, dtype: str) -> tuple[Any, Any]:
+        """Return the arguments on the mesh, without what is no array, and the rest."""
+        spread = jax.tree.broadcast(self.shardings, self.arguments)
+        arrays, static = eqx.partition(self.arguments, _is_array)
+
+        def place(leaf: Any, sharding: NamedSharding) -> Any:
+            if not isinstance(leaf, jax.Array):
+                leaf = np.asarray(leaf)
+            elif leaf.sharding.device_set != sharding.device_set:
+                leaf = leaf if _is_key(leaf) else np.asarray(leaf)
+            array = jax.device_put(leaf, sharding)
+            if dtype != "float64" or _is_key(array):
+                return array
+            # On the mesh, so that replicas which are not equal stay so.
+            wide = {jnp.floating: jnp.float64, jnp.complexfloating: jnp.complex128}
+            kind = next((k for k in wide if jnp.issubdtype(array.dtype, k)), None)
+            return array if kind is None else array.astype(wide[kind])
+
+        return jax.tree.map(place, arrays, eqx.filter(spread, _mask(arrays))), static
+
+    def _plain(
+        self, call: Callable[..., Any], leaves: list[Any], names: list[str], closed: ClosedJaxpr
+    ) -> Values:
+        compiled = jax.jit(call).lower(*leaves).compile()
+        self.compiled_text, self.result_names = compiled.as_text() or "", tuple(names)
+        outputs = dict(zip(names, jax.tree.leaves(compiled(*leaves)), strict=True))
+        return self._values(closed, names, {}, outputs, {}, None)
+
+    def _values(
+        self,
+        closed: ClosedJaxpr,
+        names: list[str],
+        marks: Mapping[str, Mark],
+        outputs: Mapping[str, Any],
+        taken: Mapping[str, Any],
+        whole: Arrays | None,
+    ) -> Values:
+        found = Values({})
+        for name in computed_order(closed, names, bool(marks)):
+            value = taken[name] if name in marks else outputs[name]
+            mark = marks.get(name)
+            if mark is None or not mark.axes:
+                found.replicas[name] = replica_differences(value)
+                found.arrays[name] = host(value)
+            else:
+                self._gather(found, mark, host(value), None if whole is None else whole.get(name))
+        return found
+
+    def _gather(self, found: Values, mark: Mark, value: np.ndarray, whole: Any) -> None:
+        stack = np.moveaxis(value, mark.loops, 0)
+        sizes = {axis: self.sizes[axis] for axis in mark.axes}
+        block = stack.shape[1:]
+        shape = block if whole is None else whole.shape
+        if mark.name in self.declared:
+            ways = [self.declared[mark.name]]
+        else:
+            ways = list(placements(shape, block, sizes, mark.varying))
+        candidates = [(way, *assembled(stack, way, sizes)) for way in ways]
+        if not candidates:
+            # No way of putting blocks together has that shape: the comparison will say so.
+            candidates = [(((),) * len(block), stack[0], 0)]
+        if whole is None or len(candidates) == 1:
+            way, array, differing = candidates[0]
+        else:
+            # Several ways fit the shapes; the blocks lie where they agree with one device best.
+            way, array, differing = min(candidates, key=lambda c: _distance(c[1], c[2], whole))
+        found.arrays[mark.name], found.replicas[mark.name] = array, differing
+        found.placements[mark.name] = way
+
+
+def _distance(array: np.ndarray, differing: int, whole: np.ndarray) -> tuple[bool, float]:
+    apart = np.abs(array.astype(np.float64) - whole.astype(np.float64))
+    return differing > 0, float(np.sum(apart)) if np.isfinite(apart).all() else np.inf
+
+
+def host(value: Any) -> np.ndarray:
+    """Return a value as real numbers on the host: a complex one with (re, im) as its last axis,
+    and what is narrower than float32 as float32, which holds it.
+    """
+    if _is_key(value):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    if np.iscomplexobj(array):
+        array = np.stack([np.real(array), np.imag(array)], axis=-1)
+    narrow = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    return array.astype(np.float32) if narrow else array
+
+
+def computed_order(closed: ClosedJaxpr, names: list[str], watched: bool = True) -> list[str]:
+    """Return the names of marks and results in the order in which the program computes them.
+
+    Of a result by the equation it comes from, in whatever call or loop that is: a gradient that is
+    finished first, that of the last layer, comes first.
+    """
+    births: list[tuple[tuple[int, ...], str]] = []
+    if watched:
+        passed: dict[str, int] = {}
+        for place, name in _mark_places(closed.jaxpr, ()):
+            count = passed[name] = passed.get(name, -1) + 1
+            births.append((place, f"{name}#{count}" if count else name))
+    for name, atom in zip(names, closed.jaxpr.outvars, strict=True):
+        births.append((_birth(closed.jaxpr, atom), name))
+    return [name for _, name in sorted(births, key=lambda birth: birth[0])]
+
+
+def _birth(jaxpr: Jaxpr, atom: Any) -> tuple[int, ...]:
+    for index, eqn in enumerate(jaxpr.eqns):
+        if any(atom is out for out in eqn.outvars):
+            body = body_of(eqn)
+            if body is None:
+                return (index,)
+            place = next(i for i, out in enumerate(eqn.outvars) if out is atom)
+            return (index, *_birth(body[0], body[0].outvars[place]))
+    return (-1,)
+
+
+def _mark_places(jaxpr: Jaxpr, at: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+    for index, eqn in enumerate(jaxpr.eqns):
+        body = body_of(eqn)
+        if eqn.primitive.name == MARK:
+            yield (*at, index), eqn.params["name"]
+        elif body is not None:
+            yield from _mark_places(body[0], (*at, index))
+
+
+def _mark_names(closed: ClosedJaxpr) -> list[str]:
+    return [name for _, name in _mark_places(closed.jaxpr, ())]
+
+
+def _result_names(shape: Any, marks: set[str]) -> list[str]:
+    names = []
+    for path, _ in jax.tree_util.tree_leaves_with_path(shape):
+        name = path_name(path)
+        # A position is no name, and a mark has its own.
+        plain = name and not name[0].isdigit() and name not in marks
+        names.append(name if plain else f"{OUTPUT}/{name}".rstrip("/"))
+    return names
+
+
+def _is_array(x: Any) -> bool:
+    return eqx.is_array(x) or isinstance(x, (np.ndarray, np.generic))
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _mask(arrays: Any) -> Any:
+    return jax.tree.map(lambda x: x is not None, arrays, is_leaf=lambda x: x is None)

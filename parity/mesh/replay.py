@@ -1,0 +1,218 @@
+"""A traced program run once more, one equation at a time, across calls, loops and `shard_map`.
+
+What `jax.ad_checkpoint.checkpoint_name` marks becomes an extra output wherever it is: inside a scan
+with the loop's axis in front, inside `shard_map` one block for each device. Marks inside a branch
+or a `while` have no one value, so those are bound whole. Source: docs/meshes.md "What is compared".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import PartitionSpec
+
+from parity.engine.jaxprs import bind, interpret
+
+Taken = dict[str, Any]
+Operation = Callable[[JaxprEqn, list[Any]], list[Any]]
+"""Gives the outputs of an equation that holds no other, from its inputs."""
+INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat",
+           "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")  # fmt: skip
+"""Calls whose body is the program itself: derivatives are taken before a program is replayed."""
+MARK = "name"
+"""The primitive of `checkpoint_name`."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A named intermediate: where in the program it stands."""
+
+    name: str
+    """As the program has it; from the second time on with how often it was passed: `q#1`."""
+    axes: tuple[str, ...] = ()
+    """The axes of the mesh along which devices hold a block each; none outside of `shard_map`."""
+    varying: frozenset[str] = frozenset()
+    """Along which of them `shard_map` says that blocks differ; empty where it does not check."""
+    loops: int = 0
+    """How many loops are around that `shard_map`: their axes come before that of the devices."""
+
+
+@dataclass
+class Replay:
+    """One run of a program's jaxpr: what it passes on the way, and what stands in its place."""
+
+    forced: Mapping[str, Any] = field(default_factory=dict)
+    """What the program goes on with in place of a mark, whole: what is reported is what it had."""
+    placements: Mapping[str, PartitionSpec] = field(default_factory=dict)
+    """How a forced value is split where its mark is inside of `shard_map`."""
+    operation: Operation | None = None
+    """What is done in place of every equation; None binds it as it is."""
+    marks: dict[str, Mark] = field(default_factory=dict)
+    """By name, in the order in which they were passed."""
+    _passed: dict[str, int] = field(default_factory=dict)
+    _axes: tuple[str, ...] = ()
+    _loops: int = 0
+    _around: int = 0
+
+    def run(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Taken]:
+        """Return the outputs, and the marks by name."""
+        return self._body(closed.jaxpr, closed.consts, arguments, self.forced)
+
+    def _body(
+        self, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any], forced: Taken | Any
+    ) -> tuple[list[Any], Taken]:
+        taken: Taken = {}
+
+        def step(eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+            kind = eqn.primitive.name
+            if kind == MARK:
+                return [self._mark(eqn, inputs[0], taken, forced)]
+            if self._enters(eqn):
+                inside = {n: forced[n] for n in self._ahead(eqn) if n in forced}
+                enter = {"scan": self._scan, "shard_map": self._shard_map}.get(kind, self._call)
+                outputs, more = enter(eqn, inputs, inside)
+                taken.update(more)
+                return outputs
+            # Of the program, not of this module, is every operation in what the compiler says.
+            info = eqn.source_info
+            names = source_info_util.current_name_stack() + info.name_stack
+            with source_info_util.user_context(info.traceback, name_stack=names):
+                return self.operation(eqn, inputs) if self.operation else bind(eqn, inputs)
+
+        return interpret(jaxpr, constants, arguments, step), taken
+
+    def _enters(self, eqn: JaxprEqn) -> bool:
+        if body_of(eqn) is None:
+            return False
+        return self.operation is not None or next(_names(eqn), None) is not None
+
+    def _ahead(self, eqn: JaxprEqn) -> list[str]:
+        """Return the names that the marks inside of an equation will get."""
+        passed = dict(self._passed)
+        return [_numbered(name, passed) for name in _names(eqn)]
+
+    def _mark(self, eqn: JaxprEqn, value: Any, taken: Taken, forced: Taken) -> Any:
+        name = _numbered(eqn.params["name"], self._passed)
+        varying = varying_axes(value)
+        self.marks[name] = Mark(name, self._axes, varying, self._around)
+        taken[name] = value
+        if name not in forced:
+            return value
+        other = forced[name].astype(value.dtype)
+        if missing := tuple(a for a in self._axes if a in varying - varying_axes(other)):
+            other = jax.lax.pcast(other, missing, to="varying")
+        return other
+
+    def _call(self, eqn: JaxprEqn, inputs: list[Any], forced: Taken) -> tuple[list[Any], Taken]:
+        jaxpr, constants = body_of(eqn) or _NOTHING
+        return self._body(jaxpr, constants, inputs, forced)
+
+    def _scan(self, eqn: JaxprEqn, inputs: list[Any], forced: Taken) -> tuple[list[Any], Taken]:
+        jaxpr, constants = body_of(eqn) or _NOTHING
+        p = eqn.params
+        fixed = inputs[: p["num_consts"]]
+        carry = inputs[p["num_consts"] : p["num_consts"] + p["num_carry"]]
+        rows = inputs[p["num_consts"] + p["num_carry"] :]
+        passed = dict(self._passed)
+
+        def body(carry: list[Any], row: tuple[list[Any], Taken]) -> tuple[list[Any], Any]:
+            # JAX may trace a body again: every trace counts from the same place.
+            self._passed = dict(passed)
+            outputs, taken = self._body(jaxpr, constants, [*fixed, *carry, *row[0]], row[1])
+            return outputs[: p["num_carry"]], (outputs[p["num_carry"] :], taken)
+
+        self._loops += 1
+        last, (stacked, taken) = jax.lax.scan(
+            body, carry, (rows, forced), p["length"], p["reverse"], p["unroll"]
+        )
+        self._loops -= 1
+        return [*last, *stacked], taken
+
+    def _shard_map(
+        self, eqn: JaxprEqn, inputs: list[Any], forced: Taken
+    ) -> tuple[list[Any], Taken]:
+        jaxpr, constants = body_of(eqn) or _NOTHING
+        p, outside = eqn.params, (self._axes, self._around)
+        manual = p.get("newly_manual_axes", p.get("manual_axes"))
+        axes = tuple(axis for axis in p["mesh"].axis_names if axis in manual)
+
+        def body(inputs: list[Any], forced: Taken) -> tuple[list[Any], Taken]:
+            outputs, taken = self._body(jaxpr, constants, inputs, forced)
+            return outputs, {name: _block(value, axes) for name, value in taken.items()}
+
+        ahead, around = self._ahead(eqn), self._loops
+        self._axes, self._around = outside[0] + axes, around
+        specs = {n: PartitionSpec(*tuple(self.placements[n])[around:]) for n in forced}
+        outputs, taken = jax.shard_map(
+            body,
+            mesh=p["mesh"],
+            in_specs=(list(p["in_specs"]), specs),
+            out_specs=(list(p["out_specs"]), {n: PartitionSpec(axes) for n in ahead}),
+            check_vma=p["check_vma"],
+            axis_names=set(axes),
+        )(inputs, forced)
+        self._axes, self._around = outside
+        return outputs, taken
+
+
+def marks_of(closed: ClosedJaxpr) -> list[str]:
+    """Return the names that the marks of a program get, in the order in which they are passed."""
+    passed: dict[str, int] = {}
+    return [_numbered(name, passed) for name in _names_in(closed.jaxpr)]
+
+
+def varying_axes(value: Any) -> frozenset[str]:
+    """Return the axes of the mesh along which `shard_map` says a value differs."""
+    kind = jax.typeof(value)
+    # `vma` until JAX 0.9; later a field of the type's manual axes.
+    axes = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
+    return frozenset(getattr(kind, "vma", ()) if axes is None else axes)
+
+
+def _block(value: Any, axes: tuple[str, ...]) -> Any:
+    """Return a device's value as its row of a stack over all devices of the mesh."""
+    missing = tuple(axis for axis in axes if axis not in varying_axes(value))
+    # Without checks no value has axes it varies along, and none are to be added.
+    if missing and varying_axes(jax.lax.axis_index(axes[0])):
+        value = jax.lax.pcast(value, missing, to="varying")
+    return value[None]
+
+
+_NOTHING: Any = (None, ())
+
+
+def body_of(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence[Any]] | None:
+    """Return the body of a call, a scan or a `shard_map`; None where an equation is no such."""
+    if eqn.primitive.name not in (*INLINED, "scan", "shard_map"):
+        return None
+    for field_name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        body = eqn.params.get(field_name)
+        if isinstance(body, ClosedJaxpr):
+            return body.jaxpr, body.consts
+        if isinstance(body, Jaxpr):
+            return body, ()
+    return None
+
+
+def _names(eqn: JaxprEqn) -> Iterator[str]:
+    body = body_of(eqn)
+    if body is not None:
+        yield from _names_in(body[0])
+
+
+def _names_in(jaxpr: Jaxpr) -> Iterator[str]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == MARK:
+            yield eqn.params["name"]
+        else:
+            yield from _names(eqn)
+
+
+def _numbered(name: str, passed: dict[str, int]) -> str:
+    count = passed[name] = passed.get(name, -1) + 1
+    return f"{name}#{count}" if count else name

@@ -1,0 +1,92 @@
+"""Random small healthy triples of mesh, configuration and length: nothing may be reported of one.
+
+A triple is a function of its index alone: a group of `VARIATIONS` triples has a text of random
+length, masks and weights on as many random meshes. `NEIGHBOURS` groups share a configuration and
+meshes, so that their programs are compiled once where JAX keeps what it compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from parity.engine.measurement import Measurement, Verdict
+from parity.mesh.step import MeshComparison
+from parity.mesh.subjects.megalodon import AXES, SMALL, megalodon
+
+VARIATIONS = 8
+"""Meshes that one text is compared on."""
+NEIGHBOURS = 8
+"""Neighbouring groups that share a configuration, the sizes of a filled-up text, and meshes."""
+SHAPES = (
+    (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 1, 8), (2, 1, 4, 1), (4, 1, 2, 1), (2, 1, 2, 2),
+    (1, 2, 2, 2), (2, 2, 1, 2), (1, 1, 2, 4), (1, 1, 4, 2), (4, 1, 1, 2), (2, 1, 1, 4),
+    (2, 4, 1, 1), (4, 2, 1, 1), (2, 1, 1, 2), (1, 2, 2, 1), (1, 1, 4, 1), (2, 2, 2, 1),
+)  # fmt: skip
+"""Sizes of data, fsdp, tensor and sequence."""
+
+
+def healthy(group: int) -> MeshComparison:
+    """Return a random configuration and length, on `VARIATIONS` random meshes.
+
+    Every other configuration is asked for its gradients too, which take most of the compilation.
+    """
+    rng = np.random.default_rng([11, group // NEIGHBOURS])
+
+    def one(*choices: Any) -> Any:
+        return choices[rng.integers(len(choices))]
+
+    chunk = one(4, 8)
+    config = replace(
+        SMALL,
+        vocab_size=one(16, 24, 40),
+        chunk_size=chunk,
+        cema_ndim=one(1, 2, 4),
+        ffn_hidden_dim=one(16, 24),
+        num_heads=one(4, 8),
+        swiglu=one(True, False),
+        rescale_nffn=one(True, False),
+        scale_emb=one(True, False),
+        norm_affine=one(True, False),
+        mask_ema=one(True, False),
+        scan_layers=one(True, False),
+        num_layers=one(1, 1, 2),
+    )
+    chunks = one(0, 8)
+    places = rng.choice(len(SHAPES), VARIATIONS, replace=False)
+    meshes = [dict(zip(AXES, SHAPES[i], strict=True)) for i in places]
+    # Of all that are filled up to the same number of chunks.
+    own = np.random.default_rng([12, group])
+    length = int(own.integers(chunks * chunk + 2, (chunks + 8) * chunk + 1))
+    comparison = megalodon(
+        config,
+        length=length,
+        seed=group,
+        steps=0,
+        gradients=group // NEIGHBOURS % 2 == 0,
+        meshes=meshes,
+    )
+    return replace(comparison, name=f"healthy_{group}")
+
+
+def alarms(
+    groups: Iterable[int], report: Callable[[str], None] = lambda line: None
+) -> Iterator[Measurement]:
+    """Compare healthy triples and yield whatever breaks a tolerance: nothing should.
+
+    Args:
+        groups: which, of `VARIATIONS` triples each.
+        report: called with a line for each group.
+    """
+    for group in groups:
+        compared = healthy(group).run(watched=("float64",), forced=False)
+        broken = [m for m in compared.measurements if m.verdict is Verdict.FAIL]
+        gates = sum(m.verdict is Verdict.PASS for m in compared.measurements)
+        report(f"  group {group}: {len(compared.results)} triples, {gates} gates, {len(broken)} no")
+        yield from broken
+        # Nothing compiled for another configuration is of use again.
+        jax.clear_caches()

@@ -1,0 +1,59 @@
+"""MLA-MoE on meshes, its experts on an axis: the same function, split by where arrays lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from megalodon_jax.roles import named_leaves
+from parity.deepseek_v3.cases import TINY, Case
+from parity.mesh.step import MeshComparison
+from parity.mesh.subjects.training import STEPS, initial_state, trained
+
+MESHES = (
+    {"data": 8, "expert": 1},
+    {"data": 2, "expert": 4},
+    {"data": 4, "expert": 2},
+    {"data": 1, "expert": 8},
+)
+EXPERTS = "mlp/experts/"
+"""In the path of a parameter whose first axis is experts."""
+
+
+def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> MeshComparison:
+    """Return a training run of the tiny configuration, its experts along `expert`.
+
+    Args:
+        steps: of AdamW; 0 asks for loss and gradients alone.
+        meshes: sizes of `data` and `expert`.
+        batch: texts.
+    """
+    case = Case("mesh", "experts on an axis", replace(TINY), length=12, batch=batch)
+    model = jax.tree.map(np.asarray, case.model())
+    params, static = eqx.partition(model, eqx.is_inexact_array_like)
+
+    def loss(params: Any, ids: Any) -> jax.Array:
+        total, extra = eqx.combine(params, static).losses(ids)
+        for other in extra.values():
+            total = total + other
+        return total
+
+    def run(params: Any, state: Any, ids: Any) -> dict[str, Any]:
+        if steps:
+            return trained(loss, params, state, ids, steps=steps)
+        value, gradients = jax.value_and_grad(loss)(params, ids)
+        return {"loss": value, "grad": named_leaves(gradients)}
+
+    state = initial_state(params) if steps else ()
+    return MeshComparison(run, (params, state, case.ids), _spec, meshes, name="mla-moe")
+
+
+def _spec(path: str, leaf: Any, mesh: Any) -> P:
+    if path == "2":
+        return P("data")
+    return P("expert") if EXPERTS in path else P()

@@ -1,0 +1,78 @@
+"""A few steps of AdamW as one function of arrays, for a model of any library.
+
+The steps are a loop, so that a program is compiled for one of them; what each computed comes
+out with the step as its first axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.ad_checkpoint import checkpoint_name
+
+from megalodon_jax.optimiser import optimiser_update
+from megalodon_jax.roles import named_leaves
+
+STEPS = 3
+CLIP, RATE = 0.5, 1e-2
+"""Below the norm of every gradient here, so that clipping is at work; a rate that moves weights
+visibly in three steps."""
+
+
+def transform() -> optax.GradientTransformation:
+    """Return clipping by the global norm, then AdamW.
+
+    Its epsilon is far above the rounding of a gradient that should vanish: along such a one a step
+    of Adam would be the sign of that rounding.
+    """
+    adam = optax.adamw(RATE, eps=1e-3, weight_decay=0.1)
+    return optax.chain(optax.clip_by_global_norm(CLIP), adam)
+
+
+def initial_state(params: Any) -> Any:
+    """Return the optimiser's state before the first step, on the host."""
+    # On the shapes: a model is not computed with here.
+    shapes = jax.eval_shape(transform().init, params)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def trained(
+    loss: Callable[..., jax.Array], params: Any, state: Any, *batch: Any, steps: int = STEPS
+) -> dict[str, Any]:
+    """Return losses, gradients, and the state after each step, by the names quantities have.
+
+    Args:
+        loss: of parameters and batch, a scalar.
+        params: floating arrays.
+        state: of `transform`.
+        batch: arrays.
+        steps: how many.
+    """
+
+    def step(carry: Any, _: None) -> tuple[Any, Any]:
+        params, state = carry
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        norm = checkpoint_name(optax.global_norm(gradients), "gradient_norm")
+        updates, after = optimiser_update(transform(), gradients, state, params)
+        moved = optax.apply_updates(params, updates)
+        adam = after[1][0]
+        kept = {
+            "losses": value,
+            "norm": norm,
+            "grad": named_leaves(gradients),
+            "mu": named_leaves(adam.mu),
+            "nu": named_leaves(adam.nu),
+            "params": named_leaves(moved),
+        }
+        return (moved, after), kept
+
+    with jax.numpy_dtype_promotion("standard"):
+        _, kept = jax.lax.scan(step, (params, state), None, length=steps)
+    counted = {"mu": "mu", "nu": "nu", "params": "params"}
+    moments = {f"step{steps}": {name: kept.pop(what) for what, name in counted.items()}}
+    return kept | moments | {"loss": jnp.asarray(kept["losses"][-1])}

@@ -1,0 +1,99 @@
+"""The night's suite over meshes: every subject on every mesh, in a process that has eight devices.
+
+A night has one device, and virtual ones must be asked for before JAX starts; so the suite runs in a
+process of its own unless there are enough. Run as a program it prints its rows. Source:
+docs/meshes.md "Every night".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from megalodon_jax.checks import traced_checks
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.mesh.step import VIRTUAL, MeshComparison, prepare_devices
+from parity.mesh.subjects import megalodon, mla_moe
+
+SUITE = "mesh"
+SUBJECTS = {"mesh megalodon": megalodon, "mesh mla-moe": mla_moe}
+"""By the name that one is asked for."""
+ALONE = 3600
+"""Seconds after which a process of the suite is given up: ten times what it takes on two cores."""
+
+
+def measure(names: Collection[str] = ()) -> list[Measurement]:
+    """Return the gates of the subjects that are asked for, or of all.
+
+    Raises:
+        ValueError: a name is none of them.
+        RuntimeError: the process that has the devices failed; the message is its last line.
+    """
+    chosen = tuple(names) or tuple(SUBJECTS)
+    if unknown := sorted(set(chosen) - set(SUBJECTS)):
+        raise ValueError(f"no {', '.join(unknown)}; there are {', '.join(SUBJECTS)}.")
+    if jax.device_count() >= VIRTUAL:
+        return list(measured(chosen))
+    return _elsewhere(chosen)
+
+
+def measured(names: Collection[str]) -> Iterator[Measurement]:
+    """Yield the gates of subjects, compared in this process.
+
+    Marks are watched in float64, where a difference is placed; float32 is the program as it is.
+    """
+    for name in names:
+        comparison: MeshComparison = SUBJECTS[name]()
+        with traced_checks(False):
+            report = comparison.run(
+                name=name, watched=("float64",), suite=SUITE, device=jax.default_backend()
+            )
+        yield from (m for m in report.measurements if m.verdict is not Verdict.INFO)
+
+
+def planned(names: Collection[str] = ()) -> int:
+    """Return how many meshes the subjects are compared on."""
+    return sum(len(SUBJECTS[name]().meshes) for name in tuple(names) or SUBJECTS)
+
+
+def _elsewhere(names: Collection[str]) -> list[Measurement]:
+    own = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "parity.mesh.suite", *names]
+    try:
+        done = subprocess.run(
+            command, env=own, capture_output=True, text=True, timeout=ALONE, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the suite over meshes took longer than {ALONE} s.") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"the suite over meshes ended with {done.returncode}: {last}")
+    return [row_of(fields) for fields in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
+def row_of(fields: Mapping[str, Any]) -> Measurement:
+    """Return a measurement from its fields as JSON; a null is no number, or an infinite one."""
+    numbers = {name: float(fields[name]) for name in ("value", "tolerance")}
+    kinds = {"kind": Kind(fields["kind"]), "verdict": Verdict(fields["verdict"])}
+    return Measurement(**{**fields, **numbers, **kinds})
+
+
+def _fields(m: Measurement) -> dict[str, Any]:
+    # JSON has no NaN and no infinity; their names are read back by `float`.
+    numbers = {name: getattr(m, name) for name in ("value", "tolerance")}
+    texts = {n: v if math.isfinite(v) else str(v) for n, v in numbers.items()}
+    return asdict(m) | texts
+
+
+if __name__ == "__main__":
+    prepare_devices(VIRTUAL)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    print(json.dumps([_fields(m) for m in measured(sys.argv[1:])]))

@@ -1,0 +1,118 @@
+"""Two processes of four devices each: they train, stop, and go on elsewhere; one dies, both end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import pytest
+
+from megalodon_jax import distributed
+from megalodon_jax.checkpoint import load_checkpoint
+from tests.helpers import ROOT, ROUNDING, model_of, rel_l2, same_leaves
+from tests.megalodon_jax.sharding import worker
+from tests.megalodon_jax.sharding.programs import SMALL, mesh_named
+
+TEXT = ROOT / "parity" / "data" / "byte_lm" / "heldout.txt"
+STEPS, MINUTE, LONG = 20, 60, 900
+
+
+def started(plan: dict[str, Any], index: int, devices: int) -> subprocess.Popen[str]:
+    """A process of the worker, the given number of virtual devices its own."""
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, str(Path(worker.__file__)), json.dumps(plan | {"index": index})]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def plan_of(folder: Path, mesh: dict[str, int], processes: int, first: int, last: int) -> Any:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    return {
+        "address": address,
+        "processes": processes,
+        "mesh": mesh,
+        "text": str(TEXT),
+        "folder": str(folder),
+        "first": first,
+        "last": last,
+        "saves": [STEPS // 2],
+    }
+
+
+def losses(plan: Any, devices: int) -> dict[int, float]:
+    """Run the plan in its processes and return the losses of the first, which all must have."""
+    processes = [started(plan, index, devices) for index in range(plan["processes"])]
+    outputs = [process.communicate(timeout=LONG) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-2000:]
+    first, *others = (out for out, _ in outputs)
+    assert all(other == first for other in others)
+    lines = map(json.loads, first.splitlines())
+    return {line["step"]: line["loss"] for line in lines}
+
+
+@pytest.mark.sweep
+@pytest.mark.optimised
+def test_two_processes_train_and_others_go_on(tmp_path: Path) -> None:
+    folder, cube = tmp_path / "saved", {"data": 2, "tensor": 2, "sequence": 2}
+    two = losses(plan_of(folder, cube, 2, 0, STEPS), 4)
+    assert sorted(two) == list(range(STEPS))
+    saved = load_checkpoint(folder)
+    assert saved.step == STEPS // 2 and saved.mesh == cube
+    for mesh, devices in (({"fsdp": 2, "tensor": 4}, 8), ({}, 1)):
+        plan = plan_of(folder, mesh, 1, STEPS // 2, STEPS) | {"saves": []}
+        for step, loss in losses(plan, devices).items():
+            # Rounding grows from step to step, and so does its allowance.
+            bound = ROUNDING * 10 * (1 + step - STEPS // 2)
+            assert rel_l2(loss, two[step]) <= bound, (mesh, step)
+    assert same_leaves(load_checkpoint(folder).model, saved.model)
+
+
+@pytest.mark.sweep
+@pytest.mark.optimised
+def test_where_one_process_dies_the_others_end_with_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    plan = plan_of(folder, {"data": 8}, 2, 0, STEPS) | {"dies": STEPS // 2 + 2}
+    first, second = (started(plan, index, 4) for index in range(2))
+    assert second.wait(LONG) == 9
+    begin = time.monotonic()
+    _, errors = first.communicate(timeout=2 * MINUTE)
+    assert time.monotonic() - begin <= MINUTE
+    assert first.returncode not in (0, None)
+    assert "process" in errors or "task" in errors
+    assert load_checkpoint(folder).step == STEPS // 2
+
+
+def test_a_checkpoint_of_another_mesh_is_loaded_and_said(tmp_path: Path, caplog) -> None:
+    model = model_of(SMALL)
+    mesh, other = mesh_named("data=2 tensor=2"), mesh_named("fsdp=4")
+    distributed.save(tmp_path / "saved", distributed.shard_model(model, mesh), step=3)
+    with caplog.at_level(logging.WARNING):
+        again = distributed.load(tmp_path / "saved", mesh)
+    assert not caplog.records and again.step == 3
+    with caplog.at_level(logging.WARNING):
+        found = distributed.load(tmp_path / "saved", other)
+    assert "mesh of data=2 x tensor=2" in caplog.text and "mesh of fsdp=4" in caplog.text
+    assert same_leaves(found.model, model)
+    leaves = jax.tree.leaves(eqx.filter(found.model, eqx.is_array))
+    assert all(leaf.sharding.mesh == other for leaf in leaves)
+
+
+def test_a_process_that_counts_from_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"index=2 must be below processes=2"):
+        distributed.start("127.0.0.1:1", 2, 2)

@@ -1,0 +1,125 @@
+"""Marks wherever they stand, values that stand in their place, and sums in another order."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from parity.mesh import mesh_of
+from parity.mesh.program import Program, computed_order
+from parity.mesh.reordering import reordered
+
+SIZES = {"data": 2, "tensor": 2}
+X = np.linspace(-1.0, 2.0, 32).reshape(4, 8).astype(np.float32)
+
+
+@jax.custom_jvp
+def doubled(x):
+    return checkpoint_name(2 * x, "doubled")
+
+
+doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2 * tangents[0]))
+
+
+def nested(x):
+    """A loop around `shard_map`, with a call, a loop and a remat inside of it."""
+
+    def local(x):
+        @jax.checkpoint
+        def body(y, _):
+            return checkpoint_name(jnp.sin(y), "inner"), None
+
+        y, _ = jax.lax.scan(body, doubled(x), None, length=3)
+        return checkpoint_name(y, "end")
+
+    def turn(x, _):
+        y = jax.shard_map(local, in_specs=P("data", "tensor"), out_specs=P("data", "tensor"))(x)
+        return checkpoint_name(y, "turn"), jnp.sum(y)
+
+    x, sums = jax.lax.scan(turn, checkpoint_name(x, "start"), None, length=2)
+    return {"last": jnp.sum(jnp.cos(x)), "sums": sums}
+
+
+def expected():
+    values = {n: [] for n in ("doubled", "inner", "end", "turn")}
+    x, sums = X, []
+    for _ in range(2):
+        values["doubled"].append(2 * x)
+        y, inner = 2 * x, []
+        for _ in range(3):
+            y = np.sin(y)
+            inner.append(y)
+        values["inner"].append(inner)
+        values["end"].append(y)
+        values["turn"].append(y)
+        sums.append(y.sum())
+        x = y
+    return {n: np.array(v) for n, v in values.items()} | {"start": X, "sums": np.array(sums)}
+
+
+def program(function=nested, sizes=SIZES, explicit=False):
+    mesh = mesh_of(sizes, explicit=explicit)
+    return Program(function, (X,), (NamedSharding(mesh, P("data")),), mesh)
+
+
+def test_marks_are_put_together_from_wherever_they_are():
+    one = program(sizes=dict.fromkeys(SIZES, 1)).run("float32")
+    many = program().run("float32", one.arrays)
+    assert list(many.arrays) == ["start", "doubled", "inner", "end", "turn", "sums", "last"]
+    for name, value in expected().items():
+        np.testing.assert_allclose(many.arrays[name], value, rtol=2e-6, err_msg=name)
+        np.testing.assert_allclose(one.arrays[name], value, rtol=2e-6, err_msg=name)
+    assert not any(many.replicas.values())
+    assert many.placements["inner"] == ((), (), ("data",), ("tensor",))
+
+
+def test_a_forced_mark_is_what_the_program_goes_on_with():
+    side = program()
+    free = side.run("float32", expected())
+    side.declared = free.placements
+    other = {"end": expected()["end"] * 0.5}
+    forced = side.run("float32", expected(), forced=other)
+    np.testing.assert_array_equal(forced.arrays["end"][0], free.arrays["end"][0])
+    np.testing.assert_allclose(forced.arrays["turn"], other["end"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_axes_of_both_kinds_are_compared(explicit):
+    def plain(x):
+        y = checkpoint_name(jnp.cos(x) @ jnp.ones((8, 4), x.dtype), "product")
+        return {"loss": jnp.sum(y)}
+
+    values = program(plain, explicit=explicit).run("float64")
+    assert values.arrays["product"].dtype == np.float64
+    np.testing.assert_allclose(values.arrays["loss"], 4 * np.cos(X.astype(np.float64)).sum())
+
+
+def test_another_order_of_sums_is_the_same_sum():
+    x = np.random.default_rng(0).standard_normal((64, 33)).astype(np.float32)
+
+    def sums(x):
+        return {"product": x.T @ x, "sum": jnp.sum(x), "rows": jnp.sum(x, axis=1)}
+
+    mesh = mesh_of({"data": 1})
+    side = Program(sums, (x,), (NamedSharding(mesh, P()),), mesh)
+    plain, runs = side.run("float32"), side.run("float32", operation=reordered, seeds=3)
+    wide = side.run("float64")
+    for name, exact in wide.arrays.items():
+        orders = np.stack([run.arrays[name] for run in runs])
+        np.testing.assert_allclose(orders, np.broadcast_to(exact, orders.shape), atol=1e-4)
+        assert len(np.unique(np.concatenate([orders, plain.arrays[name][None]]), axis=0)) > 2
+
+
+def test_results_are_in_the_order_in_which_they_are_computed():
+    def steps(x):
+        first = jnp.sin(x)
+        second = checkpoint_name(jnp.cos(first), "mark")
+        return {"a": jnp.exp(second), "b": first}
+
+    closed = jax.make_jaxpr(steps)(X)
+    assert computed_order(closed, ["a", "b"]) == ["b", "mark", "a"]

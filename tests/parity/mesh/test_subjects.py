@@ -1,0 +1,109 @@
+"""Megalodon and MLA-MoE over meshes, random healthy triples, and the suite of a night."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from megalodon_jax import traced_checks
+from parity.engine.measurement import Verdict
+from parity.mesh import suite
+from parity.mesh.subjects import healthy, megalodon, mla_moe
+from parity.mesh.subjects.megalodon import MESHES
+from parity.mesh.subjects.mla_moe import MESHES as EXPERTS
+
+WALK = pytest.mark.sweep
+
+
+@pytest.fixture(autouse=True)
+def without_checks():
+    with traced_checks(False):
+        yield
+
+
+def compared(comparison, **options):
+    report = comparison.run(precisions=("float64",), forced=False, **options)
+    assert report.holds, report.table()
+    return {m.quantity for m in report.measurements}
+
+
+def test_megalodon_on_a_mesh_of_three_axes_is_the_same_mathematics():
+    found = compared(megalodon(steps=0, gradients=False, meshes=(MESHES[3],)))
+    assert {"embed", "cema", "logits", "loss"} <= found
+
+
+@WALK
+def test_megalodon_on_explicit_axes_is_the_same_mathematics():
+    found = compared(megalodon(steps=0, explicit=True, meshes=(MESHES[3],)))
+    assert {"logits", "loss", "grad/model.embed.weight"} <= found
+
+
+@WALK
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_megalodon_trains_alike_on_every_mesh(mesh):
+    found = compared(megalodon(meshes=(mesh,)))
+    assert {"losses", "gradient_norm", "step3/nu/model.norm.weight"} <= found
+
+
+@WALK
+@pytest.mark.parametrize("mesh", EXPERTS, ids=str)
+def test_experts_on_an_axis_train_alike(mesh):
+    assert "losses" in compared(mla_moe(meshes=(mesh,)))
+
+
+@WALK
+def test_megalodon_in_float32_stays_within_reordered_sums():
+    report = megalodon(meshes=MESHES[3:4]).run(precisions=("float32",), watched=())
+    assert report.holds, report.table()
+
+
+@WALK
+@pytest.mark.optimised
+def test_healthy_triples_raise_no_alarm():
+    assert list(healthy.alarms(range(2))) == []
+
+
+def test_a_healthy_configuration_depends_on_its_number_alone():
+    one, same, other = (healthy.healthy(i) for i in (3, 3, 4))
+    assert one.meshes == same.meshes != other.meshes
+    left, right = (jax.tree.leaves(c.arguments) for c in (one, same))
+    assert all((a == b).all() for a, b in zip(left, right, strict=True))
+    assert len(one.meshes) == healthy.VARIATIONS
+
+
+ROW = {
+    "case": "mesh megalodon data=8", "edge": "mesh64:one64", "quantity": "loss", "kind": "loss",
+    "stage": -1, "metric": "rel_l2", "value": "inf", "tolerance": 1e-12, "verdict": "fail",
+    "dtype": "float64", "device": "cpu", "identity": "0", "note": "", "deterministic": None,
+    "suite": "mesh",
+}  # fmt: skip
+
+
+def test_the_suite_runs_where_there_are_devices(monkeypatch):
+    asked = []
+
+    def run(command, env, **options):
+        asked.append((command[1:], env["JAX_PLATFORMS"]))
+        return SimpleNamespace(returncode=0, stdout=f"a line\n{json.dumps([ROW])}\n", stderr="")
+
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.setattr(subprocess, "run", run)
+    (row,) = suite.measure(["mesh megalodon"])
+    assert asked == [(["-m", "parity.mesh.suite", "mesh megalodon"], "cpu")]
+    assert (row.verdict, row.value) == (Verdict.FAIL, float("inf"))
+    assert suite.row_of(suite._fields(row)) == row
+
+
+def test_a_process_that_fails_is_named(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    dead = SimpleNamespace(returncode=-9, stdout="", stderr="noise\nkilled\n")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: dead)
+    with pytest.raises(RuntimeError, match="ended with -9: killed"):
+        suite.measure()
+    with pytest.raises(ValueError, match="no mesh of all; there are mesh megalodon, mesh mla-moe"):
+        suite.measure(["mesh of all"])
+    assert suite.planned() == len(MESHES) + len(EXPERTS)

@@ -1,0 +1,107 @@
+"""What is float32 on one side all the same, and numbers that stand for none, raise no alarm."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.ad_checkpoint import checkpoint_name
+
+from parity.port import Port, compare
+from parity.sides import JaxSide, TorchSide
+
+X = np.random.default_rng(0).standard_normal((3, 5), np.float32)
+
+
+def sines():
+    return np.sin(np.arange(3)[:, None] / 10.0 ** np.arange(5)[None])
+
+
+class Positions(torch.nn.Module):
+    """Adds a table that it holds in float32: as a parameter, a buffer, or an attribute."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.dense = torch.nn.Linear(5, 4)
+        table = torch.from_numpy(sines()).float()
+        if kept == "parameter":
+            self.table = torch.nn.Parameter(table, requires_grad=False)
+        elif kept == "buffer":
+            self.register_buffer("table", table)
+        else:
+            self.table = table
+
+    def forward(self, x):
+        return self.dense(x + self.table)
+
+
+def made_anew(offset):
+    def function(params, x):
+        return checkpoint_name(
+            (x + jnp.asarray(sines() + offset, x.dtype)) @ params["kernel"] + params["bias"],
+            "dense",
+        )
+
+    return function
+
+
+def params_of(module):
+    linear = module.dense
+    return {"kernel": linear.weight.detach().numpy().T, "bias": linear.bias.detach().numpy()}
+
+
+@pytest.mark.parametrize("kept", ["parameter", "buffer", "attribute"])
+def test_a_table_that_the_port_makes_in_float64_is_the_same_but_for_rounding(kept):
+    module = Positions(kept)
+    sides = TorchSide(module, X), JaxSide(made_anew(0.0), params_of(module), X)
+    report = compare(Port("table", *sides, bfloat16=False))
+    assert report.holds, report.text()
+
+
+def test_another_table_is_not():
+    module = Positions("parameter")
+    sides = TorchSide(module, X), JaxSide(made_anew(3e-5), params_of(module), X)
+    report = compare(Port("table", *sides, bfloat16=False))
+    assert report.culprit is not None
+    assert report.culprit.name == "dense"
+
+
+class Biased(torch.nn.Module):
+    """Has a stage of numbers and masks, as the bias of T5's attention is."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = torch.nn.Linear(5, 4)
+        self.masked = Masked()
+
+    def forward(self, x):
+        return torch.softmax(self.masked(self.dense(x)), -1)
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x):
+        lowest = torch.finfo(x.dtype).min
+        return torch.where(torch.arange(x.shape[-1]) < 3, x, lowest)
+
+
+def masked(wrong):
+    def function(params, x):
+        y = checkpoint_name(x @ params["kernel"] + params["bias"], "dense")
+        y = jnp.where(jnp.arange(4) < 3 - wrong, y, jnp.finfo(y.dtype).min)
+        y = checkpoint_name(y, "masked")
+        y = jnp.exp(y - jnp.max(y, -1, keepdims=True))
+        return y / jnp.sum(y, -1, keepdims=True)
+
+    return function
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_masks_are_equal_whatever_the_lowest_number_is(wrong):
+    module = Biased()
+    sides = TorchSide(module, X), JaxSide(masked(wrong), params_of(module), X)
+    report = compare(Port("masks", *sides, bfloat16=False))
+    assert report.holds is not bool(wrong), report.text()
+    if wrong:
+        assert report.culprit is not None
+        assert report.culprit.name == "masked"

@@ -1,0 +1,234 @@
+"""The torch side: every submodule is a stage, float64 means all of it, nothing is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from parity import SideError, TorchSide
+from parity.engine.metrics import relative_l2
+from parity.sides.side import OUTPUT, Precision, Rounding, Run
+
+WIDE = Run(Precision.FLOAT64)
+X = np.random.default_rng(0).standard_normal((5, 8), np.float32)
+LAST_DIGITS = 1e-13
+
+
+@dataclass
+class Both:
+    first: torch.Tensor
+    second: torch.Tensor | None = None
+
+
+class Returns(torch.nn.Module):
+    """Gives its input back in some structure."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8)
+        self.act = torch.nn.ReLU(inplace=True)
+        self.pair, self.named = Returns(lambda x: (x, [2 * x])), Returns(lambda x: {"a": x, "n": 3})
+        self.both = Returns(lambda x: Both(x))
+
+    def forward(self, x, *, scale=1.0):
+        x = self.down(self.act(self.up(x)))
+        first, (second,) = self.pair(x)
+        x = self.both(self.named(first + second)["a"]).first
+        return {"logits": self.down(self.act(self.up(x))) * scale, "hidden": x}
+
+
+def model():
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+def test_every_call_is_a_stage_by_path_field_and_count_and_no_bit_changes():
+    module = model()
+    trace = TorchSide(module, X, scale=2.0).run()
+    assert list(trace.stages) == [
+        *("up", "act", "down", "pair[0]", "pair[1][0]", "named.a", "both.first"),
+        *("up#2", "act#2", "down#2", "output.logits", "output.hidden"),
+    ]
+    assert trace.outputs == ("output.logits", "output.hidden")
+    with torch.no_grad():
+        plain = module(torch.from_numpy(X), scale=2.0)
+        up = module.up(torch.from_numpy(X)).numpy()
+    assert np.array_equal(trace.stages["output.logits"], plain["logits"].numpy())
+    # What is done in place further on does not reach a stage that was read before.
+    assert np.array_equal(trace.stages["up"], up) and (up < 0).any()
+    assert np.array_equal(trace.stages["act"], np.maximum(up, 0))
+
+
+@pytest.mark.parametrize("how", [Run(), WIDE], ids=["float32", "float64"])
+def test_a_forced_stage_is_what_follows_goes_on_from(how):
+    side = TorchSide(model(), X)
+    free = side.run(how)
+    for stage in ("down", "pair[1][0]", "named.a", "both.first", "act#2"):
+        forced = side.run(Run(how.precision, forced={stage: np.ones_like(free.stages[stage])}))
+        assert np.array_equal(forced.stages[stage], free.stages[stage])
+        before = list(free.stages)[: list(free.stages).index(stage)]
+        assert all(np.array_equal(forced.stages[n], free.stages[n]) for n in before)
+        assert not np.allclose(forced.stages["output.logits"], free.stages["output.logits"]), stage
+
+
+class Casts(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.lin, self.function = torch.nn.Linear(8, 8), function
+
+    def forward(self, x):
+        return self.lin(self.function(x))
+
+
+def _in_place(x):
+    x = x.to(torch.bfloat16)
+    x *= 3
+    x[:, 0] = 1
+    return x.float()
+
+
+CASTS = {
+    "float": (lambda x: x.double().float() / 3, lambda x: x / 3),
+    "bfloat16": (lambda x: torch.exp(x.to(torch.bfloat16)).float(), torch.exp),
+    "dtype argument": (
+        lambda x: torch.softmax(x.half(), -1, dtype=torch.float32),
+        lambda x: torch.softmax(x, -1),
+    ),
+    "in place": (
+        _in_place,
+        lambda x: torch.cat([torch.ones_like(x[:, :1]), 3 * x[:, 1:]], 1),
+    ),
+    "view": (lambda x: x.to(torch.bfloat16).view(4, 10).T.reshape(5, 8).float(), None),
+    "made inside": (
+        lambda x: x * torch.arange(8, dtype=torch.float32).mul(0.1).cos(),
+        lambda x: x * torch.arange(8, dtype=torch.float64).mul(0.1).cos(),
+    ),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_what_a_module_casts_to_less_is_float64_forward_and_backward(cast):
+    function, exact = CASTS[cast]
+    torch.manual_seed(1)
+    module, x = Casts(function).eval(), X + np.float32(0.1)
+    exact = exact or (lambda x: x.view(4, 10).T.reshape(5, 8))
+    g = np.random.default_rng(1).standard_normal((5, 8), np.float32)
+    run = TorchSide(module, x).run(Run(Precision.FLOAT64, cotangents={OUTPUT: g}))
+    held = Casts(exact).double()
+    held.load_state_dict(module.state_dict())
+    expected = held(torch.from_numpy(x).double())
+    expected.backward(torch.from_numpy(g).double())
+    assert relative_l2(run.stages[OUTPUT], expected.detach().numpy()) < LAST_DIGITS
+    gradient = held.lin.weight.grad.numpy()
+    assert relative_l2(run.gradients["lin.weight"], gradient) < LAST_DIGITS
+    # The module as it is does round: the agreement is the lift's.
+    narrow = TorchSide(module, x).run().stages[OUTPUT]
+    assert relative_l2(np.float64(narrow), run.stages[OUTPUT]) > 1e-9
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm = torch.nn.Linear(64, 64), torch.nn.LayerNorm(64)
+
+    def forward(self, x):
+        scores = self.norm(self.up(x))
+        return torch.softmax(scores @ scores.T / 8, -1) @ x
+
+
+def test_a_module_responds_to_rounding_as_much_as_it_rounds():
+    torch.manual_seed(2)
+    x = np.random.default_rng(2).standard_normal((24, 64), np.float32)
+    side = TorchSide(Normed().eval(), x)
+    narrow, exact = side.run(), side.run(WIDE)
+    moved = [side.run(Run(Precision.FLOAT64, Rounding.OPERATIONS, seed)) for seed in range(4)]
+    for name, value in exact.stages.items():
+        error = relative_l2(narrow.stages[name], value)
+        response = np.sqrt(np.mean([relative_l2(m.stages[name], value) ** 2 for m in moved]))
+        assert 0.7 <= response / error <= 10
+    assert not np.array_equal(moved[0].stages[OUTPUT], moved[1].stages[OUTPUT])
+    # No buffer: nothing that was made in float32 is left in a float64 run.
+    tables = side.run(Run(Precision.FLOAT64, Rounding.CONSTANTS))
+    assert np.array_equal(tables.stages[OUTPUT], exact.stages[OUTPUT])
+
+
+def test_a_cast_to_bfloat16_is_not_excused_in_a_float32_module():
+    torch.manual_seed(1)
+    side = TorchSide(Casts(CASTS["bfloat16"][0]).eval(), X)
+    exact = side.run(WIDE).stages[OUTPUT]
+    error = relative_l2(side.run().stages[OUTPUT], exact)
+    moved = side.run(Run(Precision.FLOAT64, Rounding.OPERATIONS)).stages[OUTPUT]
+    assert relative_l2(moved, exact) < 1e-5 < 1e-4 < error
+
+
+def test_a_buffer_is_moved_with_the_constants_unless_both_sides_hold_it():
+    class Table(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.arange(1.0, 9.0).sin())
+
+        def forward(self, x):
+            return x * self.table
+
+    side = TorchSide(Table(), X)
+    assert "table" in side.parameters()
+    exact = side.run(WIDE).stages[OUTPUT]
+    moved, shared = (
+        side.run(Run(Precision.FLOAT64, Rounding.CONSTANTS, shared=names)).stages[OUTPUT]
+        for names in (frozenset(), frozenset({"table"}))
+    )
+    assert 1e-9 < relative_l2(moved, exact) < 1e-6
+    assert np.array_equal(shared, exact)
+
+
+def test_a_module_is_left_as_it_was():
+    module = model().train()
+    state = {name: p.clone() for name, p in module.state_dict().items()}
+    side = TorchSide(module, X)
+    random, default = torch.get_rng_state(), torch.get_default_dtype()
+    for precision in Precision:
+        cotangents = {"output.logits": X}
+        side.run(Run(precision, cotangents=cotangents))
+    side.run(Run(Precision.FLOAT64, Rounding.OPERATIONS))
+    side.run(Run(Precision.FLOAT64, Rounding.CONSTANTS))
+    refused = TorchSide(module, X[:, :3])
+    with pytest.raises(SideError):
+        refused.run(WIDE)
+    assert module.training and torch.get_default_dtype() is default
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(m._forward_hooks for m in module.modules())
+    assert all(p.grad is None and p.dtype is torch.float32 for p in module.parameters())
+    assert all(torch.equal(state[name], p) for name, p in module.state_dict().items())
+
+
+def test_inputs_that_are_refused_are_named_with_shape_and_dtype():
+    with pytest.raises(SideError, match=r"torch side refuses .* \(0 float32\[5, 3\]\): RuntimeErr"):
+        TorchSide(model(), X[:, :3]).run()
+    with pytest.raises(SideError, match=r"no output logits; there are output.logits"):
+        TorchSide(model(), X).run(Run(cotangents={"logits": X}))
+    with pytest.raises(SideError, match=r"no stage upp; there are up"):
+        TorchSide(model(), X).run(Run(forced={"upp": X}))
+
+
+def test_bfloat16_parameters_and_other_methods():
+    module = model().to(torch.bfloat16)
+    side = TorchSide(module, X, call=lambda m, x: m.up(x))
+    trace = side.run()
+    assert list(trace.stages) == ["up", OUTPUT]
+    assert str(side.parameters()["up.weight"].dtype) == "bfloat16"
+    # Held in bfloat16, computed in float32: the module itself stays what it is.
+    assert trace.stages[OUTPUT].dtype == np.float32
+    assert module.up.weight.dtype is torch.bfloat16
+    assert str(side.run(Run(Precision.BFLOAT16)).stages[OUTPUT].dtype) == "bfloat16"

@@ -1,0 +1,146 @@
+"""What the page shows of a port: the answer first, colours that follow shares, names as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Kind, Verdict
+from reports.page.render import render
+from reports.page.sections import ports
+from reports.verdict.decide import decide
+from reports.verdict.document import replays
+from reports.verdict.history import History
+from tests.reports.nights import measurement, run
+
+BUG = "layers_0.<mlp>"
+
+
+def stage(name: str, forced: float | None, tolerance: float = 1e-11) -> dict[str, Any]:
+    return {
+        "name": name,
+        "original": name.replace("_", "."),
+        "free": 0.1,
+        "forced": forced,
+        "tolerance": tolerance,
+    }
+
+
+def document(name: str = "llama", *, holds: bool = False, case: str = "") -> dict[str, Any]:
+    culprit = "" if holds else BUG
+    return {
+        "title": f"{name}/{case}" if case else name,
+        "name": name,
+        "case": case,
+        "file": "my port.py",
+        "versions": {"torch": "2.6.0"},
+        "sides": {"original": "torch", "port": "flax"},
+        "holds": holds,
+        "sentence": f"{name}: holds" if holds else f"{name}: diverges at {BUG}, twin.py:7 (f)",
+        "text": "",
+        "place": {
+            "edge": "port64:original64",
+            "stages": [stage("embed", 0.0), stage("norm", 5e-12), stage(BUG, 0.2)],
+            "culprit": culprit,
+            "original": culprit and BUG.replace("_", "."),
+            "last_right": culprit and "norm",
+            "worst": [] if holds else [{"index": [0, 3], "actual": 1.5, "expected": None}],
+            "source": [] if holds else ["twin.py:7 (f)"],
+            "mask": [],
+        },
+        "matching": {
+            "pairs": [
+                {"port": "a", "made_of": "x", "means": "by value", "note": "", "also": [],
+                 "equal": True},
+                {"port": "b", "made_of": "y", "means": "but for a slice", "note": "rows 5",
+                 "also": ["z"], "equal": holds},
+            ],
+            "only_port": [],
+            "only_original": [{"name": "w", "shape": [2, 3], "closest": "b", "note": ""}],
+        },
+        "alignment": {
+            "pairs": [{"port": "norm", "original": "norm", "layout": "as it is", "by": "value",
+                       "distance": 0.0}],
+            "only_port": [],
+            "only_original": [{"name": "act", "shape": [], "closest": "", "note": ""}],
+        },
+        "bfloat16": [{"name": "norm", "port": 2e-3, "original": 1e-3, "floor": None}],
+        "notices": ["torch: no float64 here"],
+    }  # fmt: skip
+
+
+def port_run(*documents: dict[str, Any], **changes: Any):
+    rows = []
+    for each in documents:
+        verdict = Verdict.PASS if each["holds"] else Verdict.FAIL
+        value = 1e-12 if each["holds"] else 0.2
+        rows.append(
+            measurement(case=each["title"], suite=each["name"], edge="port64:original64",
+                        quantity=BUG, kind=Kind.BLOCK, stage=2, value=value, tolerance=1e-11,
+                        verdict=verdict)
+        )  # fmt: skip
+    names = dict.fromkeys(each["name"] for each in documents)
+    suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in names]
+    fields: dict[str, Any] = {"kind": "port", "ports": list(documents), "suites": suites}
+    return run(*rows, **{**fields, **changes})
+
+
+def page_of(night) -> str:
+    return render(night, decide(night, None), History())
+
+
+def test_the_page_says_where_a_port_diverges() -> None:
+    page = page_of(port_run(document()))
+    assert "Where it starts" in page and "twin.py:7 (f)" in page and "it starts here" in page
+    # Names are data, and never markup.
+    assert "<mlp>" not in page and "&lt;mlp&gt;" in page
+    assert "note</span> torch: no float64 here" in page
+    assert "1 of 2 are the original" in page and "rows 5; also z" in page
+    assert ">NaN<" in page.replace("nan", "NaN")
+    # Nothing of a night: its sections would be empty.
+    assert 'id="streaming"' not in page and "Oracle: float64 NumPy" not in page
+
+
+def test_a_port_that_holds_has_no_place_where_it_starts() -> None:
+    """Negative control of the one above."""
+    page = page_of(port_run(document(holds=True)))
+    assert "Where it starts" not in page and "it starts here" not in page
+    assert "2 of 2 are the original" in page
+    assert "PASS" in page
+
+
+def test_ports_that_diverge_come_first_and_are_counted_in_the_sentence() -> None:
+    night = port_run(document("a", holds=True), document("b"), document("c", case="long"))
+    assert [p["title"] for p in ports.ports(night)] == ["b", "c/long", "a"]
+    sentence = decide(night, None).sentence
+    assert f"b: diverges at {BUG}, twin.py:7 (f)" in sentence and "1 more port" in sentence
+
+
+@pytest.mark.parametrize(
+    ("forced", "colour"),
+    [(0.0, "h0"), (5e-16, "h0"), (5e-13, "h3"), (9e-12, "h5"), (2e-11, "fail"), (None, "fail")],
+)
+def test_colours_follow_the_share_of_the_tolerance(forced: float | None, colour: str) -> None:
+    found = document()
+    found["place"]["stages"] = [stage("norm", forced)]
+    (port,) = ports.ports(port_run(found))
+    assert port["stages"][0]["heat"] == colour
+
+
+def test_a_night_beside_ports_keeps_its_sections() -> None:
+    mixed = port_run(document(), kind="pytest", suites=[])
+    assert ports.only_ports(mixed)
+    other = run(measurement(suite="parity"), kind="pytest", ports=[document()])
+    assert not ports.only_ports(other)
+    assert 'id="streaming"' in page_of(other) and "Where it starts" in page_of(other)
+    assert not ports.only_ports(run(measurement()))
+
+
+def test_a_port_is_measured_again_by_its_own_command() -> None:
+    night = port_run(document("a", holds=True), document("b", case="long"))
+    commands = [each["command"] for each in replays(night, decide(night, None))]
+    assert commands == [
+        "megalodon-numerics port 'my port.py'",
+        "megalodon-numerics port 'my port.py' --case b/long",
+    ]
