@@ -22,7 +22,12 @@ QUICK = {
     "llama_keys_scaled",
 }
 """Of one pair, made once: a number, a function, an order, a mask, a parameter, and what is none."""
-MISPLACED = {}
+MISPLACED = {
+    "bart_norm_over_positions": "model.shared",
+    "bart_no_offset": "model.shared",
+    "bert_query_is_key": "bert.encoder.layer.1.attention.self[0]",
+    "llama_gate_is_up": "model.layers.1.mlp.down_proj",
+}
 """What is found elsewhere than it is; docs/ports-detection.md says why."""
 pytestmark = [
     pytest.mark.flax_models,

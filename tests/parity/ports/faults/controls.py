@@ -125,7 +125,7 @@ CONTROLS = (
         entry(ACT2FN, "gelu", complementary),
     ),
     _control(
-        "bert_relu_by_magnitude", "bert", "(x + |x|) / 2",
+        "bert_relu_by_magnitude", "bert", "half the sum of x and its magnitude",
         entry(ACT2FN, "relu", by_exponential),
     ),
     _control(
