@@ -20,7 +20,7 @@ import numpy as np
 
 from megalodon_jax.files import folder_written_aside
 from parity.sides.capture_files import MANIFEST, Row, read_manifest, write_arrays, write_manifest
-from parity.sides.projection import direction
+from parity.sides.projection import Valid, direction
 from parity.sides.side import AS_IS, Precision, Rounding, Run, Side, SideError, Trace
 
 SEEDS = 4
@@ -82,7 +82,7 @@ def comparison_runs(
     side: Side,
     *,
     outputs: Sequence[str] | None = None,
-    valid: np.ndarray | None = None,
+    valid: Valid = None,
     loss: str | None = None,
     gradients: bool = True,
     bfloat16: bool = True,
