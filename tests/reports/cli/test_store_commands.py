@@ -147,7 +147,7 @@ def test_a_sparkline_marks_what_is_no_number() -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout without uncommitted changes."""
-    monkeypatch.setattr("reports.registry.pin.git_state", lambda folder: ("1a2b3c4", False))
+    monkeypatch.setattr("reports.registry.pin.git_state", lambda *_: ("1a2b3c4", False))
 
 
 def test_pinning_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clean: None) -> None:
@@ -189,7 +189,7 @@ def test_only_a_whole_healthy_night_is_pinned(
 
 def test_a_dirty_tree_and_an_empty_reason_are_refused(tmp_path: Path, monkeypatch) -> None:
     nights(tmp_path, 1e-6)
-    monkeypatch.setattr("reports.registry.pin.git_state", lambda folder: ("1a2b3c4", True))
+    monkeypatch.setattr("reports.registry.pin.git_state", lambda *_: ("1a2b3c4", True))
     dirty = cli("pin", "latest", "--reason", "because", "--out", tmp_path)
     assert (dirty.exit_code, "commit or stash first" in dirty.output) == (2, True)
     empty = cli("pin", "latest", "--reason", " ", "--out", tmp_path)

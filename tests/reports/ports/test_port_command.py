@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from reports.registry.lookback import look_back
+from reports.registry.lookup import judge
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import RunKind
 from reports.verdict.history import load_history
@@ -179,3 +180,19 @@ def test_a_port_that_cannot_be_compared_leaves_the_run_incomplete(tmp_path: Path
 def test_bad_files_are_usage_errors(tmp_path: Path) -> None:
     missing = compare_by_command(tmp_path / "no.py", "--out", tmp_path / "runs")
     assert (missing.exit_code, "is not there" in missing.output) == (2, True)
+
+
+def test_a_pinned_port_lies_beside_its_runs_and_is_no_pin_of_a_night(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("reports.registry.pin.git_state", lambda *_: ("1a2b3c4", False))
+    root = tmp_path / "runs"
+    write_run(root, port_run("mine", 10))
+    pinned = cli("pin", "latest", "--reason", "as it should be", "--out", root)
+    assert pinned.exit_code == 0, pinned.output
+    (file,) = (tmp_path / "pinned" / "mine").iterdir()
+    assert str(file) in pinned.output
+    assert cli("report", "pinned", "--out", root, "--page", tmp_path / "p.html").exit_code == 0
+    later, other = port_run("mine", 11), port_run("other", 12)
+    assert "pinned 2" in " ".join(judge(root, later).decision.against)
+    assert "2026-11-10-mine" not in " ".join(judge(root, other).decision.against)
