@@ -142,6 +142,17 @@ TENSOR_FILES = of(
     ),
 )
 
+FILES = of(
+    "megalodon_jax/files.py",
+    (
+        "old_checkpoint_not_put_back",
+        "where a rename fails, the old checkpoint stays aside",
+        "                previous.rename(target)",
+        "                previous.exists()",
+        f"{_CHECKPOINT}::test_without_exchange_a_failed_rename_brings_the_old_one_back",
+    ),
+)
+
 CHECKPOINT = of(
     "megalodon_jax/checkpoint.py",
     (
@@ -185,13 +196,6 @@ CHECKPOINT = of(
         'extra = {"prng": str(jax.random.key_impl(leaf))}',
         'extra = {"prng": "threefry2x32"}',
         f"{_CHECKPOINT}::test_every_kind_of_leaf_of_an_optimiser_state_returns {_CHECKPOINT}",
-    ),
-    (
-        "old_checkpoint_not_put_back",
-        "where a rename fails, the old checkpoint stays aside",
-        "                previous.rename(target)",
-        "                previous.exists()",
-        f"{_CHECKPOINT}::test_without_exchange_a_failed_rename_brings_the_old_one_back",
     ),
     (
         "folder_of_weights_replaced",
@@ -341,4 +345,14 @@ QUANTIZE = of(
     ),
 )
 
-MUTANTS = (*CONVERT, *TENSOR_FILES, *ROLES, *WEIGHTS, *PRECISION, *CHECKPOINT, *GEMM, *QUANTIZE)
+MUTANTS = (
+    *CONVERT,
+    *TENSOR_FILES,
+    *ROLES,
+    *WEIGHTS,
+    *PRECISION,
+    *FILES,
+    *CHECKPOINT,
+    *GEMM,
+    *QUANTIZE,
+)

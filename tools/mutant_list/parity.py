@@ -512,19 +512,19 @@ SOURCES = (
         ),
     ),
     *of(
-        "parity/engine/instrument.py",
+        "parity/engine/marks.py",
         (
             "forced_stage_goes_on_with_its_own",
             "a forced stage goes on with what it computed",
-            "return self.forced[name].astype(value.dtype) if name in self.forced else value",
+            "return other if self.on is True else jnp.where(self.on, other, value)",
             "return value",
             f"{_LOCALIZE}::test_a_forced_stage_goes_on_with_what_it_is_given",
         ),
         (
             "layers_counted_from_one",
             "intermediates of the first layer are named after the second",
-            "name = self.numbered[name].format(self._passed[name] - 1)",
-            "name = self.numbered[name].format(self._passed[name])",
+            "name = self.numbered[mark].format(before)",
+            "name = self.numbered[mark].format(before + 1)",
             "test_sources.py::test_capture_changes_no_operation_and_names_every_stage",
             "plain",
         ),
