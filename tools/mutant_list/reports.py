@@ -307,7 +307,7 @@ REGISTRY = (
         (
             "anchor_of_another_kind",
             "runs of tests anchor nights",
-            "if old.kind is run.manifest.kind\n",
+            "if old.manifest.shares_subject(run.manifest)\n",
             "if old.kind is not None\n",
             f"{_HOSTS}",
         ),
@@ -454,8 +454,8 @@ STORE = (
         (
             "planted_night_in_history",
             "a night with a planted fault is a baseline",
-            " and not old.manifest.fault:",
-            " and old.kind in by_kind:",
+            " and not (old.manifest.fault or mixed):",
+            " and not mixed:",
             f"{_HISTORY}::test_a_run_with_a_planted_fault_is_no_baseline",
         ),
         (
@@ -530,8 +530,8 @@ STORE = (
         (
             "pinned_pruned",
             "a pinned run is pruned",
-            "if name in pinned:",
-            "if name in pinned - {name}:",
+            "if is_pinned(root, run.manifest):",
+            "if is_pinned(root, run.manifest) and not run.folder:",
             f"{_COMMANDS}::test_pruning_spares_what_others_are_held_against",
         ),
         (
