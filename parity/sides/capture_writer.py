@@ -217,10 +217,13 @@ def text_of(entry: Mapping[str, Any]) -> str:
 
 def _difference(value: np.ndarray, exact: np.ndarray | None) -> np.ndarray | None:
     """Return how far a value was moved, in bfloat16; None where that does not say it."""
-    if exact is None or exact.shape != value.shape or exact.dtype != np.float64:
+    if exact is None or exact.shape != value.shape:
         return None
-    # Of scalars NumPy makes no arrays.
-    apart = np.asarray(value.astype(np.float64) - exact)
+    if not value.dtype == exact.dtype == np.float64:
+        return None
+    with np.errstate(invalid="ignore"):
+        # Infinity from infinity is no number. Of scalars NumPy makes no arrays.
+        apart = np.asarray(value - exact)
     return apart.astype(ml_dtypes.bfloat16) if np.isfinite(apart).all() else None
 
 

@@ -194,6 +194,22 @@ def test_what_it_was_made_with_is_written_down(folder: Path) -> None:
     assert "not bfloat16 moved by operations, seed 0: no bfloat16 that is moved" in text
 
 
+def test_masks_and_narrow_numbers_that_were_moved_are_kept_as_they_are(tmp_path: Path) -> None:
+    class Masked(Linear):
+        def run(self, how: Run = Run()) -> Trace:  # noqa: B008
+            trace = super().run(replace(how, cotangents=None))
+            y = trace.stages["output.y"]
+            narrow = trace.stages["product"].astype(np.float32)
+            stages = {"mask": np.where(y > 0, y, -np.inf), "narrow": narrow, "output.y": y}
+            return Trace(stages, ("output.y",))
+
+    side, moved = Masked(), Run(Precision.FLOAT64, Rounding.OPERATIONS)
+    folder = capture(side, tmp_path / "masked", runs=[Run(Precision.FLOAT64), moved])
+    here, there = side.run(moved).stages, CapturedSide(folder).run(moved).stages
+    assert all(np.array_equal(here[name], there[name]) for name in ("mask", "narrow"))
+    assert there["narrow"].dtype == np.float32
+
+
 def test_a_capture_of_a_capture_is_the_same(folder: Path, tmp_path: Path) -> None:
     again = CapturedSide(capture(CapturedSide(folder), tmp_path / "again"))
     first = CapturedSide(folder)
