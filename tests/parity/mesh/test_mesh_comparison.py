@@ -115,7 +115,7 @@ def test_the_collectives_of_the_program_have_their_axes_and_lines():
     result = sound().results[1]
     sums = [c for c in result.collectives if c.axes == ("tensor",)]
     assert sums and sums[0].operation == "all-reduce" and sums[0].bytes == 8 * 8 * 4
-    assert sums[0].source.startswith("test_comparison.py:")
+    assert sums[0].source.startswith("test_mesh_comparison.py:")
 
 
 def devices():

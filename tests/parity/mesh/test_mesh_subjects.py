@@ -68,8 +68,10 @@ def test_healthy_triples_raise_no_alarm():
 
 
 def test_a_healthy_configuration_depends_on_its_number_alone():
-    one, same, other = (healthy.healthy(i) for i in (3, 3, 4))
-    assert one.meshes == same.meshes != other.meshes
+    # Neighbours share a configuration and its meshes.
+    one, same, other = (healthy.healthy(i) for i in (3, 3, 3 + healthy.NEIGHBOURS))
+    assert one.meshes == same.meshes
+    assert one.meshes != other.meshes
     left, right = (jax.tree.leaves(c.arguments) for c in (one, same))
     assert all((a == b).all() for a, b in zip(left, right, strict=True))
     assert len(one.meshes) == healthy.VARIATIONS

@@ -380,7 +380,7 @@ def test_a_bench_without_the_reference_is_a_gap_in_the_trend(tmp_path: Path) -> 
 
 
 def test_without_a_bench_the_page_says_how_to_get_one(tmp_path: Path) -> None:
-    assert "megalodon-numerics bench</code> times both sides" in shown(tmp_path)
+    assert "megalodon-numerics bench</code> times both" in shown(tmp_path)
 
 
 def test_a_damaged_bench_is_named_and_skipped(tmp_path: Path) -> None:
