@@ -97,7 +97,7 @@ def _scaled(healthy, grads, rest):
 
 
 def _clipped(healthy, grads, rest):
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     factor = jnp.minimum(1.0, 1e-2 / norm)
     return healthy.update(jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), *rest)
 

@@ -57,7 +57,7 @@ def trained(
     def step(carry: Any, _: None) -> tuple[Any, Any]:
         params, state = carry
         value, gradients = jax.value_and_grad(loss)(params, *batch)
-        norm = checkpoint_name(optax.global_norm(gradients), "gradient_norm")
+        norm = checkpoint_name(optax.tree.norm(gradients), "gradient_norm")
         updates, after = optimiser_update(transform(), gradients, state, params)
         moved = optax.apply_updates(params, updates)
         adam = after[1][0]

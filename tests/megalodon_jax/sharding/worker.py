@@ -66,7 +66,8 @@ def initial() -> Any:
 def run(plan: dict[str, Any]) -> None:
     """Train from `first` to `last`, save there, and end early at `dies` if there is such a step."""
     if plan["processes"] > 1:
-        distributed.start(plan["address"], plan["processes"], plan["index"])
+        patience = plan.get("patience", 40)
+        distributed.start(plan["address"], plan["processes"], plan["index"], patience=patience)
     mesh = make_mesh(**plan["mesh"])
     text = np.frombuffer(Path(plan["text"]).read_bytes(), np.uint8)
     model = initial()
