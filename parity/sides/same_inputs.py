@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from parity.sides.side import Side, SideError
@@ -10,29 +12,37 @@ from parity.sides.side import Side, SideError
 def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Refuse to compare what two sides made of different inputs.
 
-    What is equal belongs together, first by name and then whatever its name and place. Of what is
-    left, an input differs from the first of the other side that it could be, one of its name before
-    others.
+    What is equal belongs together, whatever its name and place, one of its name before others. Of
+    what is left, two could be one input where they have one name, or where one was given by place
+    and is the only one of its kind on either side; those differ. Two of other names need not be the
+    same: a mask, for example, and positions.
 
     Returns:
-        Inputs that only one of them has, (one, other): positions and masks, for example, which the
-        other makes itself.
+        Inputs that only one of them has, (one, other).
 
     Raises:
         SideError: an input differs.
     """
     ours, theirs = dict(one.inputs()), dict(other.inputs())
-    for belongs in (_equal, _comparable):
-        for name in list(ours):
-            x = ours[name]
-            others = sorted(theirs, key=lambda n: n != name)
-            partner = next((n for n in others if belongs(x, theirs[n])), None)
-            if partner is None:
-                continue
-            if not _equal(x, theirs[partner]):
-                _refuse((one, name, x), (other, partner, theirs[partner]))
+    for name, x in list(ours.items()):
+        partner = next((n for n in _from(theirs, name) if _equal(x, theirs[n])), None)
+        if partner is not None:
             del ours[name], theirs[partner]
+    for name, x in ours.items():
+        like = [n for n in _from(theirs, name) if _comparable(x, theirs[n])]
+        rivals = [n for n in ours if _comparable(x, ours[n])]
+        alone = len(like) == len(rivals) == 1 and (_by_place(name) or _by_place(like[0]))
+        if name in like or alone:
+            _refuse((one, name, x), (other, like[0], theirs[like[0]]))
     return tuple(ours), tuple(theirs)
+
+
+def _from(names: Iterable[str], first: str) -> list[str]:
+    return sorted(names, key=lambda name: name != first)
+
+
+def _by_place(name: str) -> bool:
+    return name[:1].isdigit()
 
 
 def _comparable(x: np.ndarray, y: np.ndarray) -> bool:

@@ -16,6 +16,7 @@ from parity.engine.marks import Change, Marks
 from parity.engine.metrics import relative_l2
 from parity.engine.rounding import Signs, pool
 from parity.engine.rounding_rules import UNITS
+from tests.helpers import ROUNDING
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 DOUBLED = np.float64([1.0, 2.0, 4.0])
@@ -202,7 +203,7 @@ def test_a_loop_that_carries_a_random_key_is_entered():
     result, marks, _ = evaluate(draws, X)
     assert np.array_equal(result, draws(X)) and list(marks.values) == ["draw@0", "draw@1"]
     value, _ = widened(draws, X)
-    assert np.isclose(value, draws(X), atol=1e-5)
+    assert np.isclose(value, draws(X), atol=ROUNDING * X.size)
 
 
 # `capture`, which is made of it

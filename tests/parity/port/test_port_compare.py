@@ -196,11 +196,23 @@ def test_sides_that_share_no_parameter_are_refused():
         found(flax_side(params=other(params)))
 
 
+@pytest.mark.parametrize(("fresh", "holds"), [(0.0, False), (None, True)], ids=["fresh", "unused"])
+def test_a_parameter_that_only_training_would_show_is_missed(fresh, holds):
+    theirs = copy.deepcopy(original())
+    theirs.extra = torch.nn.Parameter(torch.zeros(theirs.head.weight.shape[0]))
+    if fresh is not None:
+        theirs.head.bias = theirs.extra
+    report = found(flax_side(), TorchSide(theirs, IDS), gradients=True)
+    assert report.holds == holds
+    # Every value agrees, and only the derivative says that something is not there.
+    assert [m.metric for m in report.failures] == ["unmatched"] * (not holds)
+    assert ("the port does not have: extra" in report.sentence()) == (not holds)
+
+
 def test_other_inputs_are_refused_and_counted():
     ids = IDS.copy()
     ids[0, 3] = (ids[0, 3] + 1) % 7
-    message = "input 0 of the port is not that of the original: 1 of 20 elements differ"
-    with pytest.raises(PortError, match=message):
+    with pytest.raises(SideError, match="1 of 20 elements of input 0 of the torch side"):
         found(flax_side(ids=ids))
 
 

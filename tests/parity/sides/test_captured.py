@@ -498,6 +498,9 @@ def test_the_same_inputs_may_have_other_names_dtypes_and_places() -> None:
     other = Given(b=IDS.astype(np.int32), x=PLACES, y=MASK > 0, z=np.float64([0.5, np.nan]))
     assert check_same_inputs(one, other) == ((), ("x",))
     assert check_same_inputs(Given(a=IDS), Given()) == (("a",), ())
+    # A mask on one side and positions on the other are of one shape, and not one input.
+    one, other = Given(ids=IDS, mask=MASK), Given(ids=IDS, places=PLACES)
+    assert check_same_inputs(one, other) == (("mask",), ("places",))
 
 
 def test_a_capture_has_the_inputs_of_its_side(folder: Path) -> None:
@@ -507,13 +510,18 @@ def test_a_capture_has_the_inputs_of_its_side(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [Given(a=IDS + 1), Given(ids=IDS + 1), Given(x=MASK, ids=IDS[::-1]), Given(a=IDS % 5)],
+    ("one", "other"),
+    [
+        (Given(a=IDS), Given(a=IDS + 1)),
+        (Given(**{"0": IDS}), Given(ids=IDS + 1)),
+        (Given(ids=IDS, mask=MASK), Given(**{"0": IDS[::-1]}, x=MASK)),
+        (Given(a=IDS), Given(a=IDS % 5)),
+    ],
     ids=["by name", "by place", "beside what is equal", "one element"],
 )
-def test_other_inputs_are_refused(other: Given) -> None:
+def test_other_inputs_are_refused(one: Given, other: Given) -> None:
     with pytest.raises(SideError, match=r"both sides need the same inputs, but \d of 6 elements"):
-        check_same_inputs(Given(a=IDS, mask=MASK) if "x" in other.given else Given(a=IDS), other)
+        check_same_inputs(one, other)
 
 
 def test_two_runs_differ_by_the_level_that_was_measured(folder: Path) -> None:
