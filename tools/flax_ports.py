@@ -2,6 +2,7 @@
 
     python -m tools.flax_ports                  # compare every case that was not compared yet
     python -m tools.flax_ports bert gpt2/cache  # only these models or cases, again
+    python -m tools.flax_ports --host "AVX2, 2 threads"  # plain cases, as on another machine
     python -m tools.flax_ports --write          # put the tables of what was compared in the page
 
 What each case gave is a file of its own in build/flax_ports, so that several processes can share
@@ -14,6 +15,8 @@ import argparse
 import json
 import math
 import re
+import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from stability.experiments.document import renew
+from tools.simulated_hosts import available, folder_of, pinned
 
 if TYPE_CHECKING:
     from parity.port import Report
@@ -33,7 +37,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "ports.md"
 RESULTS = ROOT / "build" / "flax_ports"
+HOSTS = ROOT / "build" / "flax_ports_hosts"
+"""Where the same lies of simulated hosts."""
 HELD_TABLE, FOUND_TABLE, FLOORS_TABLE = "ports that hold", "ports that differ", "use of floors"
+HOSTS_TABLE = "ports on simulated hosts"
 """What stands in the comments around each table of the document."""
 PACKAGES = ("transformers", "torch", "jax", "flax")
 BIN = 0.25
@@ -125,22 +132,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", help="models, or cases as MODEL/CASE")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/ports.md")
     parser.add_argument("--part", default="0/1", help="K/N: every Nth case, from the Kth on")
+    parser.add_argument("--plain", action="store_true", help="only the plain case of each model")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where each case's file goes")
+    hosts = {host.name: host for host in available()}
+    parser.add_argument("--host", choices=hosts, help="run the plain cases as on this machine")
     chosen = parser.parse_args(arguments)
     if chosen.write:
-        write(DOCUMENT, [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
+        write(DOCUMENT, records_of(RESULTS))
+        return
+    if chosen.host:
+        host = hosts[chosen.host]
+        folder = folder_of(HOSTS, host, "results")
+        command = [sys.executable, "-m", "tools.flax_ports", "--plain", "--part", chosen.part]
+        command += ["--results", str(folder), *chosen.names]
+        subprocess.run(pinned(host, command), env=host.environment(), check=True)
         return
     warnings.simplefilter("ignore")
     from tests.parity.ports.catalogue import TWINS
 
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    chosen.results.mkdir(parents=True, exist_ok=True)
     part, parts = map(int, chosen.part.split("/"))
-    for twin in TWINS[part::parts]:
-        path = RESULTS / f"{re.sub(r'[^0-9a-z]+', '_', twin.title)}.json"
+    twins = [twin for twin in TWINS if twin.case == "plain" or not chosen.plain]
+    for twin in twins[part::parts]:
+        path = chosen.results / f"{re.sub(r'[^0-9a-z]+', '_', twin.title)}.json"
         if path.exists() if not chosen.names else not {twin.name, twin.title} & {*chosen.names}:
             continue
         path.write_text(json.dumps(record := measure(twin), indent=1))
         print(f"{record['cpu']:6.1f} s  {twin.title}: {told(record)}", flush=True)
         jax.clear_caches()
+
+
+def records_of(folder: Path) -> list[Record]:
+    """Return what each case in a folder gave."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def told(record: Record) -> str:
@@ -162,6 +186,8 @@ def write(document: Path, records: Iterable[Record]) -> None:
         FOUND_TABLE: found_table(cases),
         FLOORS_TABLE: floors_table(record for _, record in cases),
     }
+    if HOSTS.is_dir():
+        tables[HOSTS_TABLE] = hosts_table(by_title)
     for name, table in tables.items():
         renew(document, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", table)
 
@@ -245,6 +271,43 @@ def floors_table(records: Iterable[Record]) -> str:
         median, high, largest = (f"{number:.2f}" for number in numbers)
         lines.append(f"| {key} | {sum(bins.values())} | {median} | {high} | {largest} |")
     return "\n".join(lines)
+
+
+def hosts_table(here: Mapping[str, Record]) -> str:
+    """Return a row per simulated host: how many verdicts are those of here, and use of floors."""
+    lines = [
+        "| host | ports | the same verdict as without limits | alarms | largest in float32 over "
+        "its floor, stages and derivatives | in bfloat16 |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for host in available():
+        records = records_of(folder_of(HOSTS, host, "results"))
+        if not records:
+            continue
+        same = sum(here[r["title"]]["verdict"] == r["verdict"] for r in records)
+        alarms = sum(
+            here[r["title"]]["verdict"] == HELD and r["verdict"] == DIFFERS for r in records
+        )
+        shown = (f"{largest(records, ' ' + kind):.2f}" for kind in ("stages", "gradients"))
+        lines.append(
+            f"| {host.name} | {len(records)} | {same} | {alarms} | {', '.join(shown)} | "
+            f"{largest(records, 'bf16:'):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def largest(records: Iterable[Record], part: str) -> float:
+    """Return the upper end of the highest bin, of what holds on edges and kinds of this name."""
+    held = [each for r in records for each in (r, r.get("remedied", {}))]
+    bins = (
+        float(at)
+        for record in held
+        if record.get("verdict") == HELD
+        for key, counts in record["used"].items()
+        if part in key and ("bf16" in key) == ("bf16" in part)
+        for at in counts
+    )
+    return max(bins, default=math.nan) + BIN
 
 
 def quantiles(bins: Mapping[float, int], shares: Iterable[float]) -> list[float]:

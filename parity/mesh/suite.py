@@ -13,13 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
 
 from megalodon_jax.checks import traced_checks
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.mesh.report import MeshResult
 from parity.mesh.step import VIRTUAL, MeshComparison, prepare_devices
 from parity.mesh.subjects import megalodon, mla_moe
 
@@ -56,7 +57,18 @@ def measured(names: Collection[str]) -> Iterator[Measurement]:
             report = comparison.run(
                 name=name, watched=("float64",), suite=SUITE, device=jax.default_backend()
             )
-        yield from (m for m in report.measurements if m.verdict is not Verdict.INFO)
+        for result in report.results:
+            yield from explained(result)
+
+
+def explained(result: MeshResult) -> Iterator[Measurement]:
+    """Yield the gates of a mesh; the one where a break starts says all that is known of it."""
+    start = result.broken
+    for m in result.measurements:
+        if m is start:
+            yield replace(m, note="; ".join(result.sentences()))
+        elif m.verdict is not Verdict.INFO:
+            yield m
 
 
 def planned(names: Collection[str] = ()) -> int:

@@ -12,7 +12,12 @@ from reports.verdict.document import suite_of
 from stability.core.findings import Finding, Severity
 
 _GRAVE = (What.NEW, What.PERSISTING, What.WORSE, What.DRIFTED)
-_SUITES = {"mla-moe": "architectures", "products": "formats", "seams": "known-differences"}
+_SUITES = {
+    "mesh": "meshes",
+    "mla-moe": "architectures",
+    "products": "formats",
+    "seams": "known-differences",
+}
 _KINDS = {
     Kind.LOGITS: "logits",
     Kind.LOSS: "losses",

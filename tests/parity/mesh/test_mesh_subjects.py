@@ -12,6 +12,7 @@ import pytest
 from megalodon_jax import traced_checks
 from parity.engine.measurement import Verdict
 from parity.mesh import suite
+from parity.mesh.report import MeshResult
 from parity.mesh.subjects import healthy, megalodon, mla_moe
 from parity.mesh.subjects.megalodon import MESHES
 from parity.mesh.subjects.mla_moe import MESHES as EXPERTS
@@ -98,6 +99,19 @@ def test_the_suite_runs_where_there_are_devices(monkeypatch):
     assert asked == [(["-m", "parity.mesh.suite", "mesh megalodon"], "cpu")]
     assert (row.verdict, row.value) == (Verdict.FAIL, float("inf"))
     assert suite.row_of(suite._fields(row)) == row
+
+
+def test_the_gate_where_a_break_starts_carries_what_is_known_of_it():
+    rows = [ROW | {"quantity": name, "verdict": verdict} for name, verdict in
+            (("logits", "pass"), ("norm", "info"), ("q", "fail"), ("loss", "fail"))]  # fmt: skip
+    result = MeshResult("a case", tuple(map(suite.row_of, rows)), start="q", before="logits")
+    found = {m.quantity: m.note for m in suite.explained(result)}
+    assert list(found) == ["logits", "q", "loss"]
+    assert "the last stage that is right: logits" in found["q"]
+    assert found["logits"] == found["loss"] == ""
+    # Where nothing breaks, nothing is said.
+    whole = MeshResult("a case", result.measurements[:2])
+    assert [m.note for m in suite.explained(whole)] == [""]
 
 
 def test_a_process_that_fails_is_named(monkeypatch):

@@ -13,9 +13,10 @@ import pytest
 from parity.engine.deviation import HIGH, LOW, Deviation, Worst
 from parity.engine.measurement import Kind, Verdict
 from reports.page.render import DRILLED, render
-from reports.page.sections import facts
+from reports.page.sections import facts, marks
 from reports.page.sections.drilldown import BARS, drilldown
 from reports.page.sections.heat import heat_maps
+from reports.page.sections.meshes import meshes
 from reports.page.sections.records import COLUMNS, embed, id_of
 from reports.page.sections.tables import frame
 from reports.page.sections.trends import trends
@@ -218,3 +219,38 @@ def test_only_so_many_tensors_travel_with_the_page():
     text = render(night, decide(night, None), History())
     assert f"{DRILLED - 6} more failing tensors" in text
     assert "5 more only in <code>tensors.parquet</code>" in text
+
+
+def on_mesh(case, **fields):
+    fields = {"edge": "mesh64:one64", "suite": "mesh"} | fields
+    return measurement(case=f"mesh megalodon {case}", **fields)
+
+
+def test_meshes_are_rows_and_the_one_that_parts_comes_first_with_its_reason():
+    night = run(
+        on_mesh("data=8 tensor=1", value=5e-13, tolerance=1e-12),
+        on_mesh("data=8 tensor=1", edge="mesh32:one32"),
+        on_mesh("data=8 tensor=1", metric="replicas", value=0.0, tolerance=0.0),
+        on_mesh("data=2 tensor=4", quantity="loss", value=0.5, verdict=Verdict.FAIL),
+        on_mesh("data=2 tensor=4", quantity="q", value=0.5, verdict=Verdict.FAIL, note="<q>"),
+        on_mesh("data=2 tensor=4", metric="replicas", value=3.0, tolerance=0.0),
+        on_mesh("data=2 tensor=4", metric="bias", tolerance=math.nan, verdict=Verdict.INFO),
+    )
+    view = meshes(night)
+    bad, good = view["rows"]
+    assert view["failing"] == 1 and len(view["edges"]) == 2
+    assert (bad["mesh"], bad["state"], bad["held"]) == ("data=2 × tensor=4", "fail", "0 / 3")
+    # The gate with the reason is where it starts, wherever its failure stands.
+    assert (bad["start"], bad["note"], bad["copies"]) == ("q", "<q>", "0 / 1")
+    assert (good["mesh"], good["state"], good["copies"]) == ("data=8", "pass", "1 / 1")
+    assert good["start"] == good["note"] == "" and good["cells"][0]["share"] == "50 %"
+    assert bad["cells"][1] is None
+    page = render(night, decide(night, None), History())
+    assert "&lt;q&gt;" in page and "1 of 2 part from one device" in page
+    assert marks.section_of(night.measurements[3]) == "meshes"
+
+
+def test_a_run_without_meshes_has_no_section_of_them():
+    night = run(measurement())
+    assert meshes(night) is None
+    assert 'id="meshes"' not in render(night, decide(night, None), History())
