@@ -31,6 +31,10 @@ _SIDES = {
     "original64": "original float64",
     "portbf16": "port bfloat16",
     "originalbf16": "original bfloat16",
+    "mesh64": "mesh float64",
+    "one64": "one device",
+    "mesh32": "mesh float32",
+    "one32": "one device",
 }
 _QUESTIONS = {
     "jax64:oracle": "Same mathematics?",
@@ -48,6 +52,8 @@ _QUESTIONS = {
     "port32:original32": "Can a checkpoint of the original move?",
     "portbf16:port64": "How accurate is the port in bfloat16?",
     "originalbf16:original64": "How accurate is the original in bfloat16?",
+    "mesh64:one64": "Same mathematics on many devices?",
+    "mesh32:one32": "Is the rest on a mesh the order of sums?",
 }
 _METRICS = {
     "rel_l2": "relative L2",
@@ -70,6 +76,8 @@ _METRICS = {
     "top1_agreement": "top-1 agreement",
     "top1_flips": "top-1 flips",
     "expert_flips": "expert flips",
+    "replicas": "devices whose copy differs",
+    "unequal": "whole numbers that differ",
     "unmatched": "parameters that are not the original's",
     "error_over_original": "error over the original's",
     "nll_difference": "NLL difference",
