@@ -170,11 +170,10 @@ class _Both:
         and has other values either shows in a stage or is made anew there, such as a table.
         """
         values = side.parameters()
-        alone = (entry.name for entry in self.names.matching.unmatched_original)
         gradients = self.original.best.gradients
-        return [
-            name for name in alone if np.ptp(values[name]) == 0 and np.any(gradients.get(name, 0))
-        ]
+        alone = (entry.name for entry in self.names.matching.unmatched_original)
+        fresh = [name for name in alone if np.ptp(values[name]) == 0]
+        return [name for name in fresh if np.any(gradients.get(name, 0))]
 
     def floors(self) -> dict[tuple[str, Rounding], Floors]:
         """Return what rounding does to each side that can run in float64."""
