@@ -172,7 +172,7 @@ class _Both:
         values = side.parameters()
         gradients = self.original.best.gradients
         alone = (entry.name for entry in self.names.matching.unmatched_original)
-        fresh = [name for name in alone if np.ptp(values[name]) == 0]
+        fresh = [name for name in alone if values[name].size and np.ptp(values[name]) == 0]
         return [name for name in fresh if np.any(gradients.get(name, 0))]
 
     def floors(self) -> dict[tuple[str, Rounding], Floors]:

@@ -24,7 +24,7 @@ COMPARE = of(
     (
         "port_trained_parameter_lost",
         "every parameter that the port makes itself is missing",
-        "fresh = [name for name in alone if np.ptp(values[name]) == 0]",
+        "fresh = [name for name in alone if values[name].size and np.ptp(values[name]) == 0]",
         "fresh = list(alone)",
         f"{_PORT} {_TABLES}",
     ),

@@ -19,6 +19,7 @@ import torch
 import transformers
 from torch import nn
 from transformers.models.blenderbot_small import modeling_blenderbot_small
+from transformers.models.resnet import modeling_flax_resnet
 
 from tests.parity.ports.twins import (
     Context,
@@ -310,6 +311,20 @@ def rotary(module: str, base: float = 10_000.0, stretch: float = 1.0) -> Context
 
     path = f"transformers.models.{module}.modeling_flax_{module}.create_sinusoidal_positions"
     return lambda: patch(path, positions)
+
+
+def names_of_basic_layers() -> Any:
+    """Return a context in which ResNet's basic layers have the names of the original's."""
+
+    def setup(self: Any) -> None:
+        self.layer = [
+            modeling_flax_resnet.FlaxResNetConvLayer(
+                self.out_channels, dtype=self.dtype, name=str(n), **options
+            )
+            for n, options in enumerate(({"stride": self.stride}, {"activation": None}))
+        ]
+
+    return patch.object(modeling_flax_resnet.FlaxResNetBasicLayerCollection, "setup", setup)
 
 
 def scaled_decoder() -> Any:
@@ -683,8 +698,18 @@ def options() -> Iterator[Twin]:
             "rope_scaling", "tables of those positions", attention, patch=rotary("llama", stretch=2)
         ),
     )
+    biased = LLAMA | {"attention_bias": True}
     yield case(
-        "llama", "biases", config=config("Llama", **LLAMA, attention_bias=True, mlp_bias=True)
+        "llama",
+        "biases",
+        config=config("Llama", **biased, mlp_bias=True),
+        known=Known(
+            "the port does not read `mlp_bias`, and drops those biases",
+            Whose.PORT,
+            "biases of attention alone",
+            "model.layers.0.mlp.up_proj",
+            instead={"config": config("Llama", **biased)},
+        ),
     )
     yield case("gpt2", "unscaled", config=config("GPT2", **GPT2, scale_attn_weights=False))
     yield case(
@@ -723,7 +748,18 @@ def options() -> Iterator[Twin]:
         ),
     )
     yield case("opt", "norm behind", config=config("OPT", **OPT, do_layer_norm_before=False))
-    yield case("resnet", "basic", config=config("ResNet", **RESNET, layer_type="basic"))
+    yield case(
+        "resnet",
+        "basic",
+        config=config("ResNet", **RESNET, layer_type="basic"),
+        known=Known(
+            "convolutions are `layer_0` here and `0` in the original: nothing loads them",
+            Whose.PORT,
+            "the original's names in the port",
+            "resnet.encoder.stages.0.layers.0.layer.layer_0.convolution",
+            patch=names_of_basic_layers,
+        ),
+    )
     yield case(
         "roformer",
         "other width",
