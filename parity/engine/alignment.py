@@ -120,6 +120,13 @@ class _Aligner:
         # What one side returns the other may only compute.
         has_output = np.logical_or.outer(*(np.any(self.outputs, axis=axis) for axis in (1, 0)))
         self.barred |= has_output & ~self.outputs
+        # What both return under one name is one result, whatever else it equals.
+        rows, columns = ({name: n for n, name in enumerate(side)} for side in self.names)
+        for name in set(outputs[0]) & set(outputs[1]):
+            i, j = rows[name], columns[name]
+            if self.outputs[i, j]:
+                self.barred[i], self.barred[:, j] = True, True
+                self.barred[i, j] = False
 
     def run(self, pins: Sequence[Pin]) -> Alignment:
         """Pair what is pinned, then what is equal, then what is named alike, then what is left."""
@@ -267,9 +274,15 @@ class _Aligner:
             layout = self.pinned_layouts.get((i, j), self.close.layouts[i, j])
             if self.by[i] not in (AlignedBy.VALUE, AlignedBy.PIN):
                 layout = layouts.get((x.shape, y.shape), layout)
+            if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:
+                # A result that is transposed is another result; a pin says that it is meant.
+                layout = Layout(x.shape, x.shape, tuple(range(x.ndim)), x.shape)
             apart = distance(y, layout(x))
+            by = self.by[i]
+            if by is AlignedBy.VALUE and not apart <= self.equal:
+                by = AlignedBy.ORDER
             names = self.names[1][j], self.names[0][i]
-            pairs.append(Pair(*names, layout, self.by[i], apart, bool(agree_behind[i, j])))
+            pairs.append(Pair(*names, layout, by, apart, bool(agree_behind[i, j])))
         left = [i for i in range(len(self.names[0])) if i not in self.partners]
         paired = set(self.partners.values())
         right = [j for j in range(len(self.names[1])) if j not in paired]

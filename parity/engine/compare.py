@@ -83,6 +83,8 @@ class Comparison:
     """Compare activations at valid positions only: masked ones mean something else there."""
     on_failure: OnFailure | None = None
     """Told of each tensor that broke its tolerance: `parity.engine.deviation.Deviations`."""
+    kinds: Callable[[str], Kind] = kind_of
+    """The family of a quantity by its name."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` with `expected` by name; errors are relative to `expected`."""
@@ -122,7 +124,7 @@ class Comparison:
     def judged(self, name: str, metric: str, value: float) -> Measurement:
         """Return the measurement of a value whose bound is absolute, judged by the table."""
         return self.gate(
-            name, metric, value, self.floors.absolute(self.edge, kind_of(name), metric)
+            name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
         )
 
     def missing(self, name: str, note: str) -> Measurement:
@@ -152,8 +154,8 @@ class Comparison:
             return [self.missing(name, f"dtype {left.dtype.name}, expected {self.dtype}")]
         a, e = (self._select(name, x).astype(np.float64) for x in (left, right))
         error = relative_l2(a, e)
-        bound = self.floors.bound(self.edge, kind_of(name), self.work, name)
-        if kind_of(name) is Kind.TOKENS:
+        bound = self.floors.bound(self.edge, self.kinds(name), self.work, name)
+        if self.kinds(name) is Kind.TOKENS:
             return [self.judged(name, "disagreement", disagreement(a, e) if a.size else 0.0)]
         rows = [self.gate(name, "rel_l2", error, bound)]
         if self.on_failure is not None and rows[0].verdict is Verdict.FAIL:
@@ -162,7 +164,7 @@ class Comparison:
         if math.isnan(error):
             return rows
         facts = tensor_metrics(a, e, self.dtype)
-        if kind_of(name) is Kind.LOGITS:
+        if self.kinds(name) is Kind.LOGITS:
             rows.append(self.judged(name, "top1_flips", top1_flips(a, e, bound)))
             if self.work.targets is not None:
                 facts |= logit_metrics(a, e, self._select(name, self.work.targets))
@@ -175,7 +177,7 @@ class Comparison:
             case=self.work.name,
             edge=str(self.edge),
             quantity=str(name),
-            kind=kind_of(name),
+            kind=self.kinds(name),
             stage=order.index(name) if name in order else -1,
             metric=metric,
             value=float(value),

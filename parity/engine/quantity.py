@@ -112,6 +112,12 @@ class Quantity(str):
         return self != LOSS and self.role is not Role.GRADIENT
 
 
+def stage_kind(quantity: str) -> Kind:
+    """Return the family of a stage of anybody's program, which may well call one `weights`."""
+    kind = Quantity(quantity).kind
+    return kind if kind in (Kind.LOGITS, Kind.LOSS, Kind.GRADIENT) else Kind.BLOCK
+
+
 def kind_of(quantity: str) -> Kind:
     """Return the family of a quantity by its name."""
     return Quantity(quantity).kind

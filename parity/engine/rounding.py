@@ -63,11 +63,15 @@ class Signs:
     def constant(self, value: Any) -> Any:
         """Return what a program holds in float32 or less, moved as its making would have."""
         dtype = jnp.result_type(value)
-        if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.float64 or _intended(value):
+        if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.float64:
+            return value
+        short = is_short(value)
+        if short.all():
             return value
         units = jnp.asarray(_table_units(value) * UNIT_ROUNDOFF)
         moves = self._draw(np.shape(value)) * (units * jnp.maximum(self.constants, self.operations))
-        return jnp.asarray(value, jnp.float64) * (1 + moves)
+        wide = jnp.asarray(value, jnp.float64)
+        return jnp.where(short, wide, wide * (1 + moves))
 
     def _draw(self, shape: tuple[int, ...]) -> Any:
         size = math.prod(shape)
@@ -77,25 +81,28 @@ class Signs:
         return part.astype(jnp.float64)
 
 
-def _intended(value: Any) -> bool:
-    """Whether a number is short enough to mean itself, not something rounded to float32."""
-    if np.shape(value) != () or not isinstance(value, (np.generic, np.ndarray, float)):
-        return False
-    mantissa, _ = math.frexp(abs(float(value)))
-    return not math.isfinite(float(value)) or (mantissa * 2**SIGNIFICANT) % 1 == 0
+def is_short(value: Any) -> np.ndarray:
+    """Return which numbers are short enough to mean themselves, not something rounded to float32:
+    0, 1, a half, -1e4 and infinities; a mask is made of them."""
+    array = np.asarray(value, np.float64)
+    mantissa, _ = np.frexp(np.where(np.isfinite(array), array, 0.0))
+    return np.asarray((mantissa * 2**SIGNIFICANT) % 1 == 0)
 
 
 def _table_units(value: Any) -> Any:
     """Return by how many units the rows of a table made in float32 may be off, (rows, 1, ...).
 
-    Row r of a table of sines and cosines had an angle of up to r to round: its entries are off by
-    up to r units. Any other constant is taken to be rounded once.
+    Row r of a table of sines and cosines, which begins with that of position 0, had an angle of up
+    to r to round: its entries are off by up to r units. Any other constant is taken to be rounded
+    once.
     """
     array = np.asarray(value)
-    bounded = array.ndim > 1 and array.size and float(np.abs(array).max()) <= 1.0
-    if not bounded:
+    if array.ndim < 2 or not array.size or float(np.abs(array).max()) > 1.0 or array.min() >= 0:
         return np.ones((1,) * array.ndim)
-    rows = int(np.argmax(array.shape[:-1])) if array.ndim > 1 else 0
+    rows = int(np.argmax(array.shape[:-1]))
+    # Of angle 0; and no other table of numbers below 1, such as a filter, begins with such a row.
+    if not np.isin(np.take(array, 0, rows), (0.0, 1.0)).all():
+        return np.ones((1,) * array.ndim)
     shape = [1] * array.ndim
     shape[rows] = array.shape[rows]
     return (1.0 + np.arange(array.shape[rows])).reshape(shape)

@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parity.engine.alignment import AlignedBy, Alignment, Pair, Pin, align
+from parity.engine.alignment import Pin, align
 from parity.engine.compare import Comparison, Work
 from parity.engine.edge import Edge
-from parity.engine.layouts import Layout
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement
-from parity.engine.metrics import relative_l2
 from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import WEIGHTS
+from parity.engine.quantity import WEIGHTS, stage_kind
 from parity.port.consequences import idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
 from parity.port.localisation import Place, localise
@@ -75,17 +73,19 @@ def compare(port: Port) -> Report:
         SideError: a side refuses its inputs, or they are not those of the other.
     """
     check_same_inputs(port.original, port.port)
-    matching = match_parameters(port.original.parameters(), port.port.parameters())
+    sides = port.original, port.port
+    matching = match_parameters(*(_floating(side.parameters()) for side in sides))
     if port.port.parameters() and not any(pair.is_equal for pair in matching.pairs):
         raise PortError(
             "the two sides share no parameter: give the port the original's weights first.\n"
             + matching.text()
         )
-    original, ours = (SideRuns(side, port.valid) for side in (port.original, port.port))
+    original, ours = (SideRuns(side, port.valid) for side in sides)
     equal = [pair for pair in matching.pairs if pair.is_equal]
     original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
-    alignment = align(original.best.stages, ours.best.stages, pins=port.pins)
-    alignment = _with_outputs(alignment, original.best, ours.best)
+    returned = original.best.outputs, ours.best.outputs
+    stages = original.best.stages, ours.best.stages
+    alignment = align(*stages, outputs=returned, pins=port.pins)
     both = _Both(Correspondence(alignment, matching), original, ours)
     if port.gradients:
         both.differentiate(port)
@@ -95,20 +95,20 @@ def compare(port: Port) -> Report:
     rows = [_weights(work, bounds, matching, port.device, both.lost(port.original))]
     rows += both.repeats(work, bounds, port.device)
     for edge in both.edges():
-        comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
+        comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
         rows += comparison.run(*both.arrays(edge))
-    notices = (*original.notices, *ours.notices)
+    notices = (*original.notices, *ours.notices, *both.alone())
     outputs = {*original.best.outputs, *ours.best.outputs}
     if idle := idle_pairs(alignment, rows, outputs):
         alignment = without(alignment, idle)
         both.names = replace(both.names, alignment=alignment)
         rows = [row for row in rows if row.quantity not in {pair.port for pair in idle}]
         notices = (*notices, *map(notice_of, idle))
-    stages = ()
+    narrow = ()
     if port.bfloat16:
         edge = PortEdge.PORTBF16_PORT64
-        comparison = Comparison(work, edge, bounds, edge.dtype, port.device)
-        stages, gates, more = compare_narrow(comparison, both.names, original, ours)
+        comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
+        narrow, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
     constants = floors["original", Rounding.CONSTANTS]
     try:
@@ -117,7 +117,7 @@ def compare(port: Port) -> Report:
         # A capture, for one, cannot be fed; what was compared without is no less worth.
         place = Place(PortEdge.PORT32_ORIGINAL32, ())
         notices = (*notices, f"no stage of the port was run on its own: {error}")
-    return Report(port.title, tuple(rows), alignment, matching, place, stages, notices)
+    return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices)
 
 
 @dataclass
@@ -175,6 +175,21 @@ class _Both:
         fresh = [name for name in alone if values[name].size and np.ptp(values[name]) == 0]
         return [name for name in fresh if np.any(gradients.get(name, 0))]
 
+    def alone(self) -> list[str]:
+        """Return notices of what the original has and the port has no counterpart of."""
+        left = self.names.alignment.unaligned_original
+        results = [name for name in self.original.best.outputs if name in left]
+        parameters = [entry.name for entry in self.names.matching.unmatched_original]
+        notices = []
+        if results:
+            notices.append(f"the port returns nothing for the original's {', '.join(results)}")
+        if parameters:
+            notices.append(
+                f"nothing in the port is made of the original's {', '.join(parameters)}: it makes "
+                "that itself, or these inputs do not ask for it"
+            )
+        return notices
+
     def floors(self) -> dict[tuple[str, Rounding], Floors]:
         """Return what rounding does to each side that can run in float64."""
         result = {}
@@ -220,7 +235,7 @@ class _Both:
             for name in self.port.best.outputs
             if name not in right and name not in left
         }
-        return left | alone, right
+        return _without_shared_infinities(left | alone, right)
 
     def _arrays(self, name: str) -> Arrays:
         side = name.rstrip("0123456789")
@@ -245,34 +260,19 @@ class _Both:
         return rows
 
 
-def _with_outputs(alignment: Alignment, original: Trace, port: Trace) -> Alignment:
-    """Return an alignment with outputs paired too that no value decides, such as a loss.
+def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what holds floats: tables of whole numbers, such as indices, show in what they do."""
+    return {n: x for n, x in parameters.items() if x.dtype.kind not in "biu"}
 
-    Those of one size are paired in order where both sides return as many.
-    """
-    alone = [
-        {name: trace.stages[name] for name in trace.outputs if name in rest}
-        for trace, rest in (
-            (original, alignment.unaligned_original),
-            (port, alignment.unaligned_port),
-        )
-    ]
-    pairs = list(alignment.pairs)
-    for size in dict.fromkeys(x.size for x in alone[1].values()):
-        theirs, ours = ([n for n, x in side.items() if x.size == size] for side in alone)
-        if len(theirs) != len(ours):
-            continue
-        for name, partner in zip(ours, theirs, strict=True):
-            a, b = alone[0][partner], alone[1][name]
-            layout = Layout(a.shape, a.shape, tuple(range(a.ndim)), b.shape)
-            distance = relative_l2(b, layout(a))
-            pairs.append(Pair(name, partner, layout, AlignedBy.ORDER, distance))
-    sides = ({p.original for p in pairs}, {p.port for p in pairs})
-    rest = (alignment.unaligned_original, alignment.unaligned_port)
-    left = [
-        {n: s for n, s in r.items() if n not in done} for r, done in zip(rest, sides, strict=True)
-    ]
-    return Alignment(tuple(pairs), *left)
+
+def _without_shared_infinities(one: Arrays, other: Arrays) -> tuple[Arrays, Arrays]:
+    """Return both with 0 where both are the same infinity, such as masked scores."""
+    left, right = dict(one), dict(other)
+    for name in left.keys() & right.keys():
+        a, e = left[name], right[name]
+        if a.shape == e.shape and (same := np.isinf(e) & (a == e)).any():
+            left[name], right[name] = np.where(same, 0, a), np.where(same, 0, e)
+    return left, right
 
 
 def _by_edge(floors: Mapping[tuple[str, Rounding], Floors]) -> dict[Edge, Floors]:

@@ -64,7 +64,8 @@ def compare_narrow(
         theirs = {name: relative_l2(_wide(narrow[name]), exact[name]) for name in narrow}
     except SideError as error:
         notices = (f"the original does not run in bfloat16: {error}",)
-    floors = _floors(port, truth)
+    floors, why = _floors(port, truth)
+    notices += why
     stages = tuple(
         NarrowStage(
             name,
@@ -77,7 +78,8 @@ def compare_narrow(
     )
     rows = []
     for stage in stages:
-        if not math.isnan(stage.floor):
+        # What is no number fails, whether or not its rounding is known.
+        if not math.isnan(stage.floor) or math.isnan(stage.port):
             bound = stage_bound(comparison.edge, Kind.BLOCK, stage.floor)
             rows.append(comparison.gate(stage.name, "rel_l2", stage.port, bound))
         if not math.isnan(stage.ratio):
@@ -85,17 +87,19 @@ def compare_narrow(
     return stages, tuple(rows), notices
 
 
-def _floors(port: SideRuns, truth: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the error that rounding explains; parameters in bfloat16 are part of it."""
+def _floors(
+    port: SideRuns, truth: Mapping[str, np.ndarray]
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return the error that rounding explains, parameters in bfloat16 included; or why not."""
 
     def moved(seed: int) -> Mapping[str, np.ndarray]:
         stages = port.run(Run(Precision.BFLOAT16, Rounding.OPERATIONS, seed)).stages
         return {name: stages.get(name, np.full_like(x, math.nan)) for name, x in truth.items()}
 
     try:
-        return floors_of(truth, moved)
-    except SideError:
-        return {}
+        return floors_of(truth, moved), ()
+    except SideError as error:
+        return {}, (f"bfloat16 of the port is told and not gated: {error}",)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

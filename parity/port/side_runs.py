@@ -81,6 +81,8 @@ class SideRuns:
         """Return the first stage that a second run computes otherwise, bit by bit."""
         again = self.run(Run())
         for name, value in self.narrow.stages.items():
+            if name not in again.stages:
+                return name
             if not np.array_equal(value, again.stages[name], equal_nan=True):
                 return name
         return None

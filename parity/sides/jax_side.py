@@ -154,7 +154,7 @@ class JaxSide:
             if program is None:
                 with jax.enable_x64(False):
                     program = self._trace(precision, derivative)
-            program.notices = notices
+            program.notices = notices | (program.notices or {})
             program.narrow = precision is Precision.BFLOAT16
             self._programs[key] = program
         return self._programs[key]

@@ -10,7 +10,8 @@ PROJECTION = 20
 """Seed of the direction that derivatives of the outputs are taken in."""
 Valid = np.ndarray | Sequence[np.ndarray] | None
 """Positions that mean something, bool (B, L); several where a program has sequences of several
-lengths: those of an encoder and a decoder, or of each step of a generation. None is all."""
+lengths: those of an encoder and a decoder, or of each step of a generation. None is all. Choose a
+length that is no other size of the program, such as its number of heads: axes are known by it."""
 
 
 def direction(outputs: Mapping[str, np.ndarray], valid: Valid = None) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ class Rounding(StrEnum):
     """What moves in a float64 run, by random signs of one unit roundoff of float32."""
 
     OPERATIONS = "operations"
-    """The result of every operation, and every parameter: what float32 does to the whole."""
+    """The result of every operation, and the terms of every sum: what float32 does to the whole."""
     CONSTANTS = "constants"
     """Only what is float32 also in a float64 run: tables made beforehand, buffers, literals."""
 

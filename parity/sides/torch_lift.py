@@ -21,7 +21,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from parity.engine.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.rounding_rules import ELEMENTARY_UNITS
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    torch.complex64: torch.complex128,
+}
+"""What every dtype that rounds is widened to."""
 _EXACT = """
 _to_copy clone copy copy_ cat stack slice_scatter select_scatter index index_select gather
 embedding where masked_fill masked_fill_ fill fill_ zero_ zeros ones full arange empty empty_like
@@ -79,7 +83,7 @@ class Lift(TorchDispatchMode):
 
     def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
         """Return a tensor moved by so many units, up or down at random."""
-        signs = torch.randint(0, 2, x.shape, generator=self.signs, dtype=torch.int8)
+        signs = torch.randint(0, 2, x.shape, generator=self.signs, dtype=torch.int8).to(x.device)
         result = x * (1 + (2.0 * signs.to(x.dtype) - 1) * (units * UNIT_ROUNDOFF))
         # The lowest number there is, which masks scores, has no number below it.
         return torch.where(result.isfinite(), result, x)
@@ -123,9 +127,9 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
 
 def _widen(x: Any) -> Any:
     if isinstance(x, torch.dtype):
-        return torch.float64 if x in NARROW else x
-    if isinstance(x, torch.Tensor) and x.dtype in NARROW:
-        return x.double()
+        return WIDE.get(x, x)
+    if isinstance(x, torch.Tensor) and x.dtype in WIDE:
+        return x.to(WIDE[x.dtype])
     return x
 
 

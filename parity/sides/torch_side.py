@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 import torch
 
+from parity.engine.rounding import is_short
 from parity.sides.side import AS_IS, OUTPUT, Precision, Rounding, Run, SideError, Trace, fields_of
-from parity.sides.torch_lift import lifted
+from parity.sides.torch_lift import Lift, lifted
 
 DTYPES = {
     Precision.FLOAT32: torch.float32,
@@ -84,6 +85,7 @@ class TorchSide:
         stages: dict[str, torch.Tensor] = {}
         gradients = how.cotangents is not None
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_unchanged(module))
             stack.enter_context(_watched(module, stages, how.forced))
             if how.precision is Precision.FLOAT64:
                 seed = how.seed if how.rounding is Rounding.OPERATIONS else None
@@ -101,17 +103,23 @@ class TorchSide:
                 ) from error
             if lost := sorted(set(how.forced) - set(stages)):
                 raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
-            outputs = {n: x for n, x in fields_of(result, OUTPUT) if _floating(x)}
+            results = dict(fields_of(result, OUTPUT))
+            # Copied: it may be a buffer, which the next run writes to.
+            outputs = {n: x.clone() for n, x in results.items() if _floating(x)}
+            if not outputs:
+                raise SideError(f"expected the module to return floating tensors, got {results}")
             derivatives = _gradients(module, outputs, how) if gradients else {}
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
-        return Trace(arrays, tuple(outputs), derivatives)
+        rest = (n for n, x in results.items() if isinstance(x, torch.Tensor) and n not in outputs)
+        notices = (f"{n} is no floating array and is not compared" for n in rest)
+        return Trace(arrays, tuple(outputs), derivatives, tuple(notices))
 
     def _in(self, precision: Precision) -> torch.nn.Module:
         floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))
         if precision is Precision.FLOAT32 and all(d is torch.float32 for d in floats):
             return self.module
         if precision not in self._copies:
-            self._copies[precision] = copy.deepcopy(self.module).to(DTYPES[precision])
+            self._copies[precision] = _in_dtype(_copy(self.module), DTYPES[precision])
         return self._copies[precision]
 
 
@@ -151,7 +159,9 @@ def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, torch.Tensor):
         if name not in by:
             return value
-        return torch.as_tensor(np.asarray(by[name])).to(value.dtype).reshape(value.shape)
+        # Copied, since the module may write to it.
+        other = torch.tensor(np.asarray(by[name]), dtype=value.dtype, device=value.device)
+        return other.reshape(value.shape)
     if isinstance(value, Mapping):
         entries = {k: _replaced(v, f"{name}.{k}", by) for k, v in value.items()}
         return make(**entries) if dataclasses.is_dataclass(value) else make(entries)
@@ -173,12 +183,16 @@ def _gradients(
     if lost := sorted(set(cotangents) - set(outputs)):
         raise SideError(f"no output {', '.join(lost)}; there are {', '.join(outputs)}")
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(
-        [outputs[name] for name in cotangents],
-        list(named.values()),
-        [torch.as_tensor(np.asarray(c)).to(outputs[n].dtype) for n, c in cotangents.items()],
-        allow_unused=True,
-    )
+    used = {n: c for n, c in cotangents.items() if outputs[n].requires_grad}
+    # Of a frozen module, and of outputs that know no derivative, all of them are zero.
+    gradients: Sequence[torch.Tensor | None] = [None] * len(named)
+    if used and named:
+        gradients = torch.autograd.grad(
+            [outputs[name] for name in used],
+            list(named.values()),
+            [torch.as_tensor(np.asarray(c)).to(outputs[n]) for n, c in used.items()],
+            allow_unused=True,
+        )
     return {
         name: np.zeros(tuple(p.shape), _array(p).dtype) if g is None else _array(g)
         for (name, p), g in zip(named.items(), gradients, strict=True)
@@ -192,7 +206,7 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
     other side holds too, also parameters that it does not hold, such as positions that it makes
     anew, perhaps in float64.
     """
-    moved = copy.deepcopy(module)
+    moved = _copy(module)
     generator = torch.Generator().manual_seed(how.seed)
     tables = dict(moved.named_buffers())
     if how.shared:
@@ -201,12 +215,50 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
         mode.signs = generator
         for name, table in tables.items():
             if table.is_floating_point() and name not in how.shared:
-                table.copy_(mode.moved(table, 1.0))
+                table.copy_(_moved_table(mode, table))
         for inner in moved.modules():
             for name, value in vars(inner).items():
                 if _floating(value):
-                    setattr(inner, name, mode.moved(value, 1.0))
+                    setattr(inner, name, _moved_table(mode, value))
     return moved
+
+
+def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
+    """Return a table as rounding may have left it; 0, 1 and what a mask is made of are exact."""
+    short = torch.from_numpy(is_short(_array(table))).to(table.device)
+    return torch.where(short, table, mode.moved(table, 1.0))
+
+
+def _copy(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a module, also of one that keeps a result of its last call."""
+    held = (x for inner in module.modules() for x in vars(inner).values())
+    results = (x for x in held if isinstance(x, torch.Tensor) and not x.is_leaf)
+    return copy.deepcopy(module, {id(x): x.detach().clone() for x in results})
+
+
+def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Return a module with its floats in a dtype; complex numbers keep their imaginary parts."""
+    pairs = torch.complex128 if dtype is torch.float64 else torch.complex64
+
+    def converted(x: torch.Tensor) -> torch.Tensor:
+        if x.is_complex():
+            return x.to(pairs)
+        return x.to(dtype) if x.is_floating_point() else x
+
+    return module._apply(converted)
+
+
+@contextlib.contextmanager
+def _unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Context behind which a module has the buffers it had: one in training mode moves some."""
+    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in kept and kept[name].shape == buffer.shape:
+                    buffer.copy_(kept[name])
 
 
 def _map(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -19,7 +19,7 @@ from parity.engine.marks import Change, Marks
 from parity.engine.operations import Operation, Recorder
 from parity.engine.rounding import Signs, pool
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_key
-from parity.sides.side import OUTPUT, Rounding, Run
+from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
 
 COMPILER_OPTIONS = {"xla_llvm_disable_expensive_passes": True}
 """A float64 run is a yardstick that runs a few times: compiling it is most of its cost."""
@@ -164,6 +164,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
     arrays = arrays_of(trees)
     trained = [i for i, x in enumerate(arrays_of(trees[0])) if floating(x)]
     names: list[str] = []
+    others: list[str] = []
 
     def call(values: Sequence[Any]) -> list[Any]:
         rest = iter(values)
@@ -171,8 +172,13 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         params, (inputs, keywords) = jax.tree.unflatten(structure, whole)
         result = function(params, *inputs, **keywords)
         paths = jax.tree_util.tree_leaves_with_path(result)
-        results = {field_name(OUTPUT, path): x for path, x in paths if floating(x)}
+        # A dataclass that JAX knows nothing of is a leaf to it.
+        fields = dict(f for path, x in paths for f in fields_of(x, field_name(OUTPUT, path)))
+        results = {name: x for name, x in fields.items() if floating(x)}
+        if not results:
+            raise SideError(f"expected the function to return floating arrays, got {fields}")
         names[:] = results
+        others[:] = (name for name, x in fields.items() if is_array(x) and name not in results)
         return list(results.values())
 
     def gradients(*values: Any) -> Any:
@@ -192,7 +198,8 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
     else:
         shapes = jax.eval_shape(lambda *values: call(values), *arrays)
         closed = jax.make_jaxpr(gradients)(*arrays, *shapes)
-    return Traced(closed, tuple(names))
+    notices = dict.fromkeys(f"{name} is no floating array and is not compared" for name in others)
+    return Traced(closed, tuple(names), notices=notices)
 
 
 def _taken(marks: Marks) -> dict[str, Any]:

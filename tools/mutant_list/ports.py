@@ -17,8 +17,8 @@ COMPARE = of(
     (
         "port_lacks_a_parameter",
         "a fresh parameter that the port lacks is nobody's business",
-        "WEIGHTS, \"unmatched\", float(len(other) + len(lost))",
-        "WEIGHTS, \"unmatched\", float(len(other))",
+        'WEIGHTS, "unmatched", float(len(other) + len(lost))',
+        'WEIGHTS, "unmatched", float(len(other))',
         _PORT,
     ),
     (

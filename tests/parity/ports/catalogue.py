@@ -316,15 +316,16 @@ def rotary(module: str, base: float = 10_000.0, stretch: float = 1.0) -> Context
 def names_of_basic_layers() -> Any:
     """Return a context in which ResNet's basic layers have the names of the original's."""
 
-    def setup(self: Any) -> None:
-        self.layer = [
-            modeling_flax_resnet.FlaxResNetConvLayer(
-                self.out_channels, dtype=self.dtype, name=str(n), **options
-            )
-            for n, options in enumerate(({"stride": self.stride}, {"activation": None}))
-        ]
+    class Named(modeling_flax_resnet.FlaxResNetBasicLayerCollection):
+        def setup(self) -> None:
+            self.layer = [
+                modeling_flax_resnet.FlaxResNetConvLayer(
+                    self.out_channels, dtype=self.dtype, name=str(n), **options
+                )
+                for n, options in enumerate(({"stride": self.stride}, {"activation": None}))
+            ]
 
-    return patch.object(modeling_flax_resnet.FlaxResNetBasicLayerCollection, "setup", setup)
+    return patch.object(modeling_flax_resnet, "FlaxResNetBasicLayerCollection", Named)
 
 
 def scaled_decoder() -> Any:

@@ -204,12 +204,13 @@ def test_every_call_is_a_stage_and_no_bit_of_the_result_changes(kind):
     inner = [name for name in trace.stages if name not in trace.outputs]
     assert inner == stages
     assert parameter in side.parameters()
-    assert trace.notices == ()
+    told = ("output.layers[1] is no floating array and is not compared",)
+    assert trace.notices == (() if kind == "function" else told)
     if kind == "function":
         assert trace.outputs == (OUTPUT,)
         assert np.array_equal(trace.stages[OUTPUT], result[OUTPUT])
         return
-    # Integers that come back are not compared: what is chosen is told by what it is chosen from.
+    # Integers that come back are told: what is chosen is compared by what it is chosen from.
     assert set(trace.outputs) == {"output.logits", "output.layers[0]"}
     assert np.array_equal(trace.stages["output.logits"], result["logits"])
     assert np.array_equal(trace.stages["output.layers[0]"], result["layers"][0])
