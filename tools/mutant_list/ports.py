@@ -9,6 +9,7 @@ _TORCH = "test_torch_side.py"
 _CAPTURED = "test_captured.py"
 _MATCHING = "test_matching.py"
 _ALIGNMENT = "test_alignment.py"
+_RETURNED = "test_returned.py"
 _CONSEQUENCES = "test_consequences.py"
 _TABLES = "test_tables_and_masks.py"
 
@@ -197,6 +198,27 @@ TORCH = of(
         _TORCH,
     ),
     (
+        "torch_masks_excuse",
+        "a mask of zeros and ones is taken to be rounded",
+        "return torch.where(short, table, mode.moved(table, 1.0))",
+        "return mode.moved(table, 1.0)",
+        _RETURNED,
+    ),
+    (
+        "buffers_stay_moved",
+        "a module in training mode is another one after it was read",
+        "                    buffer.copy_(kept[name])",
+        "                    pass",
+        f"{_TORCH} {_RETURNED}",
+    ),
+    (
+        "imaginary_parts_lost",
+        "complex tables lose their imaginary parts in float64",
+        "            return x.to(pairs)",
+        "            return x.real.to(dtype)",
+        _RETURNED,
+    ),
+    (
         "second_call_lost",
         "a module that is called twice has one stage",
         '                    unique, count = f"{name}#{count}", count + 1',
@@ -210,7 +232,7 @@ TORCH_LIFT = of(
     (
         "torch_casts_stay_narrow",
         "what a module casts to float32 inside is float32 in its float64 run",
-        "        return torch.float64 if x in NARROW else x",
+        "        return WIDE.get(x, x)",
         "        return x",
         _TORCH,
     ),
@@ -275,6 +297,20 @@ ALIGNMENT = of(
         _ALIGNMENT,
     ),
     (
+        "result_is_any_stage",
+        "a result may be held to another result",
+        "            if self.outputs[i, j]:\n                self.barred[i], ",
+        "            if False:\n                self.barred[i], ",
+        _RETURNED,
+    ),
+    (
+        "result_transposed",
+        "a result that is transposed is the same result",
+        "if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:",
+        "if False:",
+        _RETURNED,
+    ),
+    (
         "nothing_aligns_and_passes",
         "programs that have nothing in common are aligned",
         "    if len(result.pairs) < needed:",
@@ -295,9 +331,16 @@ EVALUATION = of(
     (
         "jax_tables_exact",
         "what a program holds in float32 is taken for exact",
-        "return jnp.asarray(value, jnp.float64) * (1 + moves)",
-        "return jnp.asarray(value, jnp.float64) * (1 + 0 * moves)",
+        "return jnp.where(short, wide, wide * (1 + moves))",
+        "return wide",
         "test_evaluation.py",
+    ),
+    (
+        "jax_masks_excuse",
+        "a mask of zeros and ones is taken to be rounded",
+        "return jnp.where(short, wide, wide * (1 + moves))",
+        "return wide * (1 + moves)",
+        _RETURNED,
     ),
 )
 
