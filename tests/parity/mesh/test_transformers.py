@@ -39,7 +39,7 @@ def test_a_sound_transformer_holds(step, mesh):
 @WALK
 @pytest.mark.parametrize("step", [equinox_step, flax_step])
 def test_a_sound_transformer_holds_in_float32(step):
-    report = step().run(precisions=("float32",))
+    report = step().on([MESHES[3]]).run(precisions=("float32",))
     assert report.holds, report.table()
 
 
