@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
@@ -103,7 +104,7 @@ class Replay:
         taken[name] = value
         if name not in forced:
             return value
-        other = forced[name].astype(value.dtype)
+        other = _alike(forced[name], value)
         if missing := tuple(a for a in self._axes if a in varying - varying_axes(other)):
             other = jax.lax.pcast(other, missing, to="varying")
         return other
@@ -158,6 +159,15 @@ class Replay:
         )(inputs, forced)
         self._axes, self._around = outside
         return outputs, taken
+
+
+def _alike(other: Any, value: Any) -> Any:
+    """Return an array as `program.host` gives it as what it was of: `value` has the dtype."""
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(other, impl=jax.random.key_impl(value))
+    if jax.dtypes.issubdtype(value.dtype, np.complexfloating):
+        other = jax.lax.complex(other[..., 0], other[..., 1])
+    return other.astype(value.dtype)
 
 
 def marks_of(closed: ClosedJaxpr) -> list[str]:
