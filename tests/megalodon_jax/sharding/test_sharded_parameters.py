@@ -18,6 +18,7 @@ from megalodon_jax.sharding import (
     shard_model,
     shard_state,
 )
+from megalodon_jax.sharding.sequence import following
 from megalodon_jax.weights import EMBEDDING, HEAD, abstract_model, named_leaves, weight_table
 from tests.helpers import model_of, same_leaves, tiny
 from tests.megalodon_jax.sharding.programs import SMALL, mesh_named, ragged
@@ -91,6 +92,8 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 def test_a_length_that_does_not_divide_is_refused_by_the_model() -> None:
     model = shard_model(model_of(SMALL), mesh_named("sequence=8"))
+    with pytest.raises(ValueError, match=r"20 tokens .* 8 parts .* multiple of 8"):
+        following(jnp.ones((2, 20), jnp.int32), 0, mesh_named("sequence=8"))
     ids = jnp.ones((2, 24), jnp.int32)
     with pytest.raises(ValueError, match=r"24 tokens .* multiple of 32"):
         eqx.filter_eval_shape(model, ids)
