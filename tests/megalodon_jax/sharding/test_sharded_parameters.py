@@ -88,6 +88,8 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         shard_batch(np.ones((2, 24), int), mesh_named("sequence=4"), chunk_size=4)
     with pytest.raises(ValueError, match=r"shape \(\), expected \(B, L\)"):
         shard_batch(np.ones(()), mesh_named("data=2"))
+    with pytest.raises(ValueError, match=r"a pytree of arrays, got int 3 .* np\.asarray"):
+        shard_batch({"input_ids": [3, 4]}, mesh_named("data=2"))
 
 
 def test_a_length_that_does_not_divide_is_refused_by_the_model() -> None:
@@ -121,5 +123,9 @@ def test_a_batch_is_filled_up_with_what_does_not_count() -> None:
     assert not filled["attention_mask"][:, 30:].any()
     alone = padded_batch({"input_ids": batch["input_ids"]}, 16)
     assert alone["attention_mask"].sum() == 8 * 30
+    micro = {name: np.stack([batch[name]] * 2) for name in ("input_ids", "labels")}
+    micros = padded_batch({**micro, "attention_mask": None}, 32, ignore_index=-1)
+    assert {x.shape for x in micros.values()} == {(2, 8, 32)} and len(micros) == 3
+    assert (micros["labels"][..., 30:] == -1).all()
     with pytest.raises(ValueError, match=r"unknown arrays \['ids'\]"):
         padded_batch({"ids": batch["input_ids"]}, 16)
