@@ -100,4 +100,5 @@ def _onto(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, int], seed: Any) ->
 def _order(length: int, seed: Any) -> Any:
     """Return every index once: from another one on for each seed, in strides."""
     stride = next(s for s in range(min(STRIDE, length - 1), 0, -1) if math.gcd(s, length) == 1)
-    return (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
+    order = (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
+    return order

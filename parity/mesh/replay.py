@@ -104,7 +104,10 @@ class Replay:
         taken[name] = value
         if name not in forced:
             return value
-        other = _alike(forced[name], value)
+        if _is_whole(value.dtype):
+            other = forced[name].astype(value.dtype)
+        else:
+            other = _joined(forced[name], value)
         if missing := tuple(a for a in self._axes if a in varying - varying_axes(other)):
             other = jax.lax.pcast(other, missing, to="varying")
         return other
@@ -161,13 +164,17 @@ class Replay:
         return outputs, taken
 
 
-def _alike(other: Any, value: Any) -> Any:
-    """Return an array as `program.host` gives it as what it was of: `value` has the dtype."""
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(other, impl=jax.random.key_impl(value))
-    if jax.dtypes.issubdtype(value.dtype, np.complexfloating):
-        other = jax.lax.complex(other[..., 0], other[..., 1])
-    return other.astype(value.dtype)
+def _is_whole(dtype: Any) -> bool:
+    """Whether `program.host` gives an element of this dtype as one number."""
+    several = (jax.dtypes.prng_key, np.complexfloating)
+    return not any(jax.dtypes.issubdtype(dtype, kind) for kind in several)
+
+
+def _joined(parts: Any, like: Any) -> Any:
+    """Return complex numbers or keys from the numbers that `program.host` gives them as."""
+    if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(parts, impl=jax.random.key_impl(like))
+    return jax.lax.complex(parts[..., 0], parts[..., 1]).astype(like.dtype)
 
 
 def marks_of(closed: ClosedJaxpr) -> list[str]:
