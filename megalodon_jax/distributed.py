@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state as _state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from megalodon_jax.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -26,6 +25,10 @@ Tree = TypeVar("Tree")
 _log = logging.getLogger(__name__)
 _meetings = itertools.count()
 """Numbers the meetings of a program: a barrier's name is used once."""
+_saves = itertools.count()
+"""Numbers what the first process says of its checkpoints."""
+_WRITTEN = "written"
+_PATIENCE = 600
 
 
 def start(address: str, processes: int, index: int, *, patience: int = 40) -> None:
@@ -77,13 +80,13 @@ def compiled(function: Any, *arguments: Any) -> Any:
     return program
 
 
-def meet(name: str, *, patience: int = 600) -> None:
+def meet(name: str, *, patience: int = _PATIENCE) -> None:
     """Wait until every process is here, for `patience` seconds at most; without a collective.
 
     Raises:
         RuntimeError: a process did not come.
     """
-    client = _state.client
+    client = _client()
     if client is None:
         return
     try:
@@ -93,6 +96,16 @@ def meet(name: str, *, patience: int = 600) -> None:
             f"distributed.meet: not all {jax.process_count()} processes came to {name!r} within "
             f"{patience} s; look at their logs, and start all of them again."
         ) from error
+
+
+def _client() -> Any:
+    """Return what processes meet by; None where there is one alone."""
+    if not jax.distributed.is_initialized():
+        return None
+    # JAX has no public name for it: nothing else here is to depend on where it is.
+    from jax._src.distributed import global_state
+
+    return global_state.client
 
 
 def whole(tree: Tree) -> Tree:
@@ -114,12 +127,33 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
 
     Arguments and errors as for `checkpoint.save_checkpoint`. The first process writes; no process
     goes on before it is done, so that after a return every one may count on the file.
+
+    Raises:
+        RuntimeError: in the other processes, where the first did not write; the message says why.
     """
+    # A step that is none is refused before processes part.
+    step = as_integer("distributed.save: step", step, 0)
     mesh = _mesh_sizes(model)
     complete, state = whole((model, opt_state))
+    client, place = _client(), f"megalodon_jax save {next(_saves)}"
+    failure: Exception | None = None
     if jax.process_index() == 0:
-        save_checkpoint(folder, complete, step=step, opt_state=state, mesh=mesh)
+        try:
+            save_checkpoint(folder, complete, step=step, opt_state=state, mesh=mesh)
+        except Exception as error:
+            # The others wait at the meeting: it is raised after that.
+            failure = error
+        if client is not None:
+            told = _WRITTEN if failure is None else f"{type(failure).__name__}: {failure}"
+            client.key_value_set(place, told)
     meet(f"save of step {step}")
+    if failure is not None:
+        raise failure
+    told = _WRITTEN if client is None else client.blocking_key_value_get(place, 1000 * _PATIENCE)
+    if told != _WRITTEN:
+        raise RuntimeError(
+            f"distributed.save: the first process did not write step {step} to {folder}: {told}"
+        )
 
 
 def load(folder: str | os.PathLike[str], mesh: Mesh, *, opt_state_like: Any = None) -> Checkpoint:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 from megalodon_jax.checks import checked
 from megalodon_jax.config import widened
 from megalodon_jax.inputs import Ids, Mask, Tensor, as_int32, as_integer, as_mask, traced
-from megalodon_jax.sharding.axes import automatic, mesh_of, shards
+from megalodon_jax.sharding.axes import automatic, mesh_of, shards, spec_of
 from megalodon_jax.sharding.sequence import following
 from megalodon_jax.sharding.vocabulary import at_target
 
@@ -217,6 +217,16 @@ def accumulate_gradients(
 
 def _following(labels: Array, mask: Array | None, ignore_index: Any) -> tuple[Array, Array]:
     """Return the label that follows each position, and whether it counts; the last has none."""
+    dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
+    # Between shards of a sequence labels move, which Explicit axes leave to nobody.
+    return automatic(
+        lambda call: _next(*call),
+        (labels, mask, ignore_index),
+        lambda mesh: (spec_of(mesh, labels.shape, dims),) * 2,
+    )
+
+
+def _next(labels: Array, mask: Array | None, ignore_index: Any) -> tuple[Array, Array]:
     if mask is not None:
         labels = jnp.where(mask, labels, ignore_index)
     targets = following(labels, ignore_index, mesh_of(labels))

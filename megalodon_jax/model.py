@@ -343,7 +343,12 @@ class MegalodonForCausalLM(eqx.Module):
         hidden, _ = self.model(input_ids, attention_mask, deterministic=deterministic, key=key)
         head = self._read_head(hidden)
         if loss_chunk is None:
-            logits = checkpoint_name(self._project(hidden, head), "logits")
+            logits, V = self._project(hidden, head), self.head.shape[0]
+            if logits.shape[-1] == V:
+                logits = checkpoint_name(logits, "logits")
+            else:
+                # Marked without the columns that fill it up; the loss goes on with what is cut.
+                checkpoint_name(logits[..., :V], "logits")
             return next_token_loss(logits, labels, attention_mask, **rules)
         return chunked_next_token_loss(
             hidden, head, self._project, labels, attention_mask, chunk=loss_chunk, **rules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import jax
 import numpy as np
@@ -77,10 +77,15 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
 
     Raises:
         ValueError: rows or tokens do not divide; the message has both numbers. `padded_batch` fills
-            up tokens.
+            up tokens. Or a leaf is no array.
     """
 
     def put(leaf: Any) -> Any:
+        if not hasattr(leaf, "ndim"):
+            raise ValueError(
+                f"shard_batch: expected a pytree of arrays, got {type(leaf).__name__} {leaf!r} in "
+                "it; make an array of a list first, with np.asarray."
+            )
         if leaf.ndim not in (1, 2, 3):
             raise ValueError(
                 f"shard_batch: an array has shape {leaf.shape}, expected (B, L), (k, B, L) or (B,)."
@@ -94,16 +99,19 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
     return jax.tree.map(put, batch)
 
 
-def padded_batch(batch: Mapping[str, Any], multiple: int) -> dict[str, Any]:
+def padded_batch(
+    batch: Mapping[str, Any], multiple: int, *, ignore_index: SupportsIndex = -100
+) -> dict[str, Any]:
     """Return a batch whose length is a multiple, filled up on the right with what does not count.
 
     Everything in the model is causal, and a label that is ignored or masked does not count: the
     loss and the logits of the old positions stay what they are.
 
     Args:
-        batch: arrays (B, L) by name: `input_ids`, `labels`, `attention_mask`. A mask is made where
-            there is none.
+        batch: arrays (B, L), or (k, B, L), by name: `input_ids`, `labels`, `attention_mask`. What
+            is None is left out; a mask is made where there is none.
         multiple: such as the chunk size times the size of `sequence`.
+        ignore_index: a label that does not count.
 
     Raises:
         ValueError: an array has another name, or `multiple` is no positive integer.
@@ -111,14 +119,15 @@ def padded_batch(batch: Mapping[str, Any], multiple: int) -> dict[str, Any]:
     multiple = as_integer("padded_batch: multiple", multiple, 1)
     if unknown := sorted(set(batch) - set(FILL)):
         raise ValueError(f"padded_batch: unknown arrays {unknown}, expected some of {list(FILL)}.")
-    arrays = {name: np.asarray(x) for name, x in batch.items()}
+    fill = FILL | {"labels": as_integer("padded_batch: ignore_index", ignore_index)}
+    arrays = {name: np.asarray(x) for name, x in batch.items() if x is not None}
     if not arrays:
         return {}
     first = next(iter(arrays.values()))
-    arrays.setdefault("attention_mask", np.ones(first.shape[-2:], bool))
+    arrays.setdefault("attention_mask", np.ones(first.shape, bool))
     short = -first.shape[-1] % multiple
     return {
-        name: np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),), constant_values=FILL[name])
+        name: np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),), constant_values=fill[name])
         for name, x in arrays.items()
     }
 

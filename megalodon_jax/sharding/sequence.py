@@ -17,6 +17,7 @@ from jaxtyping import Array, Complex, Float, Int, Int32, Shaped
 
 from megalodon_jax.config import widened
 from megalodon_jax.sharding.axes import SEQUENCE, AnyMesh, on_shards, shards, spec_of
+from megalodon_jax.sharding.placement import check_length
 
 
 class Moments(NamedTuple):
@@ -114,11 +115,15 @@ def following(
 
     On shards of a sequence the first token of each goes to its left neighbour and nothing else
     moves.
+
+    Raises:
+        ValueError: the length does not divide by the number of shards.
     """
     end = jnp.full_like(x[..., :1], fill)
     if shards(mesh, "sequence") == 1:
         return jnp.concatenate([x[..., 1:], end], axis=-1)
     assert mesh is not None
+    check_length(mesh, x.shape[-1], 1)
 
     def moved(x: Array, end: Array) -> Array:
         parts = jax.lax.axis_size(SEQUENCE)

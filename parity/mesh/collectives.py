@@ -154,8 +154,10 @@ class CompiledProgram:
             return None
         result = i.line.split(" = ", 1)[1].split(i.operation + "(")[0]
         shapes = _SHAPE.findall(result)
-        # A started exchange gives its operand beside its result.
-        shapes = shapes[-1:] if i.operation.endswith("-start") else shapes
+        if i.operation.endswith("-start") and operation != "all-reduce":
+            # Such a start gives its operands, its results and, on some devices, contexts.
+            shapes = [shape for shape in shapes if shape != ("u32", "")]
+            shapes = shapes[len(shapes) // 2 :]
         groups = _groups(i.line)
         asked = re.search(r'op_name="([^"]*)"', i.line)
         return Collective(

@@ -221,12 +221,11 @@ class _Sides:
     ) -> list[Measurement]:
         comparison = self._comparison(dtype, tuple(whole.arrays), responses)
         exact = {n for n, a in whole.arrays.items() if not np.issubdtype(a.dtype, np.floating)}
-        rows = comparison.run(
-            {n: a for n, a in there.arrays.items() if n not in exact},
-            {n: a for n, a in whole.arrays.items() if n not in exact},
-        )
-        if exact == set(whole.arrays):
-            rows = []
+        sides = [
+            {n: a for n, a in side.arrays.items() if n not in exact} for side in (there, whole)
+        ]
+        # Of integers alone nothing is left to measure; of nothing at all, nothing is known.
+        rows = comparison.run(*sides) if any(sides) or not exact else []
         for n in sorted(exact):
             rows.append(comparison.judged(n, "unequal", _unequal(there.arrays, whole.arrays, n)))
         for n, differing in there.replicas.items():
@@ -243,7 +242,7 @@ class _Sides:
     def _explained(
         self, rows: list[Measurement], dtype: str, broken: Measurement, forced: bool
     ) -> MeshResult:
-        stages = self._stages(dtype, rows) if forced else ()
+        stages, refused = self._stages(dtype, rows) if forced else ((), "")
         start = next((s.name for s in stages if s.broken), broken.quantity)
         program, names = self._watched(dtype)
         order = tuple(self.one.values(dtype).arrays)
@@ -259,6 +258,7 @@ class _Sides:
             collectives=tuple(program.collectives()),
             suspects=between(program, names, start, sound),
             order=order,
+            refused=refused,
         )
 
     def _watched(self, dtype: str) -> tuple[CompiledProgram, tuple[str, ...]]:
@@ -268,27 +268,29 @@ class _Sides:
             self.program.watched_names,
         )
 
-    def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[Stage, ...]:
+    def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
+        """Return the stages on one device's values, and why there are none."""
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
         fed = {n: a for n, a in whole.arrays.items() if n in self.program.known_marks}
         if not fed:
-            return ()
+            return (), ""
         known = self.program.declared
         try:
             self.program.declared = {**self.program.found, **known}
             there = self.program.run(dtype, whole.arrays, forced=fed)
-        except REFUSALS:
+        except REFUSALS as error:
             # Not every program can go on with other values: types of `shard_map` may forbid it.
-            return ()
+            return (), _brief(error)
         finally:
             self.program.declared = known
         assert isinstance(there, Values)
-        return tuple(
+        stages = (
             Stage(n, m.value, relative_l2(there.arrays[n], whole.arrays[n]), m.tolerance)
             for n, m in free.items()
             if n in there.arrays and there.arrays[n].shape == whole.arrays[n].shape
         )
+        return tuple(stages), ""
 
 
 def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> Values:

@@ -26,7 +26,7 @@ from parity.mesh.placement import (
     replica_differences,
     spec_of,
 )
-from parity.mesh.replay import MARK, Mark, Operation, Replay, body_of
+from parity.mesh.replay import MARK, Mark, Operation, Replay, body_of, marks_of
 
 OUTPUT = "output"
 Arrays = dict[str, np.ndarray]
@@ -101,10 +101,10 @@ class Program:
 
             def call(*leaves: Any) -> Any:
                 result = self.function(*eqx.combine(jax.tree.unflatten(tree, leaves), static))
-                return eqx.filter(result, eqx.is_array)
+                return eqx.filter(jax.tree.map(lambda x: _numbers(x, dtype), result), eqx.is_array)
 
             closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
-            names = _result_names(shape, set(_mark_names(closed)))
+            names = _result_names(shape, marks_of(closed))
             if not watched:
                 return self._plain(call, leaves, names, closed)
             held = {n: jnp.asarray(a) for n, a in (forced or {}).items()}
@@ -260,18 +260,33 @@ def _mark_places(jaxpr: Jaxpr, at: tuple[int, ...]) -> Iterator[tuple[tuple[int,
             yield from _mark_places(body[0], (*at, index))
 
 
-def _mark_names(closed: ClosedJaxpr) -> list[str]:
-    return [name for _, name in _mark_places(closed.jaxpr, ())]
-
-
-def _result_names(shape: Any, marks: set[str]) -> list[str]:
+def _result_names(shape: Any, marks: list[str]) -> list[str]:
+    """Return the names of results; with those of marks, no two are the same."""
     names = []
     for path, _ in jax.tree_util.tree_leaves_with_path(shape):
         name = path_name(path)
         # A position is no name, and a mark has its own.
         plain = name and not name[0].isdigit() and name not in marks
         names.append(name if plain else f"{OUTPUT}/{name}".rstrip("/"))
+    every = [*names, *marks]
+    if twice := sorted({name for name in every if every.count(name) > 1}):
+        raise ValueError(
+            f"compare_meshes: several results or marks are called {', '.join(twice)}; names are "
+            "the keys to a result with / between them, so rename a key of what the step returns."
+        )
     return names
+
+
+def _numbers(x: Any, dtype: str) -> Any:
+    """Return a result of Python or NumPy as an array: it is compared like any other."""
+    if isinstance(x, jax.Array) or not eqx.is_array_like(x):
+        return x
+    kind = np.asarray(x).dtype
+    if not (jnp.issubdtype(kind, np.number) or kind == np.bool_):
+        return x
+    # No tracer, so the function could not widen it with its arguments.
+    wide = dtype == "float64" and jnp.issubdtype(kind, np.floating)
+    return jnp.asarray(x, jnp.float64 if wide else None)
 
 
 def _is_array(x: Any) -> bool:

@@ -1,8 +1,10 @@
 """What the order of sums alone does: the program on one device with every sum taken otherwise.
 
 A mesh adds what its devices have in another order than one device does, and in parts. So does this:
-every product and every sum walks its terms from another one on, in strides, and in two parts. How
-far results move is the noise floor of a mesh. Source: docs/meshes.md "The noise floor".
+every product, every convolution and every sum walks its terms from another one on, in strides, and
+in two parts, and so does what is scattered onto one place. Convolutions by groups and sums along
+the way, such as `cumsum`, and whatever stands in a `while` or a branch stay as they are. How far
+results move is the noise floor of a mesh. Source: docs/meshes.md "The noise floor".
 """
 
 from __future__ import annotations
@@ -35,6 +37,21 @@ def reordered(seed: Any) -> Any:
             axes = [a for a in eqn.params["axes"] if inputs[0].shape[a] > 1]
             if axes:
                 return _in_parts(eqn, inputs, (axes[0],), seed)
+        if kind == "conv_general_dilated":
+            p = eqn.params
+            numbers = p["dimension_numbers"]
+            # Of a gradient of the kernel this axis is that of the images of the batch.
+            features = numbers.lhs_spec[1], numbers.rhs_spec[1]
+            whole = p["feature_group_count"] == p["batch_group_count"] == 1
+            if whole and inputs[0].shape[features[0]] > 1:
+                return _in_parts(eqn, inputs, features, seed)
+        if kind == "scatter-add":
+            numbers = eqn.params["dimension_numbers"]
+            window = numbers.update_window_dims
+            along = enumerate(a for a in range(inputs[2].ndim) if a not in window)
+            axes = [(i, a) for i, a in along if inputs[2].shape[a] > 1]
+            if axes and not numbers.operand_batching_dims:
+                return _onto(eqn, inputs, axes[0], seed)
         return bind(eqn, inputs)
 
     return operation
@@ -43,8 +60,7 @@ def reordered(seed: Any) -> Any:
 def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any) -> list[Any]:
     """Return the sum over one axis of every operand as that of two halves in another order."""
     length = inputs[0].shape[axes[0]]
-    stride = next(s for s in range(min(STRIDE, length - 1), 0, -1) if math.gcd(s, length) == 1)
-    order = (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
+    order = _order(length, seed)
     turned = [jnp.take(x, order, axis=axis) for x, axis in zip(inputs, axes, strict=True)]
     half = length // 2
 
@@ -56,3 +72,33 @@ def _in_parts(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, ...], seed: Any
         return bind(eqn, cut)[0]
 
     return [part(0, half) + part(half, length)]
+
+
+def _onto(eqn: JaxprEqn, inputs: list[Any], axes: tuple[int, int], seed: Any) -> list[Any]:
+    """Return what is scattered onto places as the sum of two halves in another order.
+
+    `axes` are one axis of the places and that of the addends it goes with. The second half has sums
+    of its own, as on a second device: an addend onto a long sum loses more than onto a short one.
+    """
+    onto, *both = inputs
+    length = both[0].shape[axes[0]]
+    order = _order(length, seed)
+    turned = [jnp.take(x, order, axis=axis) for x, axis in zip(both, axes, strict=True)]
+    eqn = eqn.replace(params=eqn.params | {"indices_are_sorted": False})
+    half = length // 2
+
+    def part(onto: Any, start: int, stop: int) -> Any:
+        cut = [
+            jax.lax.slice_in_dim(x, start, stop, axis=axis)
+            for x, axis in zip(turned, axes, strict=True)
+        ]
+        return bind(eqn, [onto, *cut])[0]
+
+    return [part(onto, 0, half) + part(jnp.zeros_like(onto), half, length)]
+
+
+def _order(length: int, seed: Any) -> Any:
+    """Return every index once: from another one on for each seed, in strides."""
+    stride = next(s for s in range(min(STRIDE, length - 1), 0, -1) if math.gcd(s, length) == 1)
+    order = (jnp.arange(length, dtype=seed.dtype) * stride + seed + 1) % length
+    return order

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import PartitionSpec
@@ -103,7 +104,10 @@ class Replay:
         taken[name] = value
         if name not in forced:
             return value
-        other = forced[name].astype(value.dtype)
+        if _is_whole(value.dtype):
+            other = forced[name].astype(value.dtype)
+        else:
+            other = _joined(forced[name], value)
         if missing := tuple(a for a in self._axes if a in varying - varying_axes(other)):
             other = jax.lax.pcast(other, missing, to="varying")
         return other
@@ -158,6 +162,19 @@ class Replay:
         )(inputs, forced)
         self._axes, self._around = outside
         return outputs, taken
+
+
+def _is_whole(dtype: Any) -> bool:
+    """Whether `program.host` gives an element of this dtype as one number."""
+    several = (jax.dtypes.prng_key, np.complexfloating)
+    return not any(jax.dtypes.issubdtype(dtype, kind) for kind in several)
+
+
+def _joined(parts: Any, like: Any) -> Any:
+    """Return complex numbers or keys from the numbers that `program.host` gives them as."""
+    if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(parts, impl=jax.random.key_impl(like))
+    return jax.lax.complex(parts[..., 0], parts[..., 1]).astype(like.dtype)
 
 
 def marks_of(closed: ClosedJaxpr) -> list[str]:

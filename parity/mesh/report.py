@@ -29,6 +29,8 @@ class MeshResult:
     """Those the start is computed from, and nothing sound before it."""
     order: tuple[str, ...] = ()
     """Names of stages as they are computed."""
+    refused: str = ""
+    """Why the program does not go on with one device's values; empty where it does."""
 
     @property
     def broken(self) -> Measurement | None:
@@ -63,6 +65,8 @@ class MeshResult:
             yield f"stands there: {collective}"
         if self.order and not self.suspects:
             yield "no collective stands there: if one is needed, it is missing"
+        if self.refused:
+            yield f"stages are not told apart, for marks cannot be replaced here: {self.refused}"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def _row(case: str, gates: Sequence[Measurement], edges: Sequence[str]) -> dict[
     words = case.split()
     failing = [m for m in gates if m.verdict is not Verdict.PASS]
     copies = [m for m in gates if m.metric == "replicas"]
-    start = next((m for m in failing if m.note), failing[0] if failing else None)
+    start = max(failing, key=lambda m: (m.note.startswith("starts at"), bool(m.note)), default=None)
     return {
         "subject": label(" ".join(w for w in words if "=" not in w), 60),
         "mesh": label(" × ".join(w for w in words if "=" in w and not w.endswith("=1")), 80),

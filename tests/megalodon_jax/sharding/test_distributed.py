@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -113,6 +115,46 @@ def test_a_checkpoint_of_another_mesh_is_loaded_and_said(tmp_path: Path, caplog)
     assert same_leaves(found.model, model)
     leaves = jax.tree.leaves(eqx.filter(found.model, eqx.is_array))
     assert all(leaf.sharding.mesh == other for leaf in leaves)
+
+
+class Board:
+    """What processes meet by: what they say there, and the barriers they come to."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+        self.met: list[str] = []
+
+    def key_value_set(self, key: str, value: str) -> None:
+        self.said[key] = value
+
+    def wait_at_barrier(self, name: str, timeout: int) -> None:
+        self.met.append(name)
+
+    def blocking_key_value_get(self, key: str, timeout: int) -> str:
+        return self.said[key]
+
+
+def disk_full(*arguments: Any, **options: Any) -> None:
+    raise OSError("no space left")
+
+
+def test_where_the_first_process_cannot_write_every_process_raises(tmp_path, monkeypatch) -> None:
+    board = Board()
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("jax._src.distributed.global_state.client", board)
+    for first, write in enumerate((disk_full, lambda *arguments, **options: None)):
+        monkeypatch.setattr(distributed, "save_checkpoint", write)
+        for index, kind in enumerate((OSError, RuntimeError)):
+            # Each process counts for itself.
+            monkeypatch.setattr(distributed, "_saves", itertools.count(first))
+            monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+            fails = pytest.raises(kind, match="no space left")
+            with fails if write is disk_full else contextlib.nullcontext():
+                distributed.save(tmp_path, {}, step=4)
+    assert len(board.met) == 4
+    with pytest.raises(ValueError, match=r"distributed.save: step=-1 must be at least 0"):
+        distributed.save(tmp_path, {}, step=-1)
+    assert len(board.met) == 4
 
 
 def test_a_process_that_counts_from_one_is_refused() -> None:

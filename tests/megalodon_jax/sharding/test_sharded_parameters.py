@@ -18,6 +18,7 @@ from megalodon_jax.sharding import (
     shard_model,
     shard_state,
 )
+from megalodon_jax.sharding.sequence import following
 from megalodon_jax.weights import EMBEDDING, HEAD, abstract_model, named_leaves, weight_table
 from tests.helpers import model_of, same_leaves, tiny
 from tests.megalodon_jax.sharding.programs import SMALL, mesh_named, ragged
@@ -87,10 +88,14 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         shard_batch(np.ones((2, 24), int), mesh_named("sequence=4"), chunk_size=4)
     with pytest.raises(ValueError, match=r"shape \(\), expected \(B, L\)"):
         shard_batch(np.ones(()), mesh_named("data=2"))
+    with pytest.raises(ValueError, match=r"a pytree of arrays, got int 3 .* np\.asarray"):
+        shard_batch({"input_ids": [3, 4]}, mesh_named("data=2"))
 
 
 def test_a_length_that_does_not_divide_is_refused_by_the_model() -> None:
     model = shard_model(model_of(SMALL), mesh_named("sequence=8"))
+    with pytest.raises(ValueError, match=r"20 tokens .* 8 parts .* multiple of 8"):
+        following(jnp.ones((2, 20), jnp.int32), 0, mesh_named("sequence=8"))
     ids = jnp.ones((2, 24), jnp.int32)
     with pytest.raises(ValueError, match=r"24 tokens .* multiple of 32"):
         eqx.filter_eval_shape(model, ids)
@@ -118,5 +123,9 @@ def test_a_batch_is_filled_up_with_what_does_not_count() -> None:
     assert not filled["attention_mask"][:, 30:].any()
     alone = padded_batch({"input_ids": batch["input_ids"]}, 16)
     assert alone["attention_mask"].sum() == 8 * 30
+    micro = {name: np.stack([batch[name]] * 2) for name in ("input_ids", "labels")}
+    micros = padded_batch({**micro, "attention_mask": None}, 32, ignore_index=-1)
+    assert {x.shape for x in micros.values()} == {(2, 8, 32)} and len(micros) == 3
+    assert (micros["labels"][..., 30:] == -1).all()
     with pytest.raises(ValueError, match=r"unknown arrays \['ids'\]"):
         padded_batch({"ids": batch["input_ids"]}, 16)

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
-from megalodon_jax.loss import accumulate_gradients
+from megalodon_jax.loss import accumulate_gradients, next_token_loss
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.sharding import shard_batch, shard_model, shard_state
+from megalodon_jax.sharding.axes import automatic
 from megalodon_jax.weights import named_leaves
 from tests.helpers import EXACT, EXACT_GRADIENT, model_of, rel_l2, same_leaves, tiny
-from tests.megalodon_jax.sharding.programs import L, mesh_named, ragged
+from tests.megalodon_jax.sharding.programs import SMALL, L, mesh_named, ragged
 
 DROPPING = tiny(
     model_dim=16,
@@ -47,8 +48,7 @@ def run(config: Any, mesh: Mesh | None) -> tuple[Any, Any, list[float]]:
     """Train from the same start; a mesh None is one device."""
     model = model_of(config)
     state = TRANSFORM.init(eqx.filter(model, eqx.is_array))
-    whole = {name: np.stack([x, np.roll(x, 1, 0)]) for name, x in ragged().items()}
-    whole["attention_mask"][1, :, : L // 2] = False
+    whole = micro_batches()
     batch: Any = jax.tree.map(jnp.asarray, whole)
     if mesh is not None:
         model, state = shard_model(model, mesh), shard_state(state, model, mesh)
@@ -58,6 +58,38 @@ def run(config: Any, mesh: Mesh | None) -> tuple[Any, Any, list[float]]:
         model, state, loss = trained(model, state, batch, jax.random.key(i))
         losses.append(float(loss))
     return model, state, losses
+
+
+def micro_batches() -> dict[str, np.ndarray]:
+    """Two with uneven counts."""
+    whole = {name: np.stack([x, np.roll(x, 1, 0)]) for name, x in ragged().items()}
+    whole["attention_mask"][1, :, : L // 2] = False
+    return whole
+
+
+class Bigrams(eqx.Module):
+    """The least model that gradients are accumulated of: the logits of a token are its row."""
+
+    rows: jax.Array
+
+    def compute_loss(self, ids, labels, mask, ignore_index, *options, loss_chunk):
+        def loss(call):
+            rules: Any = {"ignore_index": ignore_index, "dtype": self.rows.dtype}
+            return next_token_loss(call[0][call[1]], *call[2:], **rules)
+
+        return automatic(loss, (self.rows, ids, labels, mask), lambda mesh: PartitionSpec())
+
+
+@pytest.mark.usefixtures("x64")
+def test_micro_batches_add_up_on_explicit_axes() -> None:
+    model = Bigrams(jax.random.normal(jax.random.key(0), (SMALL.vocab_size,) * 2, jnp.float64))
+    accumulated, batch = eqx.filter_jit(accumulate_gradients), micro_batches()
+    expected = accumulated(model, **jax.tree.map(jnp.asarray, batch))
+    mesh = mesh_named("data=2 sequence=2", AxisType.Explicit)
+    placed = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
+    loss, gradients = accumulated(placed, **shard_batch(batch, mesh))
+    assert rel_l2(loss, expected[0]) <= EXACT
+    assert rel_l2(gradients.rows, expected[1].rows) <= EXACT_GRADIENT
 
 
 @pytest.mark.parametrize(

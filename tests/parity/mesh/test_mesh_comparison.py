@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from parity.engine.measurement import Verdict
 from parity.mesh import MeshComparison, MeshReport, compare_meshes, layouts, mesh_of, out_of_sync
+from parity.mesh.replay import Replay
 
 SPECS = ({"up": P(None, "tensor"), "down": P("tensor")}, P("data"), P())
 MESHES = ({"data": 8, "tensor": 1}, {"data": 2, "tensor": 4})
@@ -170,11 +171,22 @@ def test_what_was_not_reduced_is_told_by_its_replicas():
     assert "no collective stands there" in "\n".join(result.sentences())
 
 
+def refused(self, eqn, value, taken, forced, mark=Replay._mark):
+    if forced:
+        raise TypeError("no such type")
+    return mark(self, eqn, value, taken, forced)
+
+
 def test_stages_fed_right_values_are_right_where_an_error_was_only_carried():
     with bug(add_partial=one_and_a_half):
         (result,) = compared(MESHES[1:], reorder=False).results
     broken = {stage.name for stage in result.stages if stage.broken}
     assert "sum" in broken and not broken & {"hidden", "turn", "kept"}
+    refusal = mock.patch.object(Replay, "_mark", refused)
+    with bug(add_partial=one_and_a_half), refusal:
+        (result,) = compared(MESHES[1:], reorder=False).results
+    assert result.stages == () and result.start == "sum"
+    assert "marks cannot be replaced here: TypeError: no such type" in [*result.sentences()][-1]
 
 
 def test_replicas_of_an_argument_that_drifted_apart_are_found():
@@ -204,6 +216,32 @@ def test_a_function_that_does_not_run_there_is_a_failure_and_no_error():
     report = step.run()
     assert not report.holds
     assert "does not run here" in report.measurements[-1].note
+
+
+@pytest.mark.parametrize(
+    ("returned", "broken"),
+    [
+        (lambda: None, "nothing"),
+        (lambda: {"text": "done"}, "nothing"),
+        (lambda: {"loss": 0.5, "count": np.int32(devices())}, "count"),
+        (lambda: {"rate": np.float32(0.1), "size": 0.5 * devices()}, "size"),
+    ],
+)
+def test_results_that_are_no_arrays_are_compared_and_nothing_does_not_hold(returned, broken):
+    step = MeshComparison(lambda x: returned(), (np.ones(8, np.float32),), (P("data"),), MESHES[:1])
+    (result,) = step.run(reorder=False).results
+    assert not result.holds and result.start == broken
+    assert [m.quantity for m in result.measurements if m.verdict is Verdict.FAIL] == [broken]
+
+
+def test_two_values_of_one_name_are_refused():
+    def twice(x):
+        first = checkpoint_name(checkpoint_name(x, "q"), "q")
+        return {"q#1": first, "output/q#1": x, "a": {"b": x}, "a/b": x}
+
+    step = MeshComparison(twice, (np.ones(8, np.float32),), (P("data"),), MESHES[:1])
+    with pytest.raises(ValueError, match=r"are called a/b, output/q#1; .* so rename a key"):
+        step.run()
 
 
 def test_bad_input_is_refused_with_what_to_do():

@@ -18,6 +18,8 @@ from parity.mesh.subjects.megalodon import MESHES
 from parity.mesh.subjects.mla_moe import MESHES as EXPERTS
 
 WALK = pytest.mark.sweep
+ODD_VOCABULARY = 72
+"""A healthy group with 23 tokens in its vocabulary, which 4 parts of `tensor` fill up."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,9 @@ def test_megalodon_in_float32_stays_within_reordered_sums():
 @WALK
 @pytest.mark.optimised
 def test_healthy_triples_raise_no_alarm():
-    assert list(healthy.alarms(range(healthy.NEIGHBOURS, healthy.NEIGHBOURS + 1))) == []
+    told: list[str] = []
+    wide = healthy.alarms([ODD_VOCABULARY], told.append, lambda sizes: sizes["tensor"] == 4)
+    assert list(wide) == [] and "2 triples" in told[0]
 
 
 def test_a_healthy_configuration_depends_on_its_number_alone():

@@ -124,6 +124,20 @@ def test_a_compiled_program_is_read():
     assert between(program, ("x", "two"), "two", []) == ()
 
 
+STARTS = """ENTRY %main () -> f32[] {
+  %sum = f32[8]{0} all-reduce-start(%a), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %sums = (f32[8]{0}, f32[2]{0}) all-reduce-start(%a, %b), replica_groups={}, to_apply=%add
+  %all = ((f32[2]{0}, s32[1]{0}), (f32[8]{0}, s32[4]{0})) all-gather-start(%a, %b), dimensions={0}
+  %moved = (f32[2]{0}, f32[2]{0}, u32[], u32[]) collective-permute-start(%a), source_target_pairs={}
+}
+"""
+
+
+def test_a_started_exchange_has_the_bytes_of_its_results():
+    found = {c.name: c.bytes for c in CompiledProgram(STARTS, MESH).collectives()}
+    assert found == {"sum": 32, "sums": 40, "all": 48, "moved": 8}
+
+
 def test_a_mesh_is_read_from_text():
     assert parse_mesh("data=2, tensor=4") == MESH
     for text in ("data", "data=", "data=2,data=4", "2", "data=-1"):

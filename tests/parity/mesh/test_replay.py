@@ -91,6 +91,21 @@ def test_a_forced_mark_is_what_the_program_goes_on_with():
     np.testing.assert_allclose(forced.arrays["turn"], other["end"], rtol=SOME)
 
 
+def test_forced_complex_numbers_and_keys_are_what_they_were():
+    def drawn(x):
+        turned = checkpoint_name(jax.lax.complex(x, 2 * x), "turned")
+        key = checkpoint_name(jax.random.key(jnp.sum(x > 0)), "key")
+        return {"size": jnp.abs(turned), "draw": jax.random.uniform(key, (8,))}
+
+    side = program(drawn)
+    free = side.run("float32")
+    other = {"turned": 3 * free.arrays["turned"], "key": 1 + free.arrays["key"]}
+    forced = side.run("float32", free.arrays, forced=other)
+    np.testing.assert_allclose(forced.arrays["size"], 3 * free.arrays["size"], rtol=SOME)
+    key = jax.random.wrap_key_data(jnp.asarray(other["key"]))
+    np.testing.assert_array_equal(forced.arrays["draw"], jax.random.uniform(key, (8,)))
+
+
 @pytest.mark.parametrize("explicit", [False, True])
 def test_axes_of_both_kinds_are_compared(explicit):
     def plain(x):
@@ -106,7 +121,15 @@ def test_another_order_of_sums_is_the_same_sum():
     x = np.random.default_rng(0).standard_normal((64, 33)).astype(np.float32)
 
     def sums(x):
-        return {"product": x.T @ x, "sum": jnp.sum(x), "rows": jnp.sum(x, axis=1)}
+        image, kernel = x[None, :, :, None], jnp.ones((1, 64, 1, 1), x.dtype)
+        places = jnp.zeros((2, 33), x.dtype).at[jnp.arange(64) // 32]
+        return {
+            "product": x.T @ x,
+            "sum": jnp.sum(x),
+            "rows": jnp.sum(x, axis=1),
+            "convolution": jax.lax.conv(image, kernel, (1, 1), "VALID"),
+            "scattered": places.add(x, indices_are_sorted=True),
+        }
 
     mesh = mesh_of({"data": 1})
     side = Program(sums, (x,), (NamedSharding(mesh, P()),), mesh)

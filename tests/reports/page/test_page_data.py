@@ -231,8 +231,10 @@ def test_meshes_are_rows_and_the_one_that_parts_comes_first_with_its_reason():
         on_mesh("data=8 tensor=1", value=5e-13, tolerance=1e-12),
         on_mesh("data=8 tensor=1", edge="mesh32:one32"),
         on_mesh("data=8 tensor=1", metric="replicas", value=0.0, tolerance=0.0),
-        on_mesh("data=2 tensor=4", quantity="loss", value=0.5, verdict=Verdict.FAIL),
-        on_mesh("data=2 tensor=4", quantity="q", value=0.5, verdict=Verdict.FAIL, note="<q>"),
+        on_mesh(
+            "data=2 tensor=4", quantity="loss", verdict=Verdict.FAIL, note="not a number on a side"
+        ),
+        on_mesh("data=2 tensor=4", quantity="q", verdict=Verdict.FAIL, note="starts at q; <q>"),
         on_mesh("data=2 tensor=4", metric="replicas", value=3.0, tolerance=0.0),
         on_mesh("data=2 tensor=4", metric="bias", tolerance=math.nan, verdict=Verdict.INFO),
     )
@@ -241,7 +243,7 @@ def test_meshes_are_rows_and_the_one_that_parts_comes_first_with_its_reason():
     assert view["failing"] == 1 and len(view["edges"]) == 2
     assert (bad["mesh"], bad["state"], bad["held"]) == ("data=2 × tensor=4", "fail", "0 / 3")
     # The gate with the reason is where it starts, wherever its failure stands.
-    assert (bad["start"], bad["note"], bad["copies"]) == ("q", "<q>", "0 / 1")
+    assert (bad["start"], bad["note"], bad["copies"]) == ("q", "starts at q; <q>", "0 / 1")
     assert (good["mesh"], good["state"], good["copies"]) == ("data=8", "pass", "1 / 1")
     assert good["start"] == good["note"] == "" and good["cells"][0]["share"] == "50 %"
     assert bad["cells"][1] is None
