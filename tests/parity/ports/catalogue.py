@@ -797,7 +797,18 @@ def options() -> Iterator[Twin]:
     yield case("t5", "tied", config=config("T5", **tied))
     yield case("vit", "no biases", config=config("ViT", **VIT, qkv_bias=False))
     group = {"feat_extract_norm": "group", "do_stable_layer_norm": False}
-    yield case("wav2vec2", "group norm", config=config("Wav2Vec2", **(WAV2VEC2 | group)))
+    yield case(
+        "wav2vec2",
+        "group norm",
+        config=config("Wav2Vec2", **(WAV2VEC2 | group)),
+        known=Known(
+            "the port has no norms behind their sums, and says so",
+            Whose.DELIBERATE,
+            "norms before them",
+            error="``config.do_stable_layer_norm is False`` is currently not supported.",
+            instead={"config": PLAIN["wav2vec2"].config},
+        ),
+    )
     yield case(
         "wav2vec2",
         "epsilon",
