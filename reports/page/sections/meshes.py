@@ -36,13 +36,14 @@ def _row(case: str, gates: Sequence[Measurement], edges: Sequence[str]) -> dict[
     words = case.split()
     failing = [m for m in gates if m.verdict is not Verdict.PASS]
     copies = [m for m in gates if m.metric == "replicas"]
+    measured = [m for m in gates if m.metric != "replicas"]
     start = max(failing, key=lambda m: (m.note.startswith("starts at"), bool(m.note)), default=None)
     return {
         "subject": label(" ".join(w for w in words if "=" not in w), 60),
         "mesh": label(" × ".join(w for w in words if "=" in w and not w.endswith("=1")), 80),
         "state": "fail" if failing else "pass",
         "held": f"{len(gates) - len(failing):,} / {len(gates):,}",
-        "cells": [_cell([m for m in gates if m.edge == edge]) for edge in edges],
+        "cells": [_cell([m for m in measured if m.edge == edge]) for edge in edges],
         "copies": f"{sum(m.value == 0 for m in copies):,} / {len(copies):,}",
         "start": label(start.quantity) if start else "",
         "note": label(start.note, 600) if start else "",
