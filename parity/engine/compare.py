@@ -164,7 +164,7 @@ class Comparison:
         if math.isnan(error):
             return rows
         facts = tensor_metrics(a, e, self.dtype)
-        if self.kinds(name) is Kind.LOGITS:
+        if self.kinds(name) is Kind.LOGITS and a.ndim:
             rows.append(self.judged(name, "top1_flips", top1_flips(a, e, bound)))
             if self.work.targets is not None:
                 facts |= logit_metrics(a, e, self._select(name, self.work.targets))

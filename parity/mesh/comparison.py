@@ -18,8 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from parity.engine.bounds import NoiseFloors
 from parity.engine.compare import Comparison, Work
 from parity.engine.localize import Stage, first_divergence
-from parity.engine.measurement import Measurement, Verdict
-from parity.engine.metrics import relative_l2
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.engine.metrics import relative_l2, without_shared_infinities
+from parity.engine.quantity import kind_of
 from parity.mesh.collectives import CompiledProgram, between
 from parity.mesh.placement import Placement, path_name, placement_of
 from parity.mesh.program import Arrays, Program, Values
@@ -159,7 +160,7 @@ class _One:
             runs = self.program.run(dtype, operation=reordered, seeds=SEEDS)
             assert isinstance(runs, list)
             self._responses[dtype] = {
-                n: tuple(relative_l2(run.arrays[n], a) for run in runs)
+                n: tuple(relative_l2(*without_shared_infinities(run.arrays[n], a)) for run in runs)
                 for n, a in exact.items()
                 if np.issubdtype(a.dtype, np.floating)
             }
@@ -224,6 +225,8 @@ class _Sides:
         sides = [
             {n: a for n, a in side.arrays.items() if n not in exact} for side in (there, whole)
         ]
+        for n in sides[0].keys() & sides[1].keys():
+            sides[0][n], sides[1][n] = without_shared_infinities(sides[0][n], sides[1][n])
         # Of integers alone nothing is left to measure; of nothing at all, nothing is known.
         rows = comparison.run(*sides) if any(sides) or not exact else []
         for n in sorted(exact):
@@ -237,7 +240,7 @@ class _Sides:
         digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
         floors = NoiseFloors({self.case: {"hash": digest, "responses": responses}}, MESHES)
         work = Work(self.case, digest, order, suite=self.suite)
-        return Comparison(work, EDGES[dtype], floors, dtype, self.device)
+        return Comparison(work, EDGES[dtype], floors, dtype, self.device, kinds=_kind)
 
     def _explained(
         self, rows: list[Measurement], dtype: str, broken: Measurement, forced: bool
@@ -291,6 +294,12 @@ class _Sides:
             if n in there.arrays and there.arrays[n].shape == whole.arrays[n].shape
         )
         return tuple(stages), ""
+
+
+def _kind(name: str) -> Kind:
+    """Return the family of a quantity; names are the user's, and floats may be `generated`."""
+    kind = kind_of(name)
+    return Kind.BLOCK if kind is Kind.TOKENS else kind
 
 
 def _both(program: Program, dtype: str, whole: Arrays | None, watched: bool) -> Values:

@@ -16,6 +16,7 @@ from parity.engine.compare import Comparison, Work
 from parity.engine.edge import Edge
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement
+from parity.engine.metrics import without_shared_infinities
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS, stage_kind
 from parity.port.consequences import idle_pairs, notice_of, without
@@ -235,7 +236,10 @@ class _Both:
             for name in self.port.best.outputs
             if name not in right and name not in left
         }
-        return _without_shared_infinities(left | alone, right)
+        left, right = {**left, **alone}, {**right}
+        for name in left.keys() & right.keys():
+            left[name], right[name] = without_shared_infinities(left[name], right[name])
+        return left, right
 
     def _arrays(self, name: str) -> Arrays:
         side = name.rstrip("0123456789")
@@ -263,16 +267,6 @@ class _Both:
 def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return what holds floats: tables of whole numbers, such as indices, show in what they do."""
     return {n: x for n, x in parameters.items() if x.dtype.kind not in "biu"}
-
-
-def _without_shared_infinities(one: Arrays, other: Arrays) -> tuple[Arrays, Arrays]:
-    """Return both with 0 where both are the same infinity, such as masked scores."""
-    left, right = dict(one), dict(other)
-    for name in left.keys() & right.keys():
-        a, e = left[name], right[name]
-        if a.shape == e.shape and (same := np.isinf(e) & (a == e)).any():
-            left[name], right[name] = np.where(same, 0, a), np.where(same, 0, e)
-    return left, right
 
 
 def _by_edge(floors: Mapping[tuple[str, Rounding], Floors]) -> dict[Edge, Floors]:

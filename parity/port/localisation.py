@@ -15,7 +15,7 @@ import numpy as np
 from parity.engine.deviation import SHOWN, Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
-from parity.engine.metrics import relative_l2
+from parity.engine.metrics import relative_l2, without_shared_infinities
 from parity.engine.operations import Unknown, first_narrow, first_unknown
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
@@ -149,8 +149,8 @@ def _place(
     stages = tuple(
         Stage(
             name,
-            relative_l2(free[name], theirs[name]),
-            relative_l2(forced[name], truth[name]),
+            relative_l2(*without_shared_infinities(free[name], theirs[name])),
+            relative_l2(*without_shared_infinities(forced[name], truth[name])),
             stage_bound(edge, Kind.BLOCK, floors[name]),
         )
         for name in free

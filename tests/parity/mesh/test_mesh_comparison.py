@@ -255,3 +255,19 @@ def test_bad_input_is_refused_with_what_to_do():
         compare_meshes(lambda x: x, x, [P()])
     with pytest.raises(ValueError, match=r"expected precisions of float64, float32, got \('half',"):
         compare_meshes(lambda x: x, x, [NamedSharding(meshes[0], P())], precisions=("half",))
+
+
+def test_infinities_and_names_are_the_user_s():
+    """Masked scores are equal where both are masked, and a float may be called anything."""
+
+    def scored(x):
+        scores = jnp.where(np.tri(8, dtype=bool), x @ x.T, -jnp.inf)
+        scores = checkpoint_name(scores, "scores")
+        # Summed over devices where there are several, in another order than one device takes.
+        return {"generated": jnp.mean(x), "logits": jnp.sum(jnp.exp(scores))}
+
+    mesh = mesh_of({"data": 8})
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    report = compare_meshes(scored, (x,), [(NamedSharding(mesh, P("data")),)])
+    assert report.holds, report.table()
+    assert {"scores", "generated", "logits"} <= {m.quantity for m in report.measurements}
