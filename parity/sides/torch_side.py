@@ -107,7 +107,8 @@ class TorchSide:
             # Copied: it may be a buffer, which the next run writes to.
             outputs = {n: x.clone() for n, x in results.items() if _floating(x)}
             if not outputs:
-                raise SideError(f"expected the module to return floating tensors, got {results}")
+                kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in results.items()}
+                raise SideError(f"expected the module to return floating tensors, got {kinds}")
             derivatives = _gradients(module, outputs, how) if gradients else {}
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
         rest = (n for n, x in results.items() if isinstance(x, torch.Tensor) and n not in outputs)

@@ -176,7 +176,8 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         fields = dict(f for path, x in paths for f in fields_of(x, field_name(OUTPUT, path)))
         results = {name: x for name, x in fields.items() if floating(x)}
         if not results:
-            raise SideError(f"expected the function to return floating arrays, got {fields}")
+            kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in fields.items()}
+            raise SideError(f"expected the function to return floating arrays, got {kinds}")
         names[:] = results
         others[:] = (name for name, x in fields.items() if is_array(x) and name not in results)
         return list(results.values())
