@@ -189,6 +189,9 @@ class _Both:
                 f"nothing in the port is made of the original's {', '.join(parameters)}: it makes "
                 "that itself, or these inputs do not ask for it"
             )
+        for side, runs in (("original", self.original), ("port", self.port)):
+            if runs.cotangents is not None and not runs.best.gradients:
+                notices.append(f"no derivative is compared: the {side} has no trained parameter")
         return notices
 
     def floors(self) -> dict[tuple[str, Rounding], Floors]:

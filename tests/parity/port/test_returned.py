@@ -95,6 +95,15 @@ def test_what_is_not_compared_is_told():
     assert report.holds and "made of the original's unused" in " ".join(report.notices)
 
 
+def test_a_frozen_module_holds_and_says_that_no_derivative_was_compared():
+    module = Head(lambda m, y: y).requires_grad_(False)
+    params = {"weight": module.head.weight.numpy(), "bias": module.head.bias.numpy()}
+    side = FunctionSide(lambda p, x: x @ p["weight"].T + p["bias"], params, X)
+    report = compare(Port("frozen", TorchSide(module, X), side, bfloat16=False))
+    assert report.holds
+    assert report.notices == ("no derivative is compared: the original has no trained parameter",)
+
+
 def test_a_program_that_returns_no_floats_is_refused():
     with pytest.raises(SideError, match="expected the module to return floating tensors"):
         both(lambda m, y: y.argmax(-1), lambda y: y)
