@@ -266,5 +266,6 @@ def _of_type(value: Any, like: Any) -> Any:
 def _widen(value: Any) -> Any:
     if not hasattr(value, "dtype") and not isinstance(value, (float, complex, np.generic)):
         return value
-    dtype = jnp.result_type(value)
+    # Not `result_type`: a weak float32 literal would be float64 by it, and is not.
+    dtype = getattr(value, "dtype", None) or jnp.result_type(value)
     return value if wide(dtype) == dtype else jnp.asarray(value, wide(dtype))

@@ -62,15 +62,15 @@ class Signs:
 
     def constant(self, value: Any) -> Any:
         """Return what a program holds in float32 or less, moved as its making would have."""
-        dtype = jnp.result_type(value)
+        # Not `result_type`: a weak float32 literal would be float64 by it, and is not.
+        dtype = getattr(value, "dtype", None) or jnp.result_type(value)
         if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.float64:
             return value
-        short = is_short(value)
+        short, wide = is_short(value), jnp.asarray(value, jnp.float64)
         if short.all():
-            return value
+            return wide
         units = jnp.asarray(_table_units(value) * UNIT_ROUNDOFF)
         moves = self._draw(np.shape(value)) * (units * jnp.maximum(self.constants, self.operations))
-        wide = jnp.asarray(value, jnp.float64)
         return jnp.where(short, wide, wide * (1 + moves))
 
     def _draw(self, shape: tuple[int, ...]) -> Any:

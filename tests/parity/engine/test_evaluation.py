@@ -298,6 +298,7 @@ CASTS = {
         lambda x: jax.nn.softmax(x.astype(jnp.bfloat16), axis=1),
         lambda x: np.exp(x) / np.exp(x).sum(1, keepdims=True),
     ),
+    "literal": (lambda x: x / jnp.sqrt(6), lambda x: x / np.sqrt(6)),
     "convert": (lambda x: jax.lax.reduce_precision(x, 8, 7), lambda x: x),
     "sorted": (lambda x: jnp.sort(-x.astype(jnp.bfloat16), axis=1), lambda x: np.sort(-x, axis=1)),
     "while": (
