@@ -546,13 +546,34 @@ def lengths() -> Iterator[Twin]:
             config=config("LongT5", **GLOBAL),
             inputs=pair(length),
         )
-    for length in (36, 41, 64):
-        yield case(
-            "big_bird",
-            f"sparse, length {length}",
-            config=config("BigBird", **SPARSE),
-            inputs=text(length),
-        )
+    sparse = config("BigBird", **SPARSE)
+    yield case("big_bird", "sparse, length 64", config=sparse, inputs=text(64))
+    yield case(
+        "big_bird",
+        "sparse, length 36",
+        config=sparse,
+        inputs=text(36),
+        known=Known(
+            "the original attends to everything where a text is no longer than what a token sees",
+            Whose.PORT,
+            "full attention asked for",
+            "bert.encoder.layer.0.attention.self[0]",
+            instead={"config": config("BigBird", **FULL)},
+        ),
+    )
+    yield case(
+        "big_bird",
+        "sparse, length 41",
+        config=sparse,
+        inputs=text(41),
+        known=Known(
+            "the original fills up the last block, and the port refuses",
+            Whose.PORT,
+            "a length of whole blocks",
+            error="Sequence length must be multiple of block size",
+            instead={"inputs": text(44)},
+        ),
+    )
 
 
 def options() -> Iterator[Twin]:
