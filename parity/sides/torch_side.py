@@ -239,6 +239,9 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
 
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a module with its floats in a dtype; complex numbers keep their imaginary parts."""
+    if not any(x.is_complex() for x in (*module.parameters(), *module.buffers())):
+        # The module's own way, where it has one: some keep what they refuse to hold in a dtype.
+        return module.to(dtype)
     pairs = torch.complex128 if dtype is torch.float64 else torch.complex64
 
     def converted(x: torch.Tensor) -> torch.Tensor:
