@@ -76,6 +76,7 @@ _METRICS = {
     "top1_agreement": "top-1 agreement",
     "top1_flips": "top-1 flips",
     "expert_flips": "expert flips",
+    "rel_l2_forced": "relative L2, fed the original's values",
     "replicas": "devices whose copy differs",
     "unequal": "whole numbers that differ",
     "unmatched": "parameters that are not the original's",

@@ -31,6 +31,9 @@ from parity.sides.projection import Valid, direction
 from parity.sides.same_inputs import check_same_inputs
 from parity.sides.side import Rounding, Side, SideError, Trace
 
+FORCED = "rel_l2_forced"
+"""Metric of a stage that is fed the original's values: a gate where the original has no float64."""
+
 
 class PortError(ValueError):
     """The two sides cannot be compared; the message says why and what to do."""
@@ -118,6 +121,12 @@ def compare(port: Port) -> Report:
         # A capture, for one, cannot be fed; what was compared without is no less worth.
         place = Place(PortEdge.PORT32_ORIGINAL32, ())
         notices = (*notices, f"no stage of the port was run on its own: {error}")
+    if place.edge is PortEdge.ORIGINAL32_PORT64:
+        comparison = Comparison(work, place.edge, bounds, "float32", port.device, kinds=stage_kind)
+        rows += [
+            comparison.gate(stage.name, FORCED, stage.forced, stage.tolerance)
+            for stage in place.stages
+        ]
     return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices)
 
 

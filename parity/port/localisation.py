@@ -65,8 +65,15 @@ def localise(
         port: its runs.
         constants: what the original's float32 tables move its stages by, by the port's names.
     """
-    if original.wide is None or port.wide is None:
+    if port.wide is None:
         return _in_float32(together_, original, port)
+    if original.wide is None:
+        place = _against_float32(together_, original, port)
+        if place.culprit is not None:
+            # Operations are known by their float64 values, which the original has none of.
+            return place
+        narrow = _in_float32(together_, original, port)
+        return place if narrow.culprit is None else narrow
     place = _in_float64(together_, original, port, constants)
     if place.culprit is not None:
         return replace(place, operation=_operation(together_, original, port, place.culprit))
@@ -119,6 +126,20 @@ def _in_float64(
     )
     floors = together(tables, narrowed(operations), constants)
     edge = PortEdge.PORT64_ORIGINAL64
+    return _place(edge, port.best.stages, forced, theirs, theirs, floors)
+
+
+def _against_float32(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
+    """Return what the port makes in float64 of an original's values that has float32 alone.
+
+    Each stage by itself rounds little, so an error shows here that what is rounded before it hides.
+    """
+    theirs = together_.stages(original.narrow.stages)
+    fed = _replaceable(theirs, together_, original, port)
+    forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
+    known = {name: forced[name] for name in theirs}
+    floors = floors_of(known, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
+    edge = PortEdge.ORIGINAL32_PORT64
     return _place(edge, port.best.stages, forced, theirs, theirs, floors)
 
 
