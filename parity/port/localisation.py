@@ -18,7 +18,7 @@ from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2, without_shared_infinities
 from parity.engine.operations import Unknown, first_narrow, first_unknown
 from parity.port.correspondence import Correspondence
-from parity.port.rounding_floors import floors_of, narrowed, stage_bound, together
+from parity.port.rounding_floors import Floors, floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults
@@ -66,18 +66,19 @@ def localise(
         constants: what the original's float32 tables move its stages by, by the port's names.
     """
     if port.wide is None:
-        return _in_float32(together_, original, port)
+        return _without_float64(together_, original, port)
     if original.wide is None:
-        place = _against_float32(together_, original, port)
+        fed = _Fed.of(together_, original, port)
+        place = _against_float32(port, fed)
         if place.culprit is not None:
             # Operations are known by their float64 values, which the original has none of.
             return place
-        narrow = _in_float32(together_, original, port)
+        narrow = _in_float32(port, fed)
         return place if narrow.culprit is None else narrow
     place = _in_float64(together_, original, port, constants)
     if place.culprit is not None:
         return replace(place, operation=_operation(together_, original, port, place.culprit))
-    narrow = _in_float32(together_, original, port)
+    narrow = _in_float32(port, _Fed.of(together_, original, port))
     if narrow.culprit is None:
         return place
     return replace(narrow, operation=_narrow_operation(together_, original, port, narrow.culprit))
@@ -129,34 +130,51 @@ def _in_float64(
     return _place(edge, port.best.stages, forced, theirs, theirs, floors)
 
 
-def _against_float32(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
+def _against_float32(port: SideRuns, fed: _Fed) -> Place:
     """Return what the port makes in float64 of an original's values that has float32 alone.
 
     Each stage by itself rounds little, so an error shows here that what is rounded before it hides.
     """
-    theirs = together_.stages(original.narrow.stages)
-    fed = _replaceable(theirs, together_, original, port)
-    forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
-    known = {name: forced[name] for name in theirs}
-    floors = floors_of(known, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
     edge = PortEdge.ORIGINAL32_PORT64
-    return _place(edge, port.best.stages, forced, theirs, theirs, floors)
+    return _place(edge, port.best.stages, fed.exact, fed.theirs, fed.theirs, fed.floors)
 
 
-def _in_float32(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
+def _in_float32(port: SideRuns, fed: _Fed) -> Place:
+    """Return what the port rounds in float32: its truth is its own float64 of the same inputs."""
+    forced = port.run(Run(forced=fed.replaced)).stages
+    edge = PortEdge.PORT32_PORT64
+    return _place(edge, port.narrow.stages, forced, fed.exact, fed.theirs, fed.floors)
+
+
+def _without_float64(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
     theirs = together_.stages(original.narrow.stages)
     fed = _replaceable(theirs, together_, original, port)
     forced = port.run(Run(forced=fed)).stages
-    if port.wide is None:
-        floors = dict.fromkeys(theirs, 0.0)
-        return _place(
-            PortEdge.PORT32_ORIGINAL32, port.narrow.stages, forced, theirs, theirs, floors
-        )
-    # The truth of a stage is the port's own float64 of the same inputs: what it rounds, no more.
-    exact = port.run(Run(Precision.FLOAT64, forced=fed)).stages
-    known = {name: exact[name] for name in theirs}
-    floors = floors_of(known, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
-    return _place(PortEdge.PORT32_PORT64, port.narrow.stages, forced, known, theirs, floors)
+    floors = dict.fromkeys(theirs, 0.0)
+    return _place(PortEdge.PORT32_ORIGINAL32, port.narrow.stages, forced, theirs, theirs, floors)
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """What the port computes in float64 of the original's float32 values, stage by stage."""
+
+    theirs: dict[str, np.ndarray]
+    """The original's, in float32."""
+    replaced: dict[str, np.ndarray]
+    """Those of them that the port is fed."""
+    exact: dict[str, np.ndarray]
+    floors: Floors
+    """Of each stage on its own."""
+
+    @classmethod
+    def of(cls, together_: Correspondence, original: SideRuns, port: SideRuns) -> _Fed:
+        """Run the port on them, and again moved by rounding."""
+        theirs = together_.stages(original.narrow.stages)
+        fed = _replaceable(theirs, together_, original, port)
+        stages = port.run(Run(Precision.FLOAT64, forced=fed)).stages
+        exact = {name: stages[name] for name in theirs}
+        floors = floors_of(exact, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
+        return cls(theirs, fed, exact, floors)
 
 
 def _place(

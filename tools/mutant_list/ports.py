@@ -51,6 +51,13 @@ COMPARE = of(
         _PORT,
     ),
     (
+        "stages_fed_are_no_gates",
+        "an original without float64 is held to the float32 of the whole program alone",
+        "if place.edge is PortEdge.ORIGINAL32_PORT64:",
+        "if place.edge is None:",
+        _PORT,
+    ),
+    (
         "port_tables_in_float64",
         "float64 is asked of what either side holds in float32",
         "PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),",
@@ -96,8 +103,15 @@ LOCALISATION = of(
     (
         "floor_of_forced_free",
         "a stage on its own is allowed what the whole program rounds",
-        "floors = floors_of(known, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)",
-        "floors = floors_of(known, lambda seed: port.moved(Rounding.OPERATIONS, seed).stages)",
+        "floors = floors_of(exact, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)",
+        "floors = floors_of(exact, lambda seed: port.moved(Rounding.OPERATIONS, seed).stages)",
+        _PORT,
+    ),
+    (
+        "forced_against_itself",
+        "an original without float64 is not looked at stage by stage, only the port's rounding is",
+        "        place = _against_float32(port, fed)",
+        "        place = _in_float32(port, fed)",
         _PORT,
     ),
 )

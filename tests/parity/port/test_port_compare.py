@@ -10,6 +10,7 @@ import torch
 
 from parity import FunctionSide, Port, PortError, SideError, TorchSide, compare
 from parity.engine.measurement import Verdict
+from parity.port.compare import FORCED
 from parity.port_tolerances import PortEdge
 from tests.parity.port.twins import (
     IDS,
@@ -230,6 +231,31 @@ def test_dropout_that_is_on_is_named_with_where_it_starts():
     sentence = report.sentence()
     assert "the original is not deterministic" in sentence
     assert "layers.1.drop" in sentence and "evaluation mode" in sentence
+
+
+@pytest.mark.parametrize("bug", [Bug.NONE, Bug.EPS], ids=["healthy", "eps"])
+def test_an_original_that_refuses_float64_is_held_stage_by_stage(bug):
+    """What is rounded before a stage hides an epsilon in it; fed the original's values, less does.
+
+    The whole program's float32 explains nearly all of it, and of the stage alone a third.
+    """
+
+    def float32_only(module, ids):
+        if module.head.weight.dtype is torch.float64:
+            raise ValueError("expected float32")
+        return module(ids)
+
+    report = found(flax_side(bug), TorchSide(original(), IDS, call=float32_only))
+    forced = [m for m in report.measurements if m.metric == FORCED]
+    assert {m.quantity for m in forced} == {stage.name for stage in report.place.stages}
+    assert {m.edge for m in forced} == {PortEdge.ORIGINAL32_PORT64}
+    assert any("no float64 here" in notice for notice in report.notices)
+    failing = [m.quantity for m in forced if m.verdict is not Verdict.PASS]
+    if bug is Bug.NONE:
+        assert report.holds and not failing
+    else:
+        assert failing == ["layers_1.norm1", "layers_1.norm2"]
+        assert report.culprit is not None and report.culprit.name == "layers_1.norm1"
 
 
 def test_bfloat16_in_the_original_is_the_original_s():
