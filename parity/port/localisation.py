@@ -21,7 +21,7 @@ from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import Floors, floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults
+from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults, Trace
 
 ROOM = 4.0
 """Tolerances of its stage by which an operation may be off: one table may show in it undiluted."""
@@ -90,7 +90,7 @@ def _narrow_operation(
     """Return the first operation of a stage that is done in less than float32."""
     if not isinstance(port.side, TellsOperations):
         return None
-    fed = _replaceable(together_.stages(original.best.stages), together_, original, port)
+    fed = _replaceable(original.best, together_, original, port)
     return first_narrow(port.side.operations_of(stage.name, fed)[0])
 
 
@@ -104,7 +104,7 @@ def _operation(
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
         return None
-    fed = _replaceable(together_.stages(original.best.stages), together_, original, port)
+    fed = _replaceable(original.best, together_, original, port)
     operations, values = ours.operations_of(stage.name, fed)
     if not operations:
         return None
@@ -117,7 +117,7 @@ def _in_float64(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
     theirs = together_.stages(original.best.stages)
-    fed = _replaceable(theirs, together_, original, port)
+    fed = _replaceable(original.best, together_, original, port)
     forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
     known = {name: forced[name] for name in theirs}
     # What is float32 on either side all the same, such as a table, is no difference of mathematics.
@@ -148,7 +148,7 @@ def _in_float32(port: SideRuns, fed: _Fed) -> Place:
 
 def _without_float64(together_: Correspondence, original: SideRuns, port: SideRuns) -> Place:
     theirs = together_.stages(original.narrow.stages)
-    fed = _replaceable(theirs, together_, original, port)
+    fed = _replaceable(original.narrow, together_, original, port)
     forced = port.run(Run(forced=fed)).stages
     floors = dict.fromkeys(theirs, 0.0)
     return _place(PortEdge.PORT32_ORIGINAL32, port.narrow.stages, forced, theirs, theirs, floors)
@@ -170,7 +170,7 @@ class _Fed:
     def of(cls, together_: Correspondence, original: SideRuns, port: SideRuns) -> _Fed:
         """Run the port on them, and again moved by rounding."""
         theirs = together_.stages(original.narrow.stages)
-        fed = _replaceable(theirs, together_, original, port)
+        fed = _replaceable(original.narrow, together_, original, port)
         stages = port.run(Run(Precision.FLOAT64, forced=fed)).stages
         exact = {name: stages[name] for name in theirs}
         floors = floors_of(exact, lambda seed: port.moved(Rounding.OPERATIONS, seed, fed).stages)
@@ -203,15 +203,15 @@ def _place(
 
 
 def _replaceable(
-    theirs: Mapping[str, np.ndarray],
-    together_: Correspondence,
-    original: SideRuns,
-    port: SideRuns,
+    trace: Trace, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, np.ndarray]:
-    """Return what the port can be fed: all but what it returns, and what has masks in it."""
+    """Return what the port can be fed: all but what it returns, and what has masks in it.
+
+    Padding too is the original's: what filters along a sequence may carry it into what counts.
+    """
     kept = {*port.best.outputs} | {
         pair.port
         for pair in together_.alignment.pairs
         if pair.port in port.masked or pair.original in original.masked
     }
-    return {name: x for name, x in theirs.items() if name not in kept}
+    return {name: x for name, x in together_.stages(trace.whole).items() if name not in kept}

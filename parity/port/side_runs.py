@@ -59,7 +59,7 @@ class SideRuns:
             if masks.any():
                 self.masked.add(name)
                 stages[name] = np.where(masks, np.sign(x), x)
-        return replace(trace, stages=stages)
+        return replace(trace, stages=stages, whole=trace.stages)
 
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
         """Run again with derivatives, which all runs have from here on."""

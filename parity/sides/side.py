@@ -80,6 +80,8 @@ class Trace:
     """By parameter, in the parameter's shape."""
     notices: tuple[str, ...] = ()
     """What a reader should know of this run, such as an operation that has no float64."""
+    whole: dict[str, np.ndarray] = field(default_factory=dict)
+    """The stages before what means nothing in them was left out, such as padding."""
 
 
 @runtime_checkable

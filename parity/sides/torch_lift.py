@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -26,6 +27,9 @@ WIDE = {
     torch.complex64: torch.complex128,
 }
 """What every dtype that rounds is widened to."""
+NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+"""What a module is told instead, where it refuses more than float32."""
+_DTYPE: Any = cast("Any", torch.Tensor.dtype).__get__
 _EXACT = """
 _to_copy clone copy copy_ cat stack slice_scatter select_scatter index index_select gather
 embedding where masked_fill masked_fill_ fill fill_ zero_ zeros ones full arange empty empty_like
@@ -125,6 +129,24 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
     return None, 1
 
 
+class Unseen(TorchFunctionMode):
+    """Answers whoever asks a tensor for its dtype that it is float32: for modules that refuse more.
+
+    Everything they make of that answer is widened as what they ask for by name is.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one function of torch."""
+        result = func(*args, **(kwargs or {}))
+        return NARROW.get(result, result) if func == _DTYPE else result
+
+
 def _widen(x: Any) -> Any:
     if isinstance(x, torch.dtype):
         return WIDE.get(x, x)
@@ -134,17 +156,19 @@ def _widen(x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def lifted(seed: int | None) -> Iterator[Lift]:
+def lifted(seed: int | None, unseen: bool = False) -> Iterator[Lift]:
     """Context in which torch computes in float64, rounding by the signs of a seed, if any.
 
-    Attention is done by its definition: a fused kernel hides what it rounds.
+    Unseen, tensors say that they are float32. Attention is done by its definition: a fused kernel
+    hides what it rounds.
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     mode = Lift(generator)
+    asked = Unseen() if unseen else contextlib.nullcontext()
     try:
-        with sdpa_kernel(SDPBackend.MATH), mode:
+        with sdpa_kernel(SDPBackend.MATH), mode, asked:
             yield mode
     finally:
         torch.set_default_dtype(default)

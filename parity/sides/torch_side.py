@@ -46,6 +46,8 @@ class TorchSide:
         self.module, self.call = module, call
         self.arguments = _map((inputs, keywords), _tensor)
         self._copies: dict[Precision, torch.nn.Module] = {}
+        self._unseen = False
+        """Whether float64 is hidden from the module, which refuses what it sees of it."""
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Return every parameter and every floating buffer by path; a tied one by its first."""
@@ -64,7 +66,7 @@ class TorchSide:
     def operation_results(self) -> list[np.ndarray]:
         """Return the results of every operation of a float64 run, in their order."""
         module = self._in(Precision.FLOAT64)
-        with lifted(None) as mode, torch.no_grad():
+        with lifted(None, self._unseen) as mode, torch.no_grad():
             mode.results = []
             inputs, keywords = _map(self.arguments, lambda x: _cast(x, torch.float64))
             (self.call or (lambda m, *a, **k: m(*a, **k)))(module, *inputs, **keywords)
@@ -79,6 +81,19 @@ class TorchSide:
         """
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
             raise SideError("a torch side is moved by rounding in float64 only")
+        try:
+            return self._run(how)
+        except SideError:
+            if how.precision is not Precision.FLOAT64 or self._unseen:
+                raise
+            self._unseen = True
+            with contextlib.suppress(SideError):
+                return self._run(how)
+            # It is not float64 that it refuses, or not that alone: its first answer says more.
+            self._unseen = False
+            raise
+
+    def _run(self, how: Run) -> Trace:
         module = self._in(how.precision)
         if how.rounding is Rounding.CONSTANTS:
             module = _with_moved_tables(module, how)
@@ -89,7 +104,7 @@ class TorchSide:
             stack.enter_context(_watched(module, stages, how.forced))
             if how.precision is Precision.FLOAT64:
                 seed = how.seed if how.rounding is Rounding.OPERATIONS else None
-                stack.enter_context(lifted(seed))
+                stack.enter_context(lifted(seed, self._unseen))
             stack.enter_context(torch.set_grad_enabled(gradients))
             inputs, keywords = _map(self.arguments, lambda x: _cast(x, DTYPES[how.precision]))
             try:
@@ -112,7 +127,9 @@ class TorchSide:
             derivatives = _gradients(module, outputs, how) if gradients else {}
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
         rest = (n for n, x in results.items() if isinstance(x, torch.Tensor) and n not in outputs)
-        notices = (f"{n} is no floating array and is not compared" for n in rest)
+        notices = [f"{n} is no floating array and is not compared" for n in rest]
+        if how.precision is Precision.FLOAT64 and self._unseen:
+            notices.append("refuses float64, and computed in it all the same: it was hidden")
         return Trace(arrays, tuple(outputs), derivatives, tuple(notices))
 
     def _in(self, precision: Precision) -> torch.nn.Module:
@@ -160,8 +177,8 @@ def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, torch.Tensor):
         if name not in by:
             return value
-        # Copied, since the module may write to it.
-        other = torch.tensor(np.asarray(by[name]), dtype=value.dtype, device=value.device)
+        # Copied, since the module may write to it; as the other is, whatever dtype it says it has.
+        other = torch.from_numpy(np.array(by[name])).to(value, copy=True)
         return other.reshape(value.shape)
     if isinstance(value, Mapping):
         entries = {k: _replaced(v, f"{name}.{k}", by) for k, v in value.items()}

@@ -94,6 +94,13 @@ LOCALISATION = of(
         f"{_PORT} test_port_subjects.py",
     ),
     (
+        "padding_fed_as_zero",
+        "where a program carries padding on, its stages are fed zeros in place of it",
+        "for name, x in together_.stages(trace.whole).items() if",
+        "for name, x in together_.stages(trace.stages).items() if",
+        _TABLES,
+    ),
+    (
         "no_float32_localisation",
         "less precision than float32 is found and placed nowhere",
         "    if narrow.culprit is None:\n        return place",
@@ -233,6 +240,13 @@ TORCH = of(
         _RETURNED,
     ),
     (
+        "float64_refused_is_given_up",
+        "a module that refuses float64 is compared in float32 alone",
+        "            self._unseen = True",
+        "            self._unseen = False",
+        _TORCH,
+    ),
+    (
         "second_call_lost",
         "a module that is called twice has one stage",
         '                    unique, count = f"{name}#{count}", count + 1',
@@ -248,6 +262,13 @@ TORCH_LIFT = of(
         "what a module casts to float32 inside is float32 in its float64 run",
         "        return WIDE.get(x, x)",
         "        return x",
+        _TORCH,
+    ),
+    (
+        "unseen_float64_shows",
+        "a module that refuses float64 sees it",
+        "return NARROW.get(result, result) if",
+        "return result if",
         _TORCH,
     ),
     (

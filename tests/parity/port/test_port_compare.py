@@ -241,7 +241,8 @@ def test_an_original_that_refuses_float64_is_held_stage_by_stage(bug):
     """
 
     def float32_only(module, ids):
-        if module.head.weight.dtype is torch.float64:
+        # By its bytes: a dtype that is asked for is answered as the module wants it.
+        if module.head.weight.element_size() > 4:
             raise ValueError("expected float32")
         return module(ids)
 

@@ -9,7 +9,7 @@ import torch
 from jax.ad_checkpoint import checkpoint_name
 
 from parity.port import Port, compare
-from parity.sides import JaxSide, TorchSide
+from parity.sides import FunctionSide, JaxSide, TorchSide
 
 X = np.random.default_rng(0).standard_normal((3, 5), np.float32)
 
@@ -105,3 +105,42 @@ def test_masks_are_equal_whatever_the_lowest_number_is(wrong):
     if wrong:
         assert report.culprit is not None
         assert report.culprit.name == "masked"
+
+
+class Running(torch.nn.Module):
+    """Sums along the sequence, so that what is padded in front reaches what counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)
+        self.total = Cumulative()
+
+    def forward(self, x):
+        return self.down(self.total(self.up(x)))
+
+
+class Cumulative(torch.nn.Module):
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+def test_a_stage_is_fed_the_padding_too_where_that_is_carried_on():
+    torch.manual_seed(4)
+    module = Running().eval()
+    params = {n.replace(".", "_"): p.detach().numpy() for n, p in module.named_parameters()}
+    x = np.random.default_rng(4).standard_normal((3, 7, 6), np.float32)
+    padding = np.arange(7) >= np.array([[0], [2], [3]])
+
+    def twin(p, x, wrong):
+        up = checkpoint_name(x @ p["up_weight"].T + p["up_bias"], "up")
+        total = checkpoint_name(jnp.cumsum(up, axis=1), "total")
+        return (total @ p["down_weight"].T + p["down_bias"]) * wrong
+
+    for wrong, culprit in ((1.0, None), (1.001, "output")):
+        side = FunctionSide(lambda p, x, w=wrong: twin(p, x, w), params, x)
+        original = TorchSide(module, x)
+        report = compare(
+            Port("running", original, side, valid=padding, gradients=False, bfloat16=False)
+        )
+        assert report.holds == (culprit is None), report.text()
+        assert (report.culprit and report.culprit.name) == culprit

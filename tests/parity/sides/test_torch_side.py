@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,6 +147,47 @@ class Normed(torch.nn.Module):
     def forward(self, x):
         scores = self.norm(self.up(x))
         return torch.softmax(scores @ scores.T / 8, -1) @ x
+
+
+class Particular(torch.nn.Module):
+    """Refuses all but float32, and makes what it needs in the dtype that it is told."""
+
+    def __init__(self, refused=(torch.float64,)):
+        super().__init__()
+        self.up, self.down, self.refused = torch.nn.Linear(8, 12), torch.nn.Linear(12, 8), refused
+
+    def forward(self, x):
+        if x.dtype in self.refused or self.up.weight.dtype in self.refused:
+            raise ValueError(f"expected float32, got {x.dtype}")
+        x = self.up(x).to(x.dtype)
+        x = torch.view_as_real(torch.fft.rfft(x, norm="ortho").to(torch.complex64)).flatten(1)
+        x = x * torch.arange(14, dtype=x.dtype).mul(0.1).cos()
+        return self.down(x[:, :12])
+
+
+def test_a_module_that_refuses_float64_computes_in_it_unseen():
+    torch.manual_seed(2)
+    module = Particular().eval()
+    side = TorchSide(module, X)
+    open_to_all = copy.deepcopy(module)
+    open_to_all.refused = ()
+    # Whatever is made of the dtype it is told is made in float64 all the same.
+    how = Run(Precision.FLOAT64, cotangents={OUTPUT: np.ones((5, 8), np.float32)})
+    trace, exact = side.run(how), TorchSide(open_to_all, X).run(how)
+    assert trace.stages.keys() == exact.stages.keys() >= {"up", "down"}
+    assert all(relative_l2(a, exact.stages[n]) < LAST_DIGITS for n, a in trace.stages.items())
+    assert all(relative_l2(a, exact.gradients[n]) < LAST_DIGITS for n, a in trace.gradients.items())
+    assert trace.stages["up"].dtype == np.float64
+    assert [n for n in trace.notices if "refuses float64" in n] and not exact.notices
+    # What it is fed keeps its digits, too.
+    fed = {"up": exact.stages["up"] * (1 + 1e-12)}
+    one, other = (s.run(Run(Precision.FLOAT64, forced=fed)) for s in (side, TorchSide(module, X)))
+    assert 1e-13 < relative_l2(one.stages[OUTPUT], exact.stages[OUTPUT]) < 1e-11
+    assert np.array_equal(one.stages[OUTPUT], other.stages[OUTPUT])
+    # In float32 and bfloat16 it is what it was, and what refuses anything says so itself.
+    assert not side.run().notices
+    with pytest.raises(SideError, match="expected float32, got"):
+        TorchSide(Particular((torch.float64, torch.float32)), X).run(WIDE)
 
 
 def test_a_module_responds_to_rounding_as_much_as_it_rounds():
