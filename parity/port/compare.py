@@ -24,7 +24,7 @@ from parity.port.correspondence import Arrays, Correspondence
 from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
-from parity.port.rounding_floors import Floors, PortBounds, floors_of, narrowed, together
+from parity.port.rounding_floors import Floors, PortBounds, costly, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.projection import Valid, direction
@@ -102,6 +102,9 @@ def compare(port: Port) -> Report:
         comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
         rows += comparison.run(*both.arrays(edge))
     notices = (*original.notices, *ours.notices, *both.alone())
+    own = [floors[side, Rounding.OPERATIONS] for side in ("original", "port")]
+    if dear := costly(own[0], {n: x for n, x in own[1].items() if n in ours.best.stages}):
+        notices = (*notices, dear)
     outputs = {*original.best.outputs, *ours.best.outputs}
     if idle := idle_pairs(alignment, rows, outputs):
         alignment = without(alignment, idle)

@@ -23,6 +23,10 @@ from parity.port_tolerances import NARROWING, PORTS, PortEdge
 SEEDS = 4
 """Runs by which a floor is measured. A response is a norm over all elements of a stage, and four of
 them agree within some ten per cent; the factors of the table are 6 and more."""
+COSTLY = 8.0
+"""Floors of a port over its original's from which that is told. Of eight healthy pairs the largest
+was 2.3 at any stage (variances as differences of squares against sums of squares, means near 0);
+such a variance under a mean of 30 deviations has 68."""
 Arrays = Mapping[str, np.ndarray]
 Floors = dict[str, float]
 
@@ -48,6 +52,23 @@ def together(*floors: Mapping[str, float]) -> Floors:
 def narrowed(floors: Mapping[str, float]) -> Floors:
     """Return what float64 rounds where float32 rounds `floors`."""
     return {name: value * NARROWING for name, value in floors.items()}
+
+
+def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | None:
+    """Return a notice of where float32 costs the port far more than the original, if it does.
+
+    Each side is held to what its own operations round, so an algorithm that loses digits explains
+    its loss: the variance as a difference of squares, of numbers with a large mean, is one.
+    """
+    known = [name for name in port if original.get(name, 0.0) > 0]
+    first = next((name for name in known if port[name] > COSTLY * original[name]), None)
+    if first is None:
+        return None
+    return (
+        f"float32 costs the port {port[first] / original[first]:.0f} times what it costs the "
+        f"original from {first} on, by the operations it is made of: a way to compute it that "
+        "loses digits"
+    )
 
 
 @dataclass(frozen=True)

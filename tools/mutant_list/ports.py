@@ -133,6 +133,13 @@ ROUNDING = of(
         f"{_PORT} test_port_subjects.py",
     ),
     (
+        "lost_digits_untold",
+        "an algorithm that loses digits explains its loss, and nobody is told",
+        "if port[name] > COSTLY * original[name]), None)",
+        "if port[name] > 1e9 * original[name]), None)",
+        _TABLES,
+    ),
+    (
         "no_floor_passes",
         "a stage whose rounding was not measured has any bound",
         "return max(row.absolute, factor * floor) if not math.isnan(floor) else math.nan",

@@ -144,3 +144,30 @@ def test_a_stage_is_fed_the_padding_too_where_that_is_carried_on():
         )
         assert report.holds == (culprit is None), report.text()
         assert (report.culprit and report.culprit.name) == culprit
+
+
+def squares(x):
+    """Variance as a difference of squares."""
+    return (x**2).mean(-1, keepdims=True) - x.mean(-1, keepdims=True) ** 2
+
+
+@pytest.mark.parametrize("mean, told", [(0.0, False), (30.0, True)])
+def test_a_port_that_loses_digits_by_its_algorithm_is_told(mean, told):
+    """Its own operations explain the loss, so no gate fails."""
+    x = np.random.default_rng(5).standard_normal((6, 24), np.float32) + np.float32(mean)
+
+    def twin(params, x):
+        return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(squares(x) + 1e-5)
+
+    port = Port("norm", TorchSide(Defined(), x), FunctionSide(twin, {}, x), bfloat16=False)
+    report = compare(port)
+    assert report.holds, report.text()
+    assert any("loses digits" in notice for notice in report.notices) == told
+
+
+class Defined(torch.nn.Module):
+    """A norm by its definition."""
+
+    def forward(self, x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
