@@ -20,6 +20,7 @@ from reports.cli.console import (
     summary_option,
     unchecked,
 )
+from reports.cli.names import FAULT, NIGHTLY_CASE
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -38,6 +39,7 @@ from reports.cli.console import (
 @click.option(
     "--case",
     "cases",
+    type=NIGHTLY_CASE,
     multiple=True,
     help="Run only this case (repeatable), and probe only a --checkpoint.",
 )
@@ -47,7 +49,7 @@ from reports.cli.console import (
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with model.safetensors and config.json, in place of the committed byte model.",
 )
-@click.option("--fault", help="Plant a known bug first, to see the harness find it.")
+@click.option("--fault", type=FAULT, help="Plant a known bug first, to see the harness find it.")
 @click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, to be merged.")
 @summary_option
 @json_option
