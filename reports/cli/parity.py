@@ -28,8 +28,8 @@ from reports.cli.names import CASE, FAMILY, FAULT, RECORDED_CASE
 @click.group(
     invoke_without_command=True,
     epilog=examples(
-        "parity --torch checkpoint --text book.txt",
-        "parity --torch weights.pt --config config.json --ids ids.npy --layerwise",
+        "parity --torch parity/data/byte_lm --text README.md",
+        "parity --torch parity/data/byte_lm --text README.md --length 64 --layerwise",
         "parity explain plain",
         codes=True,
     ),

@@ -62,8 +62,8 @@ def list_command(out: Path, as_json: bool) -> None:
 @click.command(
     epilog=examples(
         "gate latest",
-        "gate latest --against pinned",
-        "gate 2026-11-20 --json",
+        "gate latest --against latest",
+        "gate latest --json",
         codes=True,
         about=RUN,
     )
@@ -128,7 +128,7 @@ def report(run: str, page: Path, out: Path) -> None:
     click.echo(page.resolve())
 
 
-@click.command("open", epilog=examples("open", "open 2026-11-20", about=RUN))
+@click.command("open", epilog=examples("open", "open latest --out runs", about=RUN))
 @click.argument("run", default="latest", shell_complete=known_runs)
 @runs_option
 def open_command(run: str, out: Path) -> None:

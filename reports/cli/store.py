@@ -27,9 +27,9 @@ from reports.cli.names import stored_names
         "history",
         "history plain",
         "history plain logits",
-        "history --kind port llama",
-        "history plain logits --out 's3://bucket/runs/*' --json",
-        about="The trend covers the newest 24 runs, from their least value to their largest.",
+        "history plain logits --out 'runs/*' --json",
+        "history --kind port mlp",
+        about="--out takes whatever DuckDB can read, 's3://bucket/runs/*' too. The trend covers the newest 24 runs, from their least value to their largest.",
     )
 )
 @click.argument("case", required=False, shell_complete=stored_names)
