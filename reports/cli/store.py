@@ -29,7 +29,8 @@ from reports.cli.names import stored_names
         "history plain logits",
         "history plain logits --out 'runs/*' --json",
         "history --kind port mlp",
-        about="--out takes whatever DuckDB can read, 's3://bucket/runs/*' too. The trend covers the newest 24 runs, from their least value to their largest.",
+        about="--out takes whatever DuckDB can read, 's3://bucket/runs/*' too. The trend "
+        "covers the newest 24 runs, from their least value to their largest.",
     )
 )
 @click.argument("case", required=False, shell_complete=stored_names)
