@@ -59,8 +59,8 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
     report(f"second run: {by_name(fault).how}")
     broken = nightly(Options(out, (case,), "recorded", fault=fault), report)
     assert healthy.decision is not None and broken.decision is not None
-    for outcome in (healthy, broken):
-        click.echo(f"{outcome.decision.word}: {outcome.page.resolve()}")
+    for decision, page in ((healthy.decision, healthy.page), (broken.decision, broken.page)):
+        click.echo(f"{decision.word}: {page.resolve()}")
     click.echo("\n".join(_what_to_look_at(healthy.decision, broken.decision, by_name(fault))))
     where = "" if out == Path("runs") else f" --out {shlex.quote(str(out))}"
     click.echo(f"ask these runs: `megalodon-numerics list{where}`, `gate latest{where}`")

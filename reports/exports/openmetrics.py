@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 from reports.store.runs import Run
 from reports.verdict.decide import Decision
@@ -45,7 +47,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
     }
     created = datetime.fromisoformat(manifest.created).timestamp()
 
-    def gauge(name: str, about: str, samples: dict[tuple[str, ...], float], *names: str):
+    def gauge(name: str, about: str, samples: Mapping[Any, float], *names: str):
         family = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[*common, *names])
         for values, number in samples.items():
             family.add_metric([*common.values(), *values], number, timestamp=created)
