@@ -5,6 +5,7 @@ What measures for minutes is stopped where the measuring begins, its words, name
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -174,6 +175,23 @@ def test_the_help_has_every_command_once_in_a_line_that_fits_a_terminal() -> Non
     text = cli("--help", terminal_width=80, max_content_width=80).output
     assert max(map(len, text.splitlines())) <= 80
     assert "..." not in text.partition("Begin here")[2]
+
+
+@pytest.mark.parametrize("name", ["docs/commands.md", "docs/first-steps.md", "README.md"])
+def test_every_command_that_a_document_names_exists(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    calls = re.findall(r"megalodon-numerics ((?:[a-z][a-z-]*\s?)+)", text)
+    assert calls
+    for call in calls:
+        first, *_ = call.split()
+        assert first in main.commands, call
+
+
+def test_the_page_of_commands_has_all_of_them() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    # `dtypes` and `subject` are groups, named with what they do.
+    missing = [name for name in main.commands if not re.search(rf"[`, ]{name}[` ]", text)]
+    assert not missing
 
 
 def test_a_command_of_no_section_is_shown_all_the_same(monkeypatch) -> None:
