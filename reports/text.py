@@ -5,10 +5,11 @@ Source: docs/reports.md "The page".
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,12 @@ def metric_name(metric: str) -> str:
 def count(number_of: int, noun: str, plural: str = "") -> str:
     """Write "1 failure", "1,204 failures"."""
     return f"{number_of:,} {noun if number_of == 1 else plural or noun + 's'}"
+
+
+def closest(name: str, names: Sequence[str]) -> list[str]:
+    """Return up to three names that `name` may be a misspelling of, the likeliest first."""
+    by_lower = {each.lower(): each for each in names}
+    return [by_lower[near] for near in difflib.get_close_matches(name.lower(), by_lower, n=3)]
 
 
 def record_id(case: str, edge: str, quantity: str, metric: str) -> str:

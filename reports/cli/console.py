@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ OK, REGRESSED, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 1, 2, 3, 6
 EXIT_CODES = """\b
 Exit codes:
   0  pass, or changed within every tolerance
-  1  regression: a tolerance is broken, a probe found an error, a value left its history
+  1  regression: a broken tolerance, a probe's error, a value off its history
   2  wrong usage or bad input; the message says what to do
   3  incomplete: a suite did not finish, or the run was interrupted
   4  not comparable: the two sides are not the same work
@@ -152,6 +152,19 @@ def show(table: Any) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of texts below their heads; the first column is never folded."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=None)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        # Names are data, and may look like markup.
+        table.add_row(*(Text(str(cell)) for cell in row))
+    show(table)
 
 
 def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **more: Any) -> None:

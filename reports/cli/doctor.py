@@ -44,6 +44,8 @@ class Line:
     value: str
     advice: str = ""
     """What to do about it; empty where nothing is wrong."""
+    optional: bool = False
+    """Whether numbers are right without following the advice."""
 
 
 def examine(out: Path) -> list[Line]:
@@ -101,6 +103,7 @@ def _numerics() -> list[Line]:
             flags or "none",
             f"rounding becomes optional: remove {', '.join(fast)}" if fast else "",
         ),
+        _optimisations(),
         _denormals(),
     ]
 
@@ -117,12 +120,21 @@ def _denormals() -> Line:
     return Line("denormals", f"NumPy {words[here]}, XLA {words[compiled]}", advice)
 
 
+def _optimisations() -> Line:
+    """Say whether programs are compiled as a night's are."""
+    name = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+    off = os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+    advice = f"sums round otherwise than on other nights: unset {name}" if off else ""
+    return Line("LLVM's optimisations", "mostly off" if off else "on", advice)
+
+
 def _reference() -> list[Line]:
     reason = why_unavailable()
     live = "can run" if reason is None else f"cannot run: {reason}"
     kind = "live" if reason is None else "recorded"
+    install = "" if reason is None else "`make reference` installs it: comparisons are live then"
     lines = [
-        Line("reference", f"`--reference auto` compares with megalodon-hf {kind}"),
+        Line("reference", f"`--reference auto` compares with megalodon-hf {kind}", install, True),
         Line("megalodon-hf, live", f"{live}, {identity()}" if reason is None else live),
     ]
     try:
@@ -167,8 +179,14 @@ def _environment() -> Environment:
 def _tools() -> list[Line]:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     ready = "found" if browser and util.find_spec("playwright") else "missing"
+    install = "" if ready == "found" else "tests of the page are skipped: install Chromium"
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     return [
-        Line("browser tests", f"chromium and playwright {ready}"),
-        Line("compilation cache", cache or "none: every run compiles again"),
+        Line("browser tests", f"chromium and playwright {ready}", install, True),
+        Line(
+            "compilation cache",
+            cache or "none: every run compiles again",
+            "" if cache else "nights start faster: set JAX_COMPILATION_CACHE_DIR=.cache/jax",
+            True,
+        ),
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from reports.cli.console import OK, REGRESSED, examples
+from reports.cli.names import TABLE
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
-NAMES = click.argument("names", nargs=-1)
+NAMES = click.argument("names", type=TABLE, nargs=-1)
 
 
 @click.group(epilog=examples("dtypes check", "dtypes show float32", "dtypes renew"))
@@ -56,22 +57,12 @@ def show(names: tuple[str, ...]) -> None:
     from stability.dtype_audit.pinned_rows import PROGRAMS, read_pinned
     from stability.dtype_audit.rows import by_view, side_by_side
 
-    chosen = _check_names(names) or tuple(sorted(PROGRAMS))
+    chosen = names or tuple(sorted(PROGRAMS))
     tables = (by_view(name, read_pinned(name).rows) for name in chosen)
     for line in side_by_side({name: rows for table in tables for name, rows in table.items()}):
         click.echo(f"{line.module or '(no module)'} {line.phase} {line.family}")
         for name, cell in line.cells.items():
             click.echo(f"    {name:22} {cell or '-'}")
-
-
-def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `names`, each of which must be that of a pinned table."""
-    from stability.dtype_audit.pinned_rows import PROGRAMS
-
-    if unknown := [name for name in names if name not in PROGRAMS]:
-        choices = ", ".join(sorted(PROGRAMS))
-        raise click.UsageError(f"no pinned rows {', '.join(unknown)}; there are {choices}.")
-    return names
 
 
 def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,7 +71,7 @@ def _chosen(names: tuple[str, ...]) -> tuple[str, ...]:
     from stability.dtype_audit.pinned_rows import PROGRAMS
 
     if names:
-        return _check_names(names)
+        return names
     reason = why_unavailable()
     if reason is not None:
         click.echo(f"torch tables are left out: {reason}", err=True)

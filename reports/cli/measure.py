@@ -20,6 +20,9 @@ from reports.cli.console import (
     summary_option,
     unchecked,
 )
+from reports.cli.names import FAULT, NIGHTLY_CASE
+from reports.cli.watch import MODEL, watch_option, without_watch
+from reports.cli.watch import watch as run_again
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -28,7 +31,9 @@ from reports.cli.console import (
     epilog=examples(
         "nightly",
         "nightly --case plain --case byte_lm --reference recorded",
-        "nightly --checkpoint my-model --json",
+        "nightly --case byte_lm --checkpoint parity/data/byte_lm --json",
+        "nightly --case plain --fault rope_keys_one_late",
+        "nightly --case plain --watch",
         "nightly --shard 2/3 --out shards",
         codes=True,
         about="With --shard the exit code is 0 once the part is stored; `merge` and `gate` judge.",
@@ -38,6 +43,7 @@ from reports.cli.console import (
 @click.option(
     "--case",
     "cases",
+    type=NIGHTLY_CASE,
     multiple=True,
     help="Run only this case (repeatable), and probe only a --checkpoint.",
 )
@@ -47,19 +53,24 @@ from reports.cli.console import (
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder with model.safetensors and config.json, in place of the committed byte model.",
 )
-@click.option("--fault", help="Plant a known bug first, to see the harness find it.")
+@click.option("--fault", type=FAULT, help="Plant a known bug first, to see the harness find it.")
 @click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, to be merged.")
+@watch_option
 @summary_option
 @json_option
 @quiet_option
 @click.pass_context
-def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_json, quiet):
+def nightly(ctx, out, cases, reference, checkpoint, fault, part, watch, summary_md, as_json, quiet):
     """Run every suite, store the run, write its page and say the verdict.
 
     The run is compared with the newest earlier run of the same work, with what noisy values were
     before, and with the pinned run. It is stored in a folder of its own: run.json,
     measurements.parquet, findings.parquet and report.html.
     """
+    if watch:
+        if not cases:
+            raise click.UsageError("--watch runs again and again; say which --case.", ctx)
+        ctx.exit(run_again(MODEL, without_watch()))
     report = progress(quiet)
     unchecked()
     from reports.nightly.run import Options
@@ -85,8 +96,9 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, summary_md, as_
 
 @click.command(
     epilog=examples(
+        "nightly --case plain --case byte_lm --shard 1/2 --out shards",
+        "nightly --case plain --case byte_lm --shard 2/2 --out shards",
         "merge shards",
-        "merge first/runs second/runs --out runs",
         "merge shards --partial",
         about="A FOLDER is a shard, or holds shards anywhere below it.",
     )

@@ -15,8 +15,8 @@ from reports.cli.console import FILE, OK, REGRESSED, count_option, examples, unc
 
 @click.command(
     epilog=examples(
-        "mesh my_step.py",
-        "mesh my_step.py --mesh data=2,tensor=4 --mesh data=8,tensor=1",
+        "mesh docs/examples/my_step.py",
+        "mesh docs/examples/my_step.py --mesh data=2,tensor=4 --mesh data=8,tensor=1",
         codes=True,
     )
 )

@@ -17,8 +17,10 @@ from reports.cli.console import (
     examples,
     progress,
     quiet_option,
+    show_table,
     unchecked,
 )
+from reports.cli.names import CASE, FAMILY, FAULT, RECORDED_CASE
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -26,8 +28,8 @@ from reports.cli.console import (
 @click.group(
     invoke_without_command=True,
     epilog=examples(
-        "parity --torch checkpoint --text book.txt",
-        "parity --torch weights.pt --config config.json --ids ids.npy --layerwise",
+        "parity --torch parity/data/byte_lm --text README.md",
+        "parity --torch parity/data/byte_lm --text README.md --length 64 --layerwise",
         "parity explain plain",
         codes=True,
     ),
@@ -85,8 +87,8 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
 @parity.command(
     epilog=examples("parity explain plain", "parity explain plain --fault rope_keys_one_late")
 )
-@click.argument("case")
-@click.option("--fault", help="Plant a known bug first.")
+@click.argument("case", type=CASE)
+@click.option("--fault", type=FAULT, help="Plant a known bug first.")
 @click.pass_context
 def explain(ctx, case: str, fault: str | None) -> None:
     """Say where CASE leaves the oracle first, whether it starts there, and what acts there."""
@@ -102,8 +104,8 @@ def explain(ctx, case: str, fault: str | None) -> None:
 
 
 @parity.command(epilog=examples("parity shrink plain --fault rmsnorm_plus_one_dropped"))
-@click.argument("case")
-@click.option("--fault", help="Plant a known bug first.")
+@click.argument("case", type=CASE)
+@click.option("--fault", type=FAULT, help="Plant a known bug first.")
 @quiet_option
 def shrink(case: str, fault: str | None, quiet: bool) -> None:
     """Find the smallest sizes and the shortest text at which CASE still fails the same way."""
@@ -119,8 +121,11 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 @parity.command(
     epilog=examples("parity faults", "parity faults --family cema", "parity faults --healthy 100")
 )
-@click.option("--fault", "names", multiple=True, help="Plant only this fault (repeatable).")
-@click.option("--family", help="Plant only the faults of this family.")
+@click.option(
+    "--fault", "names", type=FAULT, multiple=True, help="Plant only this fault (repeatable)."
+)
+@click.option("--family", type=FAMILY, help="Plant only the faults of this family.")
+@click.option("--list", "as_list", is_flag=True, help="Plant nothing: list them, with families.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option(
     "--markdown",
@@ -141,8 +146,15 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
 @count_option("--workers", 2, "Processes that share the faults.")
 @quiet_option
 @click.pass_context
-def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, quiet) -> None:
+def faults(
+    ctx, names, family, as_list, as_json, as_markdown, healthy, dtype, workers, quiet
+) -> None:
     """Plant every known porting bug and print which are found, where, and how loudly."""
+    if as_list:
+        from parity.faults import select
+
+        rows = [(fault.name, fault.family, fault.how) for fault in select(names, family)]
+        return show_table(("fault", "family", "what is done"), rows)
     unchecked()
     # Single operations compile in no time, but there are many: where there is a cache, keep them.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -153,7 +165,7 @@ def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, qu
 
         lines = alarm_lines(alarms(range(healthy), dtype, report))
         click.echo("\n".join([f"{healthy} healthy cases in {dtype}: {len(lines)} alarms", *lines]))
-        ctx.exit(REGRESSED if lines else OK)
+        return ctx.exit(REGRESSED if lines else OK)
     from rich.console import Console
 
     from parity.faults import detection, select
@@ -168,7 +180,7 @@ def faults(ctx, names, family, as_json, as_markdown, healthy, dtype, workers, qu
     else:
         print_table(detections, Console())
         click.echo(summary(detections))
-    ctx.exit(REGRESSED if detection.missed(detections) else OK)
+    return ctx.exit(REGRESSED if detection.missed(detections) else OK)
 
 
 @parity.command(epilog=examples("parity calibrate"))
@@ -189,7 +201,13 @@ def calibrate(quiet: bool) -> None:
         "parity record", "parity record --case plain", "parity record --subject mla-moe"
     )
 )
-@click.option("--case", "cases", multiple=True, help="Record only this case (repeatable).")
+@click.option(
+    "--case",
+    "cases",
+    type=RECORDED_CASE,
+    multiple=True,
+    help="Record only this case (repeatable).",
+)
 @click.option(
     "--subject",
     type=click.Choice(["megalodon", "mla-moe"]),
@@ -209,6 +227,18 @@ def record(cases: tuple[str, ...], subject: str, quiet: bool) -> None:
     for path in module.record_all(cases):
         report(f"  {path.name}: {path.stat().st_size / 1024:.0f} KiB")
     click.echo(module.FOLDER)
+
+
+@parity.command(epilog=examples("parity cases", "parity explain plain"))
+def cases() -> None:
+    """List the cases that `nightly --case`, `explain` and `shrink` take, and why each is there."""
+    from parity.megalodon.cases import CASES
+    from reports.nightly.suites import elsewhere
+
+    rows = [(case.name, "the triangle", case.why) for case in CASES]
+    for part, names in elsewhere().items():
+        rows += [(name, part.strip("()"), "") for name in sorted(names)]
+    show_table(("case", "part of a night", "why"), rows)
 
 
 COMMANDS = (parity,)

@@ -18,6 +18,8 @@ from reports.cli.console import (
     say,
     summary_option,
 )
+from reports.cli.watch import watch as run_again
+from reports.cli.watch import watch_option, without_watch
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -28,9 +30,10 @@ sides, the original and its port. Nothing in either model is edited. See docs/yo
 
 @click.command(
     epilog=examples(
-        "port my_port.py",
-        "port my_port.py --case padding --no-bfloat16",
-        "port my_port.py --html port.html --json",
+        "port docs/examples/my_port.py",
+        "port docs/examples/my_port.py --case mlp --no-bfloat16",
+        "port docs/examples/my_port.py --html port.html --json",
+        "port docs/examples/my_port.py --watch",
         codes=True,
         about=ABOUT,
     )
@@ -45,6 +48,7 @@ sides, the original and its port. Nothing in either model is edited. See docs/yo
 @click.option("--write-pins", type=FILE, help="Write which stage is which, to be corrected.")
 @click.option("--html", type=FILE, help="Write the page here too.")
 @runs_option
+@watch_option
 @summary_option
 @json_option
 @quiet_option
@@ -59,6 +63,7 @@ def port(
     write_pins,
     html,
     out,
+    watch,
     summary_md,
     as_json,
     quiet,
@@ -70,6 +75,10 @@ def port(
     first stage that is wrong fed the right inputs is named. The run is compared with earlier runs
     of the same port only, never with a night.
     """
+    if watch:
+        if not file.is_file():
+            raise click.UsageError(f"expected a Python file to watch, but {file} is none.", ctx)
+        ctx.exit(run_again(file.resolve().parent, without_watch()))
     report = progress(quiet)
     from reports.ports import Options, compare_ports, ports_of, select, store_ports
     from reports.store.runs import check_writable
@@ -128,9 +137,8 @@ def _answers(documents) -> list[dict[str, object]]:
 
 @click.command(
     epilog=examples(
-        "capture torch_side.py captured",
-        "capture my_port.py captured --side original",
-        "capture my_port.py captured --side port --case padding --no-gradients",
+        "capture docs/examples/my_port.py captured --side original",
+        "capture docs/examples/my_port.py captured --side port --no-gradients --overwrite",
         about="""\
 FILE is a Python file with a function `side()` that returns one side, or with the function `port()`
 that `port FILE` asks for. In the other environment parity.CapturedSide(FOLDER) is that side.""",

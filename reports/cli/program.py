@@ -13,8 +13,10 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from reports.cli import demo as demo_commands
 from reports.cli import dtypes as dtype_commands
 from reports.cli import experiments as experiment_commands
+from reports.cli import export as export_commands
 from reports.cli import measure as measure_commands
 from reports.cli import mesh as mesh_commands
 from reports.cli import parity as parity_commands
@@ -34,8 +36,63 @@ FORMER = {("bless",): "pin", ("subject", "record"): "parity record --subject mla
 """What commands are called now, by the words they had."""
 
 
+SECTIONS = {
+    "Begin here": {
+        "demo": "a healthy run, and one with a planted bug: two pages",
+        "doctor": "what to change on this machine, and what it has",
+        "nightly": "run every suite, store the run, write its page",
+        "port": "the same for a port of yours and its original",
+    },
+    "Ask stored runs": {
+        "list": "which there are, with their verdicts",
+        "open": "open the page of one in the browser",
+        "gate": "judge one again; the exit code is the verdict's",
+        "history": "what became of gates over all of them",
+        "compare": "what changed from one to another",
+        "export": "JUnit, OpenMetrics or Arrow, for other tools",
+        "report": "draw the page of one again, by this version",
+        "pin": "the one that later nights may not drift from",
+        "prune": "which old ones can go",
+        "merge": "make one run of the shards of a nightly",
+    },
+    "Ask a checkpoint or a step of yours": {
+        "parity": "a checkpoint in torch and in JAX; cases, faults",
+        "stability": "what storage in few bits does to a checkpoint",
+        "activations": "which values of a step leave narrow formats",
+        "mesh": "a step on one device and on meshes of many",
+        "capture": "what one side of a port computes, as files",
+        "bench": "seconds and memory, JAX and megalodon-hf in turn",
+    },
+    "Renew what is committed": {
+        "train": "the byte-level model that nights load",
+        "drill": "that model's training in bfloat16, with remedies",
+        "dtypes": "tables of the dtypes that programs compute in",
+        "subject": "the second architecture: parity, defects",
+        "founding-case": "the training runs of docs/stability.md",
+        "gemm-drill": "the training runs of docs/formats.md",
+    },
+    "Scripts": {
+        "completion": "complete commands, cases, faults and runs in a shell",
+        "schema": "the JSON Schema of what --json prints",
+    },
+}
+"""Every command in a line that fits a terminal, by what a person wants."""
+
+
 class Guarded(click.Group):
     """A group whose commands end in a clear message and the specified exit code."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section, each in one line."""
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+        listed = {name for commands in SECTIONS.values() for name in commands}
+        if more := [
+            (n, c.get_short_help_str()) for n, c in self.commands.items() if n not in listed
+        ]:
+            with formatter.section("More"):
+                formatter.write_dl(more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Return the command that was asked for; one that was renamed is answered with its name."""
@@ -73,12 +130,12 @@ class Guarded(click.Group):
     cls=Guarded,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
-        "nightly",
-        "port my_port.py",
-        "gate latest",
-        "compare pinned latest",
-        "history plain logits",
         "doctor",
+        "demo",
+        "nightly --case plain",
+        "gate latest",
+        "history plain logits",
+        "port docs/examples/my_port.py",
         codes=True,
         about="Progress goes to stderr, answers to stdout. NO_COLOR is respected.",
     ),
@@ -91,8 +148,8 @@ def main() -> None:
 
 @main.command(
     epilog=examples(
-        "completion bash > ~/.local/share/bash-completion/completions/megalodon-numerics",
-        "completion zsh > ~/.zfunc/_megalodon-numerics",
+        "completion bash >> ~/.bashrc",
+        "completion zsh >> ~/.zshrc",
         "completion fish > ~/.config/fish/completions/megalodon-numerics.fish",
     )
 )
@@ -109,6 +166,7 @@ def completion(shell: str) -> None:
 for module in (
     measure_commands, port_commands, mesh_commands, run_commands, store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
+    demo_commands, export_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

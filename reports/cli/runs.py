@@ -28,7 +28,11 @@ from reports.cli.console import (
 @runs_option
 @json_option
 def list_command(out: Path, as_json: bool) -> None:
-    """List the stored runs, oldest first."""
+    """List the stored runs with their verdicts, oldest first.
+
+    The verdict is that of the night itself, and `gate RUN` judges again by later runs. A run of
+    before verdicts were stored says so; a bench has none.
+    """
     from rich.table import Table
 
     from reports.registry.lookup import summarise_runs
@@ -45,11 +49,12 @@ def list_command(out: Path, as_json: bool) -> None:
     table.columns[0].min_width = max((len(run.id) for run in runs), default=0)
     for run in runs:
         numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
-        table.add_row(run.id, run.verdict, run.kind, run.device, run.reference, *numbers, run.fault)
+        verdict = run.verdict or ("gate RUN" if run.gates else "none")
+        table.add_row(run.id, verdict, run.kind, run.device, run.reference, *numbers, run.fault)
     if runs:
         show(table)
     else:
-        click.echo(f"no runs in {out}")
+        click.echo(f"no runs in {out}; `nightly` makes one")
     for folder, why in unreadable:
         click.echo(f"unreadable: {folder.name}: {why}", err=True)
 
@@ -57,8 +62,8 @@ def list_command(out: Path, as_json: bool) -> None:
 @click.command(
     epilog=examples(
         "gate latest",
-        "gate latest --against pinned",
-        "gate 2026-11-20 --json",
+        "gate latest --against latest",
+        "gate latest --json",
         codes=True,
         about=RUN,
     )
@@ -123,7 +128,7 @@ def report(run: str, page: Path, out: Path) -> None:
     click.echo(page.resolve())
 
 
-@click.command("open", epilog=examples("open", "open 2026-11-20", about=RUN))
+@click.command("open", epilog=examples("open", "open latest --out runs", about=RUN))
 @click.argument("run", default="latest", shell_complete=known_runs)
 @runs_option
 def open_command(run: str, out: Path) -> None:
@@ -142,20 +147,15 @@ def open_command(run: str, out: Path) -> None:
 @runs_option
 @json_option
 def doctor(out: Path, as_json: bool) -> None:
-    """Say what this machine would measure with, and what to change."""
-    from rich.table import Table
-
+    """Say what to change on this machine, and then what it would measure with."""
     from reports.cli.doctor import examine
+    from reports.cli.views.doctor import show_lines
 
     lines = examine(out)
     if as_json:
         click.echo(json.dumps([asdict(line) for line in lines]))
         return
-    table = Table(box=None, show_header=False)
-    for line in lines:
-        advice = f"[bold red]{line.advice}[/bold red]" if line.advice else ""
-        table.add_row(line.topic, line.value, advice)
-    show(table)
+    show_lines(lines)
 
 
 COMMANDS = (list_command, gate, compare, report, open_command, doctor)

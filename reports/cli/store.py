@@ -17,6 +17,7 @@ from reports.cli.console import (
     runs_option,
     show,
 )
+from reports.cli.names import stored_names
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -26,13 +27,14 @@ from reports.cli.console import (
         "history",
         "history plain",
         "history plain logits",
-        "history --kind port llama",
-        "history plain logits --out 's3://bucket/runs/*' --json",
-        about="The trend covers the newest 24 runs, from their least value to their largest.",
+        "history plain logits --out 'runs/*' --json",
+        "history --kind port mlp",
+        about="--out takes whatever DuckDB can read, 's3://bucket/runs/*' too. The trend "
+        "covers the newest 24 runs, from their least value to their largest.",
     )
 )
-@click.argument("case", required=False)
-@click.argument("quantity", required=False)
+@click.argument("case", required=False, shell_complete=stored_names)
+@click.argument("quantity", required=False, shell_complete=stored_names)
 @click.option(
     "--out",
     "place",
@@ -78,7 +80,7 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
     from reports.text import number, share
 
     if not rows:
-        click.echo(f"no gates in {runs} runs of {place}")
+        click.echo(f"no gates in {runs} runs of {place}; `nightly` makes a run")
         return
     if "id" in rows[0]:
         table = Table("run", "value", "used", "verdict", "compared", "metric", box=None)

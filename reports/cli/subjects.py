@@ -52,7 +52,7 @@ def subject() -> None:
     """A second architecture, MLA with sparse experts, held to the same instruments."""
 
 
-@subject.command(epilog=examples("subject parity", "subject parity --reference live"))
+@subject.command(epilog=examples("subject parity", "subject parity --reference recorded"))
 @reference_option("Compare with Transformers' DeepSeek-V3 itself or with its recordings.")
 @quiet_option
 @click.pass_context

@@ -18,6 +18,7 @@ from reports.store.manifest import Manifest, parse_manifest
 from reports.store.query import Table
 from reports.store.runs import RunInfo, list_runs, without_copies
 from reports.store.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
+from reports.text import closest, count
 
 LATEST = 14
 """Newest runs that a gate must be in to be among those that are listed."""
@@ -95,13 +96,34 @@ def look_back(
     names = list(answer)
     columns = [column.tolist() for column in answer.values()]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    if not rows and case is not None and runs:
-        what = f"{quantity} in case {case}" if quantity else f"case {case}"
-        raise StoreError(
-            f"no gate of {what} in {len(runs)} runs of {place}; `history` alone lists all gates, "
-            "`history CASE` those of a case"
-        )
+    if not rows and case is not None:
+        raise StoreError(_not_measured(place, case, quantity, len(runs)))
     return Lookback(rows, len(runs) - len(broken), unreadable)
+
+
+def measured_names(place: str, case: str | None = None) -> list[str]:
+    """Return the cases that stored runs measured, or the quantities of one, in alphabetic order."""
+    column = "quantity" if case else '"case"'
+    query = f"""SELECT DISTINCT {column} AS name FROM measurements
+                WHERE verdict <> 'info' AND ($case IS NULL OR "case" = $case) ORDER BY name"""
+    with Table([file for _, file in _runs(place)[0]]) as table:
+        answer, _ = table.ask(query, case=case)
+    return [str(name) for name in answer["name"]]
+
+
+def _not_measured(place: str, case: str, quantity: str | None, runs: int) -> str:
+    """Say why there is nothing to answer, and what may have been meant."""
+    what = f"{quantity} in case {case}" if quantity else f"case {case}"
+    text = f"no gate of {what} in {count(runs, 'run')} of {place}"
+    if not runs:
+        return f"{text}; `nightly` makes one"
+    for name, names in (
+        (case, measured_names(place)),
+        (quantity, measured_names(place, case) if quantity else []),
+    ):
+        if name and name not in names and (close := closest(name, names)):
+            return f"{text}. Did you mean {' or '.join(map(repr, close))}?"
+    return f"{text}; `history` alone lists all gates, `history CASE` those of a case"
 
 
 def _kind_of(entries: Sequence[tuple[Manifest, str]]) -> RunKind:

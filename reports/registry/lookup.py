@@ -73,7 +73,9 @@ def find_run(root: Path, name: str) -> Path:
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     folders = matches or [run.folder for run in stored]
-    names = ", ".join(folder.name for folder in folders[-5:]) or "none"
+    if not folders:
+        raise StoreError(f"no run {name!r}: there are no runs in {root} yet; `nightly` makes one.")
+    names = ", ".join(folder.name for folder in folders[-5:])
     what = "several runs begin with" if matches else "no run"
     raise StoreError(f"{what} {name!r} in {root}; there are {names}. `list` shows all of them.")
 

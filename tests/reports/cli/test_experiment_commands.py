@@ -21,7 +21,7 @@ def test_dtypes_shows_the_committed_tables() -> None:
 def test_an_audit_that_is_not_there_is_refused_with_those_that_are(command: str) -> None:
     refused = cli("dtypes", command, "nothing")
     assert refused.exit_code == 2
-    assert "no pinned rows nothing; there are bfloat16_compute, float32" in refused.output
+    assert "no pinned table 'nothing'; there are bfloat16_compute, float32" in refused.output
 
 
 @pytest.mark.parametrize("command", ["founding-case", "gemm-drill"])

@@ -1,0 +1,113 @@
+"""Names that commands take: cases, faults, families and tables, completed and spelling-corrected.
+
+Source: docs/commands.md "Names".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+# Everything heavy is imported inside the functions: help and usage errors must be instant.
+
+FEW = 30
+"""Names that a message may list; of more, it says which command does."""
+
+
+class Name(click.ParamType):
+    """One name out of those there are.
+
+    An unknown one is a usage error that names the closest; TAB completes in a shell.
+    """
+
+    def __init__(self, what: str, names: Callable[[], Sequence[str]], listed: str = "") -> None:
+        """Take the noun, the names, and the command that lists them where they are many."""
+        self.name, self.names, self.listed = what, names, listed
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as it is written; capitals do not matter.
+
+        Raises:
+            click.BadParameter: there is none.
+        """
+        names = self.names()
+        spelled = {name.lower(): name for name in names}
+        if value not in names and value.lower() not in spelled:
+            self.fail(unknown(self.name, value, names, self.listed), param, ctx)
+        return value if value in names else spelled[value.lower()]
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the names that begin so."""
+        start = incomplete.lower()
+        return [CompletionItem(name) for name in self.names() if name.lower().startswith(start)]
+
+
+def unknown(what: str, value: str, names: Sequence[str], listed: str = "") -> str:
+    """Return what is said of a name that there is not."""
+    from reports.text import closest
+
+    if close := closest(value, names):
+        return f"no {what} {value!r}. Did you mean {' or '.join(map(repr, close))}?"
+    if listed and len(names) > FEW:
+        return f"no {what} {value!r}; `megalodon-numerics {listed}` lists all {len(names)}."
+    return f"no {what} {value!r}; there are {', '.join(names) or 'none'}."
+
+
+def _triangle() -> list[str]:
+    from parity.megalodon.cases import CASES
+
+    return [case.name for case in CASES]
+
+
+def _of_a_night() -> list[str]:
+    from reports.nightly.suites import elsewhere
+
+    return [*_triangle(), *sorted(name for names in elsewhere().values() for name in names)]
+
+
+def _recorded() -> list[str]:
+    from parity.deepseek_v3.cases import CASES
+
+    return [*_triangle(), *(case.name for case in CASES)]
+
+
+def _faults() -> list[str]:
+    from parity.faults import FAULTS
+
+    return [fault.name for fault in FAULTS]
+
+
+def _families() -> list[str]:
+    from parity.faults import Family
+
+    return [family.value for family in Family]
+
+
+def _tables() -> list[str]:
+    from stability.dtype_audit.pinned_rows import PROGRAMS
+
+    return sorted(PROGRAMS)
+
+
+CASE = Name("case", _triangle, "parity cases")
+NIGHTLY_CASE = Name("case", _of_a_night, "parity cases")
+RECORDED_CASE = Name("case", _recorded, "parity cases")
+FAULT = Name("fault", _faults, "parity faults --list")
+FAMILY = Name("family", _families)
+TABLE = Name("pinned table", _tables)
+
+
+def stored_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a case of the stored runs, or after a case one of its quantities."""
+    from reports.registry.lookback import measured_names
+
+    place = ctx.params.get("place") or "runs"
+    if not Path(place).is_dir():
+        return []
+    names = measured_names(place, ctx.params.get("case"))
+    return [name for name in names if name.startswith(incomplete)]

@@ -1,0 +1,69 @@
+"""`--watch`: run the same command again whenever a source file changes, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parents[2]
+"""Folder of the packages: that of a checkout, or where they are installed."""
+MODEL = ROOT / "megalodon_jax"
+POLL = 0.5
+"""Seconds between two looks at the files: a few hundred calls of stat, so some milliseconds."""
+
+watch_option = click.option(
+    "--watch", is_flag=True, help="Run again whenever the port's source changes; Ctrl-C ends."
+)
+
+
+def without_watch() -> list[str]:
+    """Return the arguments of the running command, as they were given, but for --watch."""
+    return [argument for argument in sys.argv[1:] if argument != "--watch"]
+
+
+def watch(folder: Path, arguments: Iterable[str]) -> int:
+    """Run a command, and again after each change below `folder`; return the last exit code.
+
+    Each run is a process of its own, because a program that was imported or compiled once would
+    not change with its source.
+    """
+    arguments, code = list(arguments), 0
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # -P: a folder `reports` of the user's must not stand for ours.
+    command = [sys.executable, "-P", "-m", "reports.cli", *arguments]
+    try:
+        while True:
+            before = _stamps(folder)
+            code = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode
+            click.echo(f"exit code {code}; watching {folder} (Ctrl-C ends)", err=True)
+            while not (changed := _changed(before, _stamps(folder))):
+                time.sleep(POLL)
+            click.echo(f"changed: {', '.join(path.name for path in changed[:3])}", err=True)
+    except KeyboardInterrupt:
+        return code
+
+
+def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return time of change and size of every Python file below a folder."""
+    stamps: dict[Path, tuple[int, int]] = {}
+    for parent, folders, files in os.walk(folder):
+        # Environments and caches hold thousands of files that are nobody's port.
+        folders[:] = [f for f in folders if not f.startswith((".", "__pycache__"))]
+        for path in (Path(parent) / name for name in files if name.endswith(".py")):
+            try:
+                state = path.stat()
+            except FileNotFoundError:
+                # An editor renames while it saves.
+                continue
+            stamps[path] = state.st_mtime_ns, state.st_size
+    return stamps
+
+
+def _changed(before: dict[Path, tuple[int, int]], now: dict[Path, tuple[int, int]]) -> list[Path]:
+    return sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))

@@ -1,0 +1,102 @@
+"""A run as OpenMetrics text, which Prometheus stores and Grafana draws.
+
+Labels say what was measured and never which run it was, so that every night continues the same
+series; samples carry the time of their run, for `promtool tsdb create-blocks-from openmetrics`. One
+series per case, comparison and kind of quantity: a series per measurement would be tens of
+thousands. Source: docs/commands.md "For other tools".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from reports.store.runs import Run
+from reports.verdict.decide import Decision
+from reports.verdict.document import suite_of
+
+PREFIX = "megalodon_numerics"
+
+
+def openmetrics(run: Run, decision: Decision) -> str:
+    """Return the text.
+
+    Raises:
+        ValueError: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+        from prometheus_client.openmetrics.exposition import generate_latest
+    except ImportError as error:
+        raise ValueError(
+            "OpenMetrics is written by prometheus_client, which is not installed: "
+            "pip install 'megalodon-numerics[exports]'"
+        ) from error
+    manifest, environment = run.manifest, run.manifest.environment
+    # What differs between machines are other series, as their levels differ.
+    common = {
+        "kind": manifest.kind.value,
+        "device": environment.device.kind or "",
+        "reference": environment.reference.kind or "",
+        "fault": manifest.fault or "",
+    }
+    created = datetime.fromisoformat(manifest.created).timestamp()
+
+    def gauge(name: str, about: str, samples: Mapping[Any, float], *names: str):
+        family = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[*common, *names])
+        for values, number in samples.items():
+            family.add_metric([*common.values(), *values], number, timestamp=created)
+        return family
+
+    counts = {(name,): float(n) for name, n in asdict(decision.counts).items()}
+    findings = Counter((f.probe, f.severity.value) for f in run.findings)
+    families = [
+        gauge("exit_code", "Verdict of the run: 0 is pass or changed.", {(): decision.exit_code}),
+        gauge("count", "Gates and changes by what became of them.", counts, "what"),
+        gauge(
+            "tolerance_used_ratio",
+            "Largest share of its tolerance that a gate uses; above 1 it is broken.",
+            _shares(run),
+            "suite",
+            "case",
+            "edge",
+            "quantity_kind",
+        ),
+        gauge("findings", "Findings of probes.", dict(findings), "probe", "severity"),
+        gauge(
+            "suite_duration_seconds",
+            "Seconds that a suite took.",
+            {(name,): float(seconds) for name, seconds in manifest.durations.items()},
+            "suite",
+        ),
+    ]
+    info = InfoMetricFamily(f"{PREFIX}_run", "The newest run.", labels=list(common))
+    facts = {"run": run.id, "commit": manifest.commit or "", "verdict": str(decision.word)}
+    info.add_metric(list(common.values()), facts, timestamp=created)
+
+    class Collector:
+        def collect(self):
+            return [*families, info]
+
+    registry = CollectorRegistry()
+    registry.register(Collector())  # pyright: ignore[reportArgumentType]
+    return generate_latest(registry).decode()
+
+
+def _shares(run: Run) -> dict[tuple[str, ...], float]:
+    """Return the largest share by suite, case, edge and kind; infinite where a value is no number
+    or could not be compared.
+    """
+    shares: dict[tuple[str, ...], float] = {}
+    for m in run.measurements:
+        if m.verdict.value == "info":
+            continue
+        share = math.inf if math.isnan(m.fraction) or math.isnan(m.value) else m.fraction
+        key = (suite_of(m), m.case, m.edge, m.kind.value)
+        shares[key] = max(share, shares.get(key, 0.0))
+    return shares
