@@ -112,6 +112,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         measurements=tuple(m for suite in suites for m in suite.measurements),
         findings=tuple(f for suite in suites for f in suite.findings),
         tensors=tuple(t for suite in suites for t in suite.tensors),
+        explanations=tuple(e for suite in suites for e in suite.explanations),
     )
     return store(options.out, run, report)
 

@@ -24,6 +24,7 @@ from reports.page.sections import (
     precision,
     probes,
     records,
+    starts,
     tables,
     trends,
     what_if,
@@ -102,16 +103,18 @@ def _drilled(
     return shown, {key: str(macro.tensor(tensor)) for key, tensor in views.items()}
 
 
-def render(run: Run, decision: Decision, history: History) -> str:
+def render(run: Run, decision: Decision, history: History, runs: str = "..") -> str:
     """Return the page of a run as one HTML text: no network, no fonts, no time of its own.
 
     Equal input gives equal bytes. Names from the run are data: they are escaped, never markup.
+    `runs` is the folder of the runs as seen from where the page lies, for links to other pages.
     """
     environment, manifest, rows = _environment(), run.manifest, run.measurements
     data = tables.frame(rows)
     # Products alone are nowhere in the network, and another architecture has a section of its own.
     network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
     shown, drilldowns = _drilled(environment, run, decision)
+    marked = marks.of_sections(rows, run.findings, decision)
     script = "\n".join(
         (_HERE / name).read_text("utf-8") for name in ("page.js", "records.js", "keys.js")
     )
@@ -126,10 +129,15 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "history": history,
         "unreadable": [(label(f.name), label(why, 300)) for f, why in history.unreadable],
         "when": facts.moment(manifest.created),
-        "overview": tables.overview(data, history),
-        "changes": tables.change_rows(decision.changes),
+        "target": starts.target(decision),
+        "tallies": starts.counts(decision),
+        "overview": tables.overview(data, history, decision.starts),
+        "starts": starts.starts(run, decision, history, runs),
+        "before": starts.before(run, history, runs),
+        "changes": tables.change_rows(decision.changes, decision.baseline_id is not None),
         "against": decision.against,
-        "marks": marks.of_sections(rows, run.findings, decision),
+        "marks": marked,
+        "red_sections": len(marked),
         "replay": replays(run, decision),
         "tensors": shown,
         "tensors_more": len(drilldowns) - len(shown),

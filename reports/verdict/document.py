@@ -13,7 +13,7 @@ from typing import Any
 
 from parity.deepseek_v3.cases import SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import SUITE, Case
+from parity.megalodon.cases import CASES, SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import SUITE as DIFFERENCES
 from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
@@ -21,6 +21,9 @@ from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
+
+PROGRAM = ".venv/bin/megalodon-numerics"
+"""Where `make nightly` puts the program; a command on the page is copied into a checkout."""
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
@@ -112,5 +115,26 @@ def port_command(file: str, title: str = "") -> str:
 
 def command(case: str, fault: str | None) -> str:
     """Return the command that measures one case, of any suite, alone."""
-    planted = f" --fault {shlex.quote(fault)}" if fault else ""
-    return f".venv/bin/megalodon-numerics nightly --case {shlex.quote(case)}{planted}"
+    return f"{PROGRAM} nightly --case {shlex.quote(case)}{_planted(fault)}"
+
+
+def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
+    """Return the commands that explain a case of the triangle and make it smaller, with what was
+    planted in the run; none for a case that this version does not have.
+    """
+    known = next((entry for entry in CASES if entry.name == case), None)
+    if known is None:
+        return []
+    # A trajectory starts where a gradient or the optimiser does, and is not shrunk.
+    verbs = ("explain",) if known.steps else ("explain", "shrink")
+    return [
+        {
+            "label": f"{verb} {case}",
+            "command": f"{PROGRAM} parity {verb} {shlex.quote(case)}{_planted(fault)}",
+        }
+        for verb in verbs
+    ]
+
+
+def _planted(fault: str | None) -> str:
+    return f" --fault {shlex.quote(fault)}" if fault else ""
