@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from reports.cli import compare as compare_commands
 from reports.cli import dtypes as dtype_commands
 from reports.cli import experiments as experiment_commands
 from reports.cli import measure as measure_commands
@@ -107,7 +108,8 @@ def completion(shell: str) -> None:
 
 
 for module in (
-    measure_commands, port_commands, mesh_commands, run_commands, store_commands,
+    measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
+    store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:

@@ -39,6 +39,7 @@ from reports.nightly.shards import (
 )
 from reports.provenance.device import device_kind
 from reports.store.manifest import SuiteResult
+from reports.verdict.document import GIVEN
 from reports.verdict.levels import Calibrated
 from stability import suite as stability
 from stability.core.findings import Finding
@@ -109,7 +110,7 @@ def run_parity(
     suite = SuiteRun("parity", planned=len(cases))
     triangle = Suite(reference, device=device_kind(), on_failure=suite.tensors)
     replay = Suite(reference, device=device_kind())
-    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
+    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == GIVEN])
     for turn, case in enumerate(cases):
         step(turn)
         before, executed = suite.seconds, suite.executed

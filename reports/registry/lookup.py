@@ -5,10 +5,12 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
@@ -16,7 +18,7 @@ from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
-from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
+from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, PAGE, RunKind, StoreError
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
@@ -203,12 +205,24 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
     return [*lines, *(f"{c['label'].split()[0]}: {c['command']}" for c in commands)]
 
 
-def page_of(folder: Path) -> str:
-    """Return the page of a stored run, drawn again by this version from what is stored."""
+def page_of(folder: Path, page: Path | None = None) -> str:
+    """Return the page of a stored run, drawn again by this version from what is stored.
+
+    Args:
+        folder: of the run.
+        page: where it will lie, for its links to other runs; None for the run's folder.
+    """
     from reports.page.render import render
 
     judged_run = judge_stored(folder)
-    return render(judged_run.run, judged_run.decision, judged_run.history)
+    runs = runs_from(folder / PAGE if page is None else page, folder)
+    return render(judged_run.run, judged_run.decision, judged_run.history, runs)
+
+
+def runs_from(page: Path, folder: Path) -> str:
+    """Return the address of the folder that holds the run `folder`, from where `page` lies."""
+    address = os.path.relpath(folder.resolve().parent, page.resolve().parent)
+    return quote(Path(address).as_posix())
 
 
 def read_judgeable(folder: Path) -> Run:

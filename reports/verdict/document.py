@@ -22,6 +22,8 @@ from reports.store.runs import Run
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 
+GIVEN = "checkpoint"
+"""The case of a checkpoint that was given to a night."""
 PROGRAM = ".venv/bin/megalodon-numerics"
 """Where `make nightly` puts the program; a command on the page is copied into a checkout."""
 
@@ -93,7 +95,7 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     cases |= {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
     commands = [{"label": "everything", "command": "make nightly"}]
     return commands + [
-        {"label": case, "command": command(case, run.manifest.fault)} for case in sorted(cases)
+        {"label": case, "command": command(case, run.manifest)} for case in sorted(cases)
     ]
 
 
@@ -113,9 +115,17 @@ def port_command(file: str, title: str = "") -> str:
     return f"megalodon-numerics port {shlex.quote(file)}{only}"
 
 
-def command(case: str, fault: str | None) -> str:
-    """Return the command that measures one case, of any suite, alone."""
-    return f"{PROGRAM} nightly --case {shlex.quote(case)}{_planted(fault)}"
+def command(case: str, manifest: Manifest) -> str:
+    """Return the command that measures one case, of any suite, alone, with the options of a run."""
+    options = _planted(manifest.fault)
+    if manifest.environment.reference.kind == "recorded":
+        options += " --reference recorded"
+    probed = manifest.checkpoint
+    if case == GIVEN and probed is not None and probed.folder:
+        # It took the place of the committed one's, and has no name of its own.
+        case = next(entry.name for entry in CASES if entry.checkpoint is not None)
+        options += f" --checkpoint {shlex.quote(probed.folder)}"
+    return f"{PROGRAM} nightly --case {shlex.quote(case)}{options}"
 
 
 def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:

@@ -126,15 +126,14 @@ def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
     manifest = history.baseline.manifest
     return {
         "run": label(manifest.id, 60),
-        "href": page_link(runs, manifest.id, manifest),
+        "href": page_link(f"{runs}/{manifest.id}", manifest),
         "commits": f"commits since: {since.commits(manifest, run.manifest)}",
     }
 
 
-def page_link(runs: str, folder: str, manifest: Manifest) -> str:
-    """Return the address of the page of another run; empty for a kind that has none."""
-    drawn = manifest.kind in (RunKind.NIGHTLY, RunKind.PORT)
-    return f"{runs}/{folder}/{PAGE}" if drawn and folder else ""
+def page_link(folder: str, manifest: Manifest) -> str:
+    """Return the address of the page in the folder of a run; empty for a kind that has none."""
+    return f"{folder}/{PAGE}" if manifest.kind in (RunKind.NIGHTLY, RunKind.PORT) else ""
 
 
 def _row(m: Measurement, run: Run, history: History, runs: str) -> dict[str, Any]:
@@ -163,7 +162,7 @@ def _since(m: Measurement, run: Run, history: History, runs: str) -> dict[str, s
     return {
         "sentence": since.sentence(found, run),
         "run": label(found.folder, 60),
-        "href": page_link(runs, found.folder, held) if held else "",
+        "href": page_link(f"{runs}/{found.folder}", held) if held else "",
         "commits": since.commits(held, found.failed) if held else "",
         "command": since.log_command(held, found.failed) if held else "",
     }
@@ -173,7 +172,7 @@ def _case(
     case: str, suite: str, explanation: Explanation | None, manifest: Manifest
 ) -> dict[str, Any]:
     commands = account_commands(case, manifest.fault) if suite == SUITE else []
-    again = {"label": f"measure {case} again", "command": command(case, manifest.fault)}
+    again = {"label": f"measure {case} again", "command": command(case, manifest)}
     return {
         "name": label(case, 48),
         "account": explanation and _account(explanation),
