@@ -88,8 +88,8 @@ def test_verdict_and_tables_need_no_script(visit, broken):
     assert all(part.is_visible() for part in parts.all())
     assert page.locator("input[type=search]:visible, th button, .replay button").count() == 0
     assert "Without JavaScript" in page.locator("#records").inner_text()
-    page.locator("summary").first.click()
-    assert page.locator("details .scroll").first.is_visible()
+    page.locator("section summary").first.click()
+    assert page.locator("section details .scroll").first.is_visible()
 
 
 def test_the_colours_follow_the_system(visit, healthy):

@@ -74,7 +74,7 @@ def test_from_the_sentence_to_the_account_to_the_command(visit, red: str) -> Non
 
 def test_a_count_opens_the_changes_it_counts(visit, red: str) -> None:
     page = visit(red).page
-    page.locator(".counts a", has_text="4").click()
+    page.get_by_role("link", name="4 new failures").click()
     assert page.url.endswith("#changes-new")
     assert page.locator("#changes-new table").is_visible()
 
