@@ -364,7 +364,7 @@ def change_rows(
         ]
         if part:
             noted = any(row["note"] for row in rows)
-            name = "failure" if what is What.NEW and not baseline else what.value
-            group = {"id": group_id(what), "what": name, "rows": rows, "noted": noted}
+            named = {"id": group_id(what), "what": what.wording(baseline)}
+            group = {**named, "rows": rows, "noted": noted}
             groups.append({**group, "total": len(part)})
     return groups
