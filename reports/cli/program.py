@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands
 from reports.cli import dtypes as dtype_commands
 from reports.cli import experiments as experiment_commands
@@ -164,7 +165,8 @@ def completion(shell: str) -> None:
 
 
 for module in (
-    measure_commands, port_commands, mesh_commands, run_commands, store_commands,
+    measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
+    store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
     demo_commands, export_commands,
 ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commands about stored runs: list, compare, gate, report, open; and doctor about the machine."""
+"""Commands about stored runs: list, gate, report, open; and doctor about the machine."""
 
 from __future__ import annotations
 
@@ -91,22 +91,6 @@ def gate(ctx, run, against, out, summary_md, as_json) -> None:
     say(ctx, result.decision, as_json, comparison_lines(result))
 
 
-@click.command(
-    epilog=examples("compare pinned latest", "compare A B --json", codes=True, about=RUN)
-)
-@click.argument("before", shell_complete=known_runs)
-@click.argument("after", shell_complete=known_runs)
-@runs_option
-@json_option
-@click.pass_context
-def compare(ctx: click.Context, before: str, after: str, out: Path, as_json: bool) -> None:
-    """Say what changed from one stored run to another; the exit code judges the second."""
-    from reports.registry.lookup import change_lines, find_run, judge_stored
-
-    decision = judge_stored(find_run(out, after), find_run(out, before)).decision
-    say(ctx, decision, as_json, change_lines(decision.changes))
-
-
 @click.command(epilog=examples("report latest", "report latest --page night.html", about=RUN))
 @click.argument("run", shell_complete=known_runs)
 @click.option(
@@ -122,7 +106,7 @@ def report(run: str, page: Path, out: Path) -> None:
     from megalodon_jax.files import written_aside
     from reports.registry.lookup import find_run, page_of
 
-    text = page_of(find_run(out, run))
+    text = page_of(find_run(out, run), page)
     with written_aside(page) as aside:
         aside.write_text(text, encoding="utf-8")
     click.echo(page.resolve())
@@ -158,4 +142,4 @@ def doctor(out: Path, as_json: bool) -> None:
     show_lines(lines)
 
 
-COMMANDS = (list_command, gate, compare, report, open_command, doctor)
+COMMANDS = (list_command, gate, report, open_command, doctor)

@@ -28,7 +28,7 @@ from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind
-from reports.verdict.document import case_info, with_tables
+from reports.verdict.document import GIVEN, case_info, with_tables
 from reports.verdict.levels import spreads_of
 from stability.suite import Checkpoint
 
@@ -99,6 +99,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
         config=model.config.to_dict(),
         training=checkpoint.training,
+        folder=str(options.checkpoint or ""),
     )
     manifest = replace(
         _manifest(started, suites, reference, options.shard, plan),
@@ -112,6 +113,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         measurements=tuple(m for suite in suites for m in suite.measurements),
         findings=tuple(f for suite in suites for f in suite.findings),
         tensors=tuple(t for suite in suites for t in suite.tensors),
+        explanations=tuple(e for suite in suites for e in suite.explanations),
     )
     return store(options.out, run, report)
 
@@ -158,7 +160,7 @@ def select_cases(options: Options) -> list[Case]:
     cases = [by_name(name) for name in own_names] if options.cases else list(CASES)
     if options.checkpoint is None:
         return cases
-    fields = {"name": "checkpoint", "why": f"{options.checkpoint.name} on held-out text"}
+    fields = {"name": GIVEN, "why": f"{options.checkpoint.name} on held-out text"}
     return [
         replace(case, checkpoint=options.checkpoint, **fields) if case.checkpoint else case
         for case in cases

@@ -111,8 +111,9 @@ def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = F
     rows = tuple(m for run in runs for m in run.measurements)
     findings = tuple(f for run in runs for f in run.findings)
     tensors = tuple(t for run in runs for t in run.tensors)
+    explanations = tuple(e for run in runs for e in run.explanations)
     manifest = with_tables(_manifest(runs, missing), rows)
-    return Run(manifest, rows, findings, tensors=tensors)
+    return Run(manifest, rows, findings, tensors=tensors, explanations=explanations)
 
 
 def _shard(folder: Path) -> tuple[Shard, Run]:

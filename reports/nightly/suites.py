@@ -20,6 +20,7 @@ from parity.engine.deviation import Deviations
 from parity.engine.measurement import Measurement, Verdict
 from parity.faults.controls import CONTROLS, missed
 from parity.megalodon.cases import Case
+from parity.megalodon.explanation import Explanation, explain
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
 from parity.megalodon.noise_floors import extended
@@ -38,6 +39,7 @@ from reports.nightly.shards import (
 )
 from reports.provenance.device import device_kind
 from reports.store.manifest import SuiteResult
+from reports.verdict.document import GIVEN
 from reports.verdict.levels import Calibrated
 from stability import suite as stability
 from stability.core.findings import Finding
@@ -45,6 +47,9 @@ from stability.moe.fixed_bugs import reference_scatter
 from stability.products.accuracy import measure as measure_products
 
 Report = Callable[[str], None]
+EXPLAINED = 12
+"""Failing cases of a night that are explained, each in 3 to 50 seconds: a bug that breaks more of
+them is in the first ones too."""
 
 
 @dataclass
@@ -60,6 +65,7 @@ class SuiteRun:
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     tensors: Deviations = field(default_factory=Deviations)
+    explanations: list[Explanation] = field(default_factory=list)
     responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """What rounding does to the quantities of each case (`reports.verdict.levels.spreads_of`)."""
     shown: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +110,7 @@ def run_parity(
     suite = SuiteRun("parity", planned=len(cases))
     triangle = Suite(reference, device=device_kind(), on_failure=suite.tensors)
     replay = Suite(reference, device=device_kind())
-    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == "checkpoint"])
+    floors = extended(NoiseFloors.load(), [case for case in cases if case.name == GIVEN])
     for turn, case in enumerate(cases):
         step(turn)
         before, executed = suite.seconds, suite.executed
@@ -116,7 +122,28 @@ def run_parity(
             suite.executed += 1
         answer = _summary(rows) if suite.executed > executed else f"did not finish: {suite.reason}"
         report(f"  {case.name}: {answer} ({suite.seconds - before:.1f} s)")
+        if suite.executed > executed and any(m.verdict is Verdict.FAIL for m in rows):
+            _account(suite, case, report)
     return suite
+
+
+def _account(suite: SuiteRun, case: Case, report: Report) -> None:
+    """Add the account of a failing case to its suite, while what made it fail is in place.
+
+    Its measurements stand without one: what breaks down here is said, and changes no verdict.
+    """
+    if len(suite.explanations) >= EXPLAINED:
+        return
+    start = time.perf_counter()
+    try:
+        explanation = explain(case)
+    except Exception as error:
+        report(f"    not explained: {type(error).__name__}: {error}"[:400])
+    else:
+        suite.explanations.append(explanation)
+        where = explanation.quantity or "nowhere between JAX and the oracle"
+        report(f"    explained: it starts at {where} ({time.perf_counter() - start:.1f} s)")
+    suite.seconds += time.perf_counter() - start
 
 
 def _summary(rows: Sequence[Measurement]) -> str:

@@ -44,6 +44,12 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
+// On a telephone the list of sections would be a screen of its own between verdict and failure.
+const sections = document.querySelector("nav details"), narrow = matchMedia("(max-width: 40rem)");
+const fold = () => (sections.open = !narrow.matches);
+narrow.addEventListener("change", fold);
+fold();
+
 const opener = document.querySelector("[data-opens=keyboard]");
 opener.hidden = false;
 opener.addEventListener("click", () => dialog.showModal());

@@ -316,7 +316,13 @@ const explorer = (() => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     observer.disconnect();
     await load();
-    if (table.hidden) { show(); draw(); }
+    if (!table.hidden) return;
+    // Whoever followed a link to a section below stays there, though these rows push it down.
+    const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const there = place && Math.abs(place.getBoundingClientRect().top) < 100;
+    show();
+    draw();
+    if (there) place.scrollIntoView();
   }, { rootMargin: "400px" }).observe(section);
   return { open, change, show, form, table };
 })();

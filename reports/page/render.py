@@ -24,6 +24,7 @@ from reports.page.sections import (
     precision,
     probes,
     records,
+    starts,
     tables,
     trends,
     what_if,
@@ -43,9 +44,20 @@ _HERE = Path(__file__).parent
 _BY_SHARE = "% of the poles remember less"
 
 
+def style() -> Markup:
+    """Return the style sheet of every page."""
+    return Markup((_HERE / "style.css").read_text(encoding="utf-8"))
+
+
+def script(*names: str) -> Markup:
+    """Return what a page runs: these files, one after the other."""
+    return Markup("\n".join((_HERE / name).read_text(encoding="utf-8") for name in names))
+
+
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Return what draws templates: names are escaped, words of the glossary explained."""
+    drawing = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
@@ -53,7 +65,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    drawing.filters.update(
         label=lambda value, limit=96: label(str(value), limit),
         number=number,
         edge=edge_name,
@@ -62,7 +74,7 @@ def _environment() -> Environment:
         explain=explain,
         record=records.id_of,
     )
-    environment.globals.update(
+    drawing.globals.update(
         glossary=glossary(),
         sparkline=svg.sparkline,
         trend=svg.trend,
@@ -75,7 +87,7 @@ def _environment() -> Environment:
         change_chart=partial(svg.chart, x_label=_BY_SHARE),
         night_chart=partial(svg.chart, x_label="nights before this one", tick_label=_share_tick),
     )
-    return environment
+    return drawing
 
 
 def _share_tick(level: float) -> str:
@@ -90,34 +102,33 @@ def _breakable(text: str) -> Markup:
 
 
 def _drilled(
-    environment: Environment, run: Run, decision: Decision
+    run: Run, decision: Decision
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], str]]:
     """Return what the page says of the tensors to look at first, and the markup of `DRILLED`."""
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}
     tensors = sorted(run.tensors, key=lambda tensor: rank.get(tensor.key, len(rank)))[:DRILLED]
     views = {tensor.key: drilldown(tensor) for tensor in tensors}
-    macro: Any = environment.get_template("drilldown.html.j2").module
+    macro: Any = environment().get_template("drilldown.html.j2").module
     shown = [views[key] for key in starts if key in views][:SHOWN]
     return shown, {key: str(macro.tensor(tensor)) for key, tensor in views.items()}
 
 
-def render(run: Run, decision: Decision, history: History) -> str:
+def render(run: Run, decision: Decision, history: History, runs: str = "..") -> str:
     """Return the page of a run as one HTML text: no network, no fonts, no time of its own.
 
     Equal input gives equal bytes. Names from the run are data: they are escaped, never markup.
+    `runs` is the folder of the runs as seen from where the page lies, for links to other pages.
     """
-    environment, manifest, rows = _environment(), run.manifest, run.measurements
+    manifest, rows = run.manifest, run.measurements
     data = tables.frame(rows)
     # Products alone are nowhere in the network, and another architecture has a section of its own.
     network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
-    shown, drilldowns = _drilled(environment, run, decision)
-    script = "\n".join(
-        (_HERE / name).read_text("utf-8") for name in ("page.js", "records.js", "keys.js")
-    )
+    shown, drilldowns = _drilled(run, decision)
+    marked = marks.of_sections(rows, run.findings, decision)
     context = {
-        "style": Markup((_HERE / "style.css").read_text(encoding="utf-8")),
-        "script": Markup(script),
+        "style": style(),
+        "script": script("page.js", "records.js", "keys.js"),
         "run": run,
         "manifest": manifest,
         "decision": decision,
@@ -126,10 +137,15 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "history": history,
         "unreadable": [(label(f.name), label(why, 300)) for f, why in history.unreadable],
         "when": facts.moment(manifest.created),
-        "overview": tables.overview(data, history),
-        "changes": tables.change_rows(decision.changes),
+        "target": starts.target(decision),
+        "tallies": starts.counts(decision),
+        "overview": tables.overview(data, history, decision.starts),
+        "starts": starts.starts(run, decision, history, runs),
+        "before": starts.before(run, history, runs),
+        "changes": tables.change_rows(decision.changes, decision.baseline_id is not None),
         "against": decision.against,
-        "marks": marks.of_sections(rows, run.findings, decision),
+        "marks": marked,
+        "red_sections": len(marked),
         "replay": replays(run, decision),
         "tensors": shown,
         "tensors_more": len(drilldowns) - len(shown),
@@ -168,4 +184,4 @@ def render(run: Run, decision: Decision, history: History) -> str:
         "cases": facts.cases(manifest, rows),
         "duration": sum(manifest.durations.values()),
     }
-    return environment.get_template("page.html.j2").render(context)
+    return environment().get_template("page.html.j2").render(context)

@@ -127,6 +127,10 @@ def _draw_cell(cell: HeatCell, x: float, y: float, width: float, height: float) 
     )
 
 
+SCALE = 1.2
+"""Pixels per unit of a heat map, where there is room: its letters are then those of a table."""
+
+
 def heat_map(heat: HeatMap) -> Markup:
     """Draw layers down and modules across; each cell prints log10(error/tolerance)."""
     left, top, wide, tall, gap = 64, 20, 66, 26, 2
@@ -147,10 +151,11 @@ def heat_map(heat: HeatMap) -> Markup:
             for j, c in enumerate(cells)
             if c is not None
         ]
-    size = f"0 0 {left + span} {top + tall * len(heat.rows)}"
+    wide, high = left + span, top + tall * len(heat.rows)
     text = f"{heat.edge}, case {heat.case}. {heat.summary}"
     return Markup(
-        f'<svg class="heat" viewBox="{size}" role="img" aria-label="{escape(text)}">'
+        f'<svg class="heat" viewBox="0 0 {wide} {high}" width="{SCALE * wide:.0f}" role="img" '
+        f'aria-label="{escape(text)}">'
         f"{''.join(parts)}</svg>"
     )
 

@@ -5,22 +5,26 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from parity.engine.measurement import Verdict
+from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
-from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
+from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, PAGE, RunKind, StoreError
 from reports.text import contrast, count, edge_name, for_json, metric_name
-from reports.verdict import pins
+from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import Change
 from reports.verdict.decide import Decision, ExitCode, decide
+from reports.verdict.document import account_commands, suite_of
 from reports.verdict.history import History, load_history
 
 _COUNTS = "SELECT run, verdict, count(*) AS rows FROM measurements GROUP BY ALL"
@@ -175,17 +179,52 @@ def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
 
 
 def comparison_lines(judged_run: JudgedRun) -> list[str]:
-    """Return one line for each run whose levels a run was held against, and why others were not."""
+    """Return what is said below a verdict: since when it fails and what explains it, each run whose
+    levels it was held against, and why others were not.
+    """
     lines = [f"held against {text}" for text in judged_run.decision.against]
-    return [*lines, *judged_run.unusable_pins]
+    return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins]
 
 
-def page_of(folder: Path) -> str:
-    """Return the page of a stored run, drawn again by this version from what is stored."""
+def _failure_lines(judged_run: JudgedRun) -> list[str]:
+    """Return since when the first failure is there, and the command that explains its case."""
+    run, starts = judged_run.run, judged_run.decision.starts
+    if not starts or starts[0].verdict is not Verdict.FAIL:
+        return []
+    first, lines = starts[0], []
+    if (found := since.since_when(first, run, judged_run.history)) is not None:
+        lines.append(f"since when: {since.sentence(found, run)}")
+        if found.held is not None:
+            lines[0] += f" It held in run {found.folder}; commits: "
+            lines[0] += since.commits(found.held, found.failed)
+    accounts = [e for e in run.explanations if e.case == first.case and e.culprit]
+    lines += [
+        f"explained: {e.quantity} is {e.meaning}; parameters that act there: "
+        f"{', '.join(e.parameters) or 'none'}"
+        for e in accounts
+    ]
+    commands = account_commands(first.case, run.manifest.fault) if suite_of(first) == SUITE else []
+    return [*lines, *(f"{c['label'].split()[0]}: {c['command']}" for c in commands)]
+
+
+def page_of(folder: Path, page: Path | None = None) -> str:
+    """Return the page of a stored run, drawn again by this version from what is stored.
+
+    Args:
+        folder: of the run.
+        page: where it will lie, for its links to other runs; None for the run's folder.
+    """
     from reports.page.render import render
 
     judged_run = judge_stored(folder)
-    return render(judged_run.run, judged_run.decision, judged_run.history)
+    runs = runs_from(folder / PAGE if page is None else page, folder)
+    return render(judged_run.run, judged_run.decision, judged_run.history, runs)
+
+
+def runs_from(page: Path, folder: Path) -> str:
+    """Return the address of the folder that holds the run `folder`, from where `page` lies."""
+    address = os.path.relpath(folder.resolve().parent, page.resolve().parent)
+    return quote(Path(address).as_posix())
 
 
 def read_judgeable(folder: Path) -> Run:

@@ -106,6 +106,9 @@ class CheckpointInfo:
     config: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] | None = None
     """Its recipe and losses; None where nothing beside the weights says."""
+    folder: str = field(default="", compare=False)
+    """Where it was, as it was given to the night, for the command that repeats it; empty for the
+    committed one. Shards of one night may have it in different places."""
 
 
 @dataclass(frozen=True)

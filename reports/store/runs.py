@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 
 from parity.engine.deviation import Deviation
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.megalodon.explanation import Explanation
+from reports.store.explanations import read_explanations, write_explanations
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.schema import (
     COLUMNS,
@@ -61,6 +63,8 @@ class Run:
     timings: tuple[Timing, ...] = ()
     tensors: tuple[Deviation, ...] = ()
     """Of measurements that failed: where they differ and by how much."""
+    explanations: tuple[Explanation, ...] = ()
+    """Of cases that failed: where each leaves the oracle first, and whether it starts there."""
 
     def __post_init__(self) -> None:
         """Judge every measurement by its numbers."""
@@ -160,6 +164,7 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
             for file, rows in parts.items():
                 pq.write_table(_table(file, rows), partial / file)
             write_tensors(partial, run.tensors)
+            write_explanations(partial, run.explanations)
             document = json.dumps(run.manifest.to_json(), indent=2, ensure_ascii=False)
             (partial / MANIFEST).write_text(document + "\n", encoding="utf-8")
         try:
@@ -259,7 +264,8 @@ def read_run(folder: Path) -> Run:
                 "update megalodon-numerics"
             ) from error
     try:
-        return Run(manifest, **parts, tensors=read_tensors(folder))
+        more = {"tensors": read_tensors(folder), "explanations": read_explanations(folder)}
+        return Run(manifest, **parts, **more)
     except ValueError as error:
         raise StoreError(str(error)) from error
 

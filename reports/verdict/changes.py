@@ -35,6 +35,10 @@ class What(StrEnum):
     BETTER = "better than before"
     NOT_COMPARABLE = "not comparable with baseline"
 
+    def wording(self, baseline: bool) -> str:
+        """Return it in words; without a `baseline` nothing is called new."""
+        return "failure" if self is What.NEW and not baseline else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -173,7 +173,7 @@ def _verdict(
     suites, missing = run.manifest.suites, _missing(run, baseline)
     whole = bool(suites) and all(suite.whole for suite in suites) and not missing
     if counts.new + counts.persisting:
-        return Word.REGRESSED, ExitCode.REGRESSION, say.regressed(run, counts, starts)
+        return Word.REGRESSED, ExitCode.REGRESSION, say.regressed(run, baseline, counts, starts)
     if not whole and (suites or counts.gates):
         return Word.INCOMPLETE, ExitCode.INCOMPLETE, say.incomplete(run, missing)
     if counts.not_comparable:

@@ -13,7 +13,7 @@ from typing import Any
 
 from parity.deepseek_v3.cases import SUBJECT
 from parity.engine.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import SUITE, Case
+from parity.megalodon.cases import CASES, SUITE, Case
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import SUITE as DIFFERENCES
 from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
@@ -21,6 +21,11 @@ from reports.store.manifest import CaseInfo, Manifest
 from reports.store.runs import Run
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
+
+GIVEN = "checkpoint"
+"""The case of a checkpoint that was given to a night."""
+PROGRAM = ".venv/bin/megalodon-numerics"
+"""Where `make nightly` puts the program; a command on the page is copied into a checkout."""
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
@@ -90,7 +95,7 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
     cases |= {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
     commands = [{"label": "everything", "command": "make nightly"}]
     return commands + [
-        {"label": case, "command": command(case, run.manifest.fault)} for case in sorted(cases)
+        {"label": case, "command": command(case, run.manifest)} for case in sorted(cases)
     ]
 
 
@@ -110,7 +115,36 @@ def port_command(file: str, title: str = "") -> str:
     return f"megalodon-numerics port {shlex.quote(file)}{only}"
 
 
-def command(case: str, fault: str | None) -> str:
-    """Return the command that measures one case, of any suite, alone."""
-    planted = f" --fault {shlex.quote(fault)}" if fault else ""
-    return f".venv/bin/megalodon-numerics nightly --case {shlex.quote(case)}{planted}"
+def command(case: str, manifest: Manifest) -> str:
+    """Return the command that measures one case, of any suite, alone, with the options of a run."""
+    options = _planted(manifest.fault)
+    if manifest.environment.reference.kind == "recorded":
+        options += " --reference recorded"
+    probed = manifest.checkpoint
+    if case == GIVEN and probed is not None and probed.folder:
+        # It took the place of the committed one's, and has no name of its own.
+        case = next(entry.name for entry in CASES if entry.checkpoint is not None)
+        options += f" --checkpoint {shlex.quote(probed.folder)}"
+    return f"{PROGRAM} nightly --case {shlex.quote(case)}{options}"
+
+
+def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
+    """Return the commands that explain a case of the triangle and make it smaller, with what was
+    planted in the run; none for a case that this version does not have.
+    """
+    known = next((entry for entry in CASES if entry.name == case), None)
+    if known is None:
+        return []
+    # A trajectory starts where a gradient or the optimiser does, and is not shrunk.
+    verbs = ("explain",) if known.steps else ("explain", "shrink")
+    return [
+        {
+            "label": f"{verb} {case}",
+            "command": f"{PROGRAM} parity {verb} {shlex.quote(case)}{_planted(fault)}",
+        }
+        for verb in verbs
+    ]
+
+
+def _planted(fault: str | None) -> str:
+    return f" --fault {shlex.quote(fault)}" if fault else ""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from parity.engine.measurement import Key
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import fingerprint
+from reports.store.manifest import Manifest
 from reports.store.query import Answer, Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MEASUREMENTS, RunKind, StoreError
@@ -59,6 +60,8 @@ class History:
     unreadable: tuple[tuple[Path, str], ...] = ()
     benches: tuple[Run, ...] = ()
     past: Mapping[Key, Past] = field(default_factory=dict)
+    manifests: tuple[Manifest, ...] = ()
+    """Of `runs`, in their order."""
 
 
 def _keys(run: Run) -> list[Key]:
@@ -132,6 +135,7 @@ def load_history(root: Path, run: Run) -> History:
         unreadable=tuple(unreadable),
         benches=_benches(earlier[RunKind.BENCH], unreadable),
         past=_past(run, window, answer),
+        manifests=tuple(old.manifest for old in reversed(window)),
     )
 
 

@@ -31,15 +31,17 @@ def _size(m: Measurement) -> str:
     return f"{text} against a tolerance of {number(m.tolerance)}{times}"
 
 
-def regressed(run: Run, counts: Counts, starts: Sequence[Measurement]) -> str:
+def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[Measurement]) -> str:
     """Say how many gates or probes failed, and where it starts."""
     total = counts.new + counts.persisting
     new = "all new" if not counts.persisting else f"{counts.new:,} new"
-    head = (
-        f"{count(total, 'failure')}, {new}."
-        if total > 1
-        else f"1 {'new' if counts.new else 'persisting'} failure."
-    )
+    if baseline is None:
+        # Nothing is there that a failure could be newer than.
+        head = f"{count(total, 'failure')}, with no earlier run to compare with."
+    elif total > 1:
+        head = f"{total:,} failures, {new}."
+    else:
+        head = f"1 {'new' if counts.new else 'persisting'} failure."
     if wrong := [document for document in run.manifest.ports if not document["holds"]]:
         # What a port was found to be says more than where it is first out of its tolerance.
         others = f"; {count(len(wrong) - 1, 'more port')} of this run" if len(wrong) > 1 else ""

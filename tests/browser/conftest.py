@@ -19,7 +19,7 @@ from reports.store.runs import Run
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from tests.browser.chromium import executable
-from tests.reports.nights import bench, described, earlier, noise, realistic, regressed
+from tests.reports.nights import bench, described, earlier, explained, noise, realistic, regressed
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu")
 
@@ -190,7 +190,8 @@ def bad_night(night: Run) -> str:
     series = {key: (value, None, *(value,) * 67) for key, value in keys.items()}
     names = tuple(f"night {i}" for i in range(69))
     history = History(baseline, names, series, (), (bench(17), bench(18)))
-    return page_of(regressed(night), history)
+    red = replace(regressed(night), explanations=(explained("slow_decay"),))
+    return page_of(red, replace(history, manifests=(baseline.manifest,) * 69))
 
 
 @pytest.fixture(scope="session")

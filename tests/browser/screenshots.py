@@ -46,7 +46,7 @@ def shoot(browser: Any, green: Path, red: Path, folder: Path) -> None:
     save(dark.screenshot(), folder / "regressed.png")
     tab = opened(browser, red, 1280, 720)
     save(tab.locator("#heat .maps figure").first.screenshot(), folder / "heat.png")
-    start = tab.locator("#changes tr", has_text="layers.0.cema").filter(has_text="JAX float32")
+    start = tab.locator("#starts tr", has_text="layers.0.cema").filter(has_text="JAX float32")
     start.first.locator("a").click()
     tab.locator("#records .tensor").wait_for()
     save(tab.locator("#records .tensor").screenshot(), folder / "row.png")

@@ -5,6 +5,7 @@ Source: docs/reports.md "The page".
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,8 @@ def test_verdict_and_tables_need_no_script(visit, broken):
     assert all(part.is_visible() for part in parts.all())
     assert page.locator("input[type=search]:visible, th button, .replay button").count() == 0
     assert "Without JavaScript" in page.locator("#records").inner_text()
-    page.locator("summary").first.click()
-    assert page.locator("details .scroll").first.is_visible()
+    page.locator("section summary").first.click()
+    assert page.locator("section details .scroll").first.is_visible()
 
 
 def test_the_colours_follow_the_system(visit, healthy):
@@ -115,24 +116,35 @@ def on_paper(visit, address, **options):
     return page
 
 
-def test_print_shows_the_verdict_and_the_tables(visit, broken):
+SHEETS = 2
+"""Of A4, for a desk."""
+
+
+def sheets(page):
+    """Return on how many sheets of A4 a page is printed."""
+    return len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+
+
+def test_print_is_a_summary_of_two_sheets(visit, broken, healthy, big):
     page = on_paper(visit, broken)
-    for part in page.locator(f"#word, .sentence, .counts, {TABLES}").all():
+    for part in page.locator("#word, .sentence, .counts, .overview, #starts > .scroll table").all():
         assert part.is_visible()
-    for part in page.locator("nav, input[type=search], .replay button").all():
+    for part in page.locator("nav, input[type=search], .replay button, #records, #logits").all():
         assert not part.is_visible()
-    assert page.pdf(format="A4").startswith(b"%PDF-")
+    assert "on the page itself" in page.locator("footer .paper").inner_text()
+    assert sheets(page) <= SHEETS
+    assert sheets(on_paper(visit, healthy)) <= SHEETS
+    assert sheets(on_paper(visit, big.address)) <= SHEETS, "however much failed"
+
+
+def test_more_than_two_sheets_are_seen(watched, folder):
+    """Negative control."""
+    text = "<!doctype html><title>x</title><p>x</p>" + "<p style='break-before: page'>x</p>" * 2
+    assert sheets(watched(written(folder, "sheets", text)).page) == SHEETS + 1
 
 
 def test_print_cuts_no_table(visit, broken):
     assert cut(on_paper(visit, broken)) == []
-
-
-def test_print_unfolds_what_is_folded(visit, broken):
-    page = on_paper(visit, broken)
-    folded = page.locator("details table")
-    assert folded.count() > 5
-    assert all(table.is_visible() for table in folded.all())
 
 
 def test_print_is_dark_on_white_under_a_dark_system(visit, healthy):

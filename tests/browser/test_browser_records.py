@@ -54,7 +54,7 @@ def test_a_link_to_a_row_shows_it_opened_with_its_elements(visit, broken, start)
 
 def test_a_link_in_a_table_leads_to_the_row_and_one_into_a_fold_opens_it(visit, broken, start):
     page = visit(broken).page
-    page.locator("#changes a.row").first.click()
+    page.locator("#starts a.row").first.click()
     page.locator("#records tr.target").wait_for()
     folded = page.locator("#changes details[id]").first
     page.evaluate(f"location.hash = '#{folded.get_attribute('id')}'")
@@ -155,7 +155,7 @@ def test_the_download_holds_every_row_exactly(visit, broken, night, kind):
 def test_single_keys_find_fail_step_and_can_be_switched_off(visit, broken):
     page = visit(broken).page
     page.keyboard.press("j")
-    page.wait_for_url("**#changes")
+    page.wait_for_url("**#starts")
     page.keyboard.press("k")
     page.wait_for_url("**#verdict")
     page.keyboard.press("/")

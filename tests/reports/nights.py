@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.engine.deviation import Deviation, Deviations
+from parity.engine.deviation import Deviation, Deviations, Worst
+from parity.engine.localize import Stage
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.megalodon.explanation import Explanation
 from reports.bench.run import Times, memory_timings, timings
 from reports.provenance.host import FIELDS
 from reports.store.manifest import Manifest
@@ -123,6 +125,25 @@ def earlier(*measurements: Measurement, day: int = 19, **changes: object) -> Run
     name = f"2026-11-{day:02d}T21-30-00Z-0000000"
     created = f"2026-11-{day:02d}T21:30:00+00:00"
     return run(*measurements, **{"id": name, "created": created, **changes})
+
+
+def explained(case: str = "baseline", stages: int = 5) -> Explanation:
+    """The account of a case whose third stage is wrong on its own."""
+    rows = tuple(
+        Stage(f"layers.0.{name}", free=1e-3 * (i > 1), forced=1e-3 * (i == 2), tolerance=1e-11)
+        for i, name in enumerate(MODULES[:stages])
+    )
+    return Explanation(
+        case,
+        "jax64:oracle",
+        rows[2].name,
+        rows[2].forced,
+        rows[2].tolerance,
+        "wrong on its own, fed the oracle's inputs",
+        rows,
+        Worst((0, 4, 2), 0.1, math.inf),
+        ("model.layers.0.attn.rmsnorm",),
+    )
 
 
 def bench(day: int = 18, speedup: float = 6.5, identity: str = "same", missing: str = "") -> Run:

@@ -7,12 +7,10 @@ import shlex
 from collections.abc import Sequence
 
 from parity.engine.localize import Stage
-from parity.engine.measurement import Measurement
-from parity.engine.quantity import Quantity, Role
-from parity.megalodon.account import Account, account
+from parity.megalodon import explanation
 from parity.megalodon.cases import SMALL, Case
-from parity.megalodon.intermediates import parameters_of
-from parity.megalodon.shrink import EDGE, failure, shrink
+from parity.megalodon.explanation import Explanation
+from parity.megalodon.shrink import shrink
 from reports.text import number
 
 AROUND = 3
@@ -20,34 +18,15 @@ AROUND = 3
 
 
 def explain(case: Case, fault: str | None) -> tuple[str, bool]:
-    """Return the account of a case and whether it holds.
-
-    Asked in this order: is any stage wrong in float64, fed the right inputs; is loss, a cotangent
-    or a gradient wrong although every stage is right; is any stage less accurate in float32 than
-    calibrated. The first yes is explained.
-    """
+    """Return the account of a case as text, and whether the case holds."""
+    account = explanation.explain(case)
+    if account.holds:
+        table = f"\n{_table(account.stages)}" if account.stages else ""
+        return f"{case.name}: {account.meaning}{table}", True
     planted = f" --fault {shlex.quote(fault)}" if fault else ""
     replay = f"replay: megalodon-numerics parity explain {shlex.quote(case.name)}{planted}"
-    if case.cuts or case.steps:
-        what, hint = (
-            ("trajectory", _optimiser) if case.steps else ("stream", _streams_have_no_intermediates)
-        )
-        divergence = failure(case)
-        if divergence is None:
-            return f"{case.name}: the {what} holds on {EDGE}.", True
-        return f"{_headline(case, divergence)}\n{hint(divergence)}\n{replay}", False
-    for dtype in ("float64", "float32"):
-        report = account(case, dtype)
-        if report.culprit is not None:
-            return f"{_forward(report, report.culprit)}\n{replay}", False
-        if dtype == "float64" and (divergence := failure(case)) is not None:
-            return f"{_headline(case, divergence)}\n{_backward(divergence)}\n{replay}", False
-    count = len(report.stages)
-    return (
-        f"{case.name}: no divergence. {count} stages hold on their own, in float64 and float32; "
-        f"loss, cotangents and gradients hold in float64.\n{_table(report.stages)}",
-        True,
-    )
+    lines = _forward(account) if account.culprit else _behind(account)
+    return "\n".join([*lines, replay]), False
 
 
 def shrink_case(case: Case, fault: str | None, report) -> str:
@@ -82,78 +61,38 @@ def shrink_case(case: Case, fault: str | None, report) -> str:
     )
 
 
-def _headline(case: Case, divergence: Measurement) -> str:
-    return (
-        f"{case.name}: first divergence at {divergence.quantity}, {EDGE}: relative L2 "
-        f"{number(divergence.value)}, tolerance {number(divergence.tolerance)} {divergence.note}"
-    ).rstrip()
+def _size(account: Explanation) -> str:
+    return f"relative L2 {number(account.value)}, tolerance {number(account.tolerance)}"
 
 
-def _optimiser(divergence: Measurement) -> str:
-    """Say what a trajectory's first wrong quantity means."""
-    moment = Quantity(divergence.quantity).moment
-    if moment == ("1", "mu"):
-        return (
-            "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
-            "is added to it, such as decay or a clip."
-        )
-    if moment == ("1", "nu"):
-        return "The gradient is right: the second moment is not made of its square as it should be."
-    if moment == ("1", "drift"):
-        return (
-            "Both moments are right after one step: bias correction, epsilon, learning rate or "
-            "decay is wrong where they become an update."
-        )
-    return "The first step is right: what is carried from step to step is wrong, such as the count."
+def _behind(account: Explanation) -> list[str]:
+    """Say what is wrong although every stage is right, or where there are no stages."""
+    start = f"{account.case}: first divergence at {account.quantity}, {account.edge}"
+    return [f"{start}: {_size(account)} {account.note}".rstrip(), account.meaning]
 
 
-def _streams_have_no_intermediates(divergence: Measurement) -> str:
-    return (
-        "States are in order of the layers: what comes before the first wrong one is right, so "
-        f"look between it and the state before it ({divergence.case} is a stream: no other names)."
-    )
-
-
-def _backward(divergence: Measurement) -> str:
-    quantity = Quantity(divergence.quantity)
-    if quantity.role is Role.COTANGENT:
-        return (
-            "Every stage is right, and so is every cotangent behind this one: the derivative of "
-            f"what is computed from {quantity.name} is wrong."
-        )
-    if quantity.role is Role.GRADIENT:
-        return (
-            "Every stage and every cotangent is right: only the derivative by this parameter is "
-            "wrong."
-        )
-    return "Every stage is right: what is computed from the logits is wrong."
-
-
-def _forward(report: Account, culprit: Stage) -> str:
-    name, where = report.case.name, f"jax{report.dtype.removeprefix('float')}:oracle"
-    at = report.stages.index(culprit)
-    alone = "wrong on its own, fed the oracle's inputs"
+def _forward(account: Explanation) -> list[str]:
+    at = next(i for i, s in enumerate(account.stages) if s.name == account.quantity)
     lines = [
-        f"{name}: first divergence at {culprit.name}, {where}: {alone}: relative L2 "
-        f"{number(culprit.forced)}, tolerance {number(culprit.tolerance)}",
-        _table(report.stages[max(0, at - AROUND) : at + AROUND + 1]),
+        f"{account.case}: first divergence at {account.quantity}, {account.edge}: "
+        f"{account.meaning}: {_size(account)}",
+        _table(account.stages[max(0, at - AROUND) : at + AROUND + 1]),
     ]
-    if report.worst is not None:
-        worst = report.worst
+    if account.worst is not None:
+        worst = account.worst
         lines.append(
             f"worst element {list(worst.index)}: {worst.actual!r}, expected {worst.expected!r}"
         )
-    others = [s.name for s in report.stages if s.broken and s is not culprit]
-    if others:
-        lines.append(f"also wrong on their own: {', '.join(others)}")
+    if account.also_broken:
+        lines.append(f"also wrong on their own: {', '.join(account.also_broken)}")
     lines.append(
-        f"{len(report.carried)} later stages are wrong only because of what they were fed"
-        if report.carried
+        f"{account.carried} later stages are wrong only because of what they were fed"
+        if account.carried
         else "no other stage is wrong because of it"
     )
-    if acting := parameters_of(culprit.name):
-        lines.append(f"parameters that act there: {', '.join(acting)}")
-    return "\n".join(lines)
+    if account.parameters:
+        lines.append(f"parameters that act there: {', '.join(account.parameters)}")
+    return lines
 
 
 def _table(stages: Sequence[Stage]) -> str:

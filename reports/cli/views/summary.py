@@ -34,7 +34,7 @@ def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
             "",
         ]
     )
-    lines = [_row(change) for change in decision.changes]
+    lines = [_row(change, decision.baseline_id is not None) for change in decision.changes]
     if not lines:
         return f"{head}\n"
     # The last line says how many more there are; its own length is bounded.
@@ -52,17 +52,24 @@ def _facts(run: Run, decision: Decision) -> list[str]:
         f"run {run.id} on {device.kind or ''} ({device.name or ''})",
         f"megalodon-hf {reference.kind or 'absent'} {reference.commit or ''}; "
         f"baseline {decision.baseline_id or 'none'}",
-        f"{counts.passed:,} of {counts.gates:,} gates hold; {counts.new:,} new, "
+        f"{counts.passed:,} of {counts.gates:,} gates hold; {counts.new:,} "
+        f"{'new' if decision.baseline_id else 'failing'}, "
         f"{counts.persisting:,} persisting, {counts.fixed:,} fixed, {counts.changed:,} changed, "
         f"{counts.skipped:,} skipped, {counts.not_run:,} not run",
     ]
     return [*facts, *(f"held against {text}" for text in decision.against)]
 
 
-def _row(change: Change) -> str:
+def _row(change: Change, baseline: bool) -> str:
     before, now = contrast(change.before, change.now)
     edge = edge_name(change.edge) if change.edge else ""
-    names = (change.what, change.quantity, change.case, edge, metric_name(change.metric))
+    names = (
+        change.what.wording(baseline),
+        change.quantity,
+        change.case,
+        edge,
+        metric_name(change.metric),
+    )
     return f"| {' | '.join([*map(_plain, names), before, now, _plain(change.note)])} |"
 
 

@@ -99,6 +99,28 @@ def _stages(gates: Iterable[Measurement]) -> list[Measurement]:
     return sorted(worst.values(), key=lambda m: m.stage)
 
 
+def heat_map_of(
+    rows: Iterable[Measurement], case: str, edge: str, first: Measurement | None
+) -> HeatMap | None:
+    """Return the heat map of one case on one edge; None where no stage of it was measured.
+
+    Args:
+        rows: of a run.
+        case: which.
+        edge: which.
+        first: where a difference starts there, or None.
+    """
+    there = [
+        m
+        for m in rows
+        if (m.case, m.edge) == (case, edge)
+        and m.kind in (Kind.BLOCK, Kind.LOGITS)
+        and m.stage >= 0
+        and m.verdict is not Verdict.INFO
+    ]
+    return _heat_map(_stages(there), first) if there else None
+
+
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
     """Return per edge the heat map to look at first and those of the other cases.
 

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.engine.measurement import Measurement, Verdict
+from reports.page.sections.stages import stage_row
 from reports.page.sections.tables import rank_of
 from reports.store.runs import Run
 from reports.text import edge_name, edge_question, edge_rank, label, number, share
 
 AROUND = 4
 """Stages shown before and behind the one where a difference starts; all of them are in a fold."""
-SHARES = (-4.0, -3.0, -2.0, -1.0, -0.3, 0.0)
-"""log10 of a share of a tolerance up to which a colour of the heat map reaches."""
 WORST = 5
 """Elements shown of the stage where it starts."""
 ROWS = 400
@@ -93,27 +92,8 @@ def _used(fraction: float, fails: bool) -> dict[str, Any]:
 
 def _stage(stage: Mapping[str, Any], culprit: str) -> dict[str, Any]:
     free, forced, tolerance = (_number(stage[name]) for name in ("free", "forced", "tolerance"))
-    of = forced / tolerance if tolerance else (0.0 if forced == 0.0 else math.inf)
-    broken = not forced <= tolerance
-    return {
-        "name": label(str(stage["name"]), 120),
-        "original": label(str(stage["original"]), 120),
-        "free": number(free),
-        "forced": number(forced),
-        "tolerance": number(tolerance),
-        "heat": _heat(of),
-        "share": share(of),
-        "state": "fail" if broken else "pass",
-        "here": stage["name"] == culprit,
-    }
-
-
-def _heat(of: float) -> str:
-    """Return the colour of a share of a tolerance, as the heat map has it."""
-    if not of <= 1.0:
-        return "fail"
-    level = math.log10(of) if of > 0 else -math.inf
-    return f"h{next(i for i, top in enumerate(SHARES) if level <= top)}"
+    name, original = str(stage["name"]), str(stage["original"])
+    return stage_row(name, free, forced, tolerance, name == culprit, original)
 
 
 def _number(value: float | None) -> float:

@@ -81,7 +81,7 @@ def embed(
             if row[0] and row[5] == "rel_l2" and row[2:5] in drilldowns
         },
         "replay": {
-            label(case, 400): command(case, run.manifest.fault)
+            label(case, 400): command(case, run.manifest)
             for case in sorted(
                 {case.name for case in run.manifest.cases} & {row[2] for row in table}
             )

@@ -137,9 +137,16 @@ def edges_of(data: pd.DataFrame) -> list[str]:
     return sorted(set(data["edge"]), key=edge_rank)
 
 
-def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
-    """Return one row per edge: what was compared, gates that hold, the worst one, its trend."""
+def overview(
+    data: pd.DataFrame, history: History, starts: Sequence[Measurement] = ()
+) -> list[dict[str, object]]:
+    """Return one row per edge: what was compared, gates that hold, their trend, and one gate.
+
+    That is the one where the difference starts on an edge of `starts`, not what it grew to: a
+    count of flipped tokens is infinitely many times a tolerance of none. Else it is the worst.
+    """
     rows = []
+    first = {m.edge: m for m in reversed(starts)}
     gates = gates_of(data)
     for edge in edges_of(gates):
         part = gates[gates["edge"] == edge]
@@ -152,7 +159,8 @@ def overview(data: pd.DataFrame, history: History) -> list[dict[str, object]]:
                 "question": edge_question(edge),
                 "passed": int((part["verdict"] == Verdict.PASS).sum()),
                 "gates": len(part),
-                "worst": cell(worst),
+                "starts": edge in first,
+                "gate": cell(first.get(edge, worst)),
                 "series": series,
             }
         )
@@ -314,6 +322,11 @@ _STANDING = {
 }
 
 
+def group_id(what: What) -> str:
+    """Return the id of the changes of one kind."""
+    return f"changes-{what.name.lower().replace('_', '-')}"
+
+
 def _id(c: Change) -> str:
     """Return the id of the row a change is about; nothing for a row this run does not have."""
     if c.what is What.GONE or c.kind:
@@ -322,8 +335,13 @@ def _id(c: Change) -> str:
     return record_id(case, c.edge, c.quantity, c.metric)
 
 
-def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, object]]:
-    """Return changes by kind, gravest kind first, at most `limit` of each kind shown."""
+def change_rows(
+    changes: Sequence[Change], baseline: bool = True, limit: int = 60
+) -> list[dict[str, object]]:
+    """Return changes by kind, gravest kind first, at most `limit` of each kind shown.
+
+    Without a `baseline` a failure is called new nowhere.
+    """
     groups = []
     for what in What:
         part = [c for c in changes if c.what is what]
@@ -346,5 +364,7 @@ def change_rows(changes: Sequence[Change], limit: int = 60) -> list[dict[str, ob
         ]
         if part:
             noted = any(row["note"] for row in rows)
-            groups.append({"what": what.value, "rows": rows, "total": len(part), "noted": noted})
+            named = {"id": group_id(what), "what": what.wording(baseline)}
+            group = {**named, "rows": rows, "noted": noted}
+            groups.append({**group, "total": len(part)})
     return groups

@@ -79,7 +79,8 @@ def test_a_replay_quotes_what_it_is_given():
     name = "a case; rm -rf /"
     night = run(measurement(case=name), cases=[{"name": name}], fault="f g")
     command = unpacked(night)["replay"][name]
-    assert command.endswith("nightly --case 'a case; rm -rf /' --fault 'f g'")
+    quoted = "nightly --case 'a case; rm -rf /' --fault 'f g' --reference recorded"
+    assert command.endswith(quoted)
 
 
 def nights(m, shares):

@@ -8,19 +8,22 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from parity.engine.measurement import Verdict
+from parity.megalodon.explanation import Explanation
 from reports.store import runs
+from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
 from reports.verdict.document import suite_of
 from reports.verdict.history import load_history
-from tests.reports.nights import document, failing, finding, measurement, run
+from tests.reports.nights import document, explained, failing, finding, measurement, run
 
 
 def as_schema_1(folder: Path) -> Path:
@@ -275,3 +278,27 @@ def test_what_a_killed_writer_claimed_is_free_after_an_hour(tmp_path: Path) -> N
     os.utime(claim, (0, 0))
     assert write_run(tmp_path, night).name == night.id
     assert not claim.exists()
+
+
+def test_the_accounts_of_failing_cases_are_stored_with_the_run(tmp_path: Path) -> None:
+    stream = Explanation("stream", quantity="state/k", value=math.nan, meaning="States are in ...")
+    accounts = (explained("plain"), stream)
+    folder = write_run(tmp_path, replace(run(failing()), explanations=accounts))
+    again = read_run(folder).explanations
+    assert again[0] == accounts[0]
+    assert math.isnan(again[1].value)
+    assert replace(again[1], value=0.0, tolerance=0.0) == replace(stream, value=0.0, tolerance=0.0)
+    assert again[0].culprit == accounts[0].stages[2]
+
+
+def test_a_run_without_failures_has_no_file_of_accounts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(measurement()))
+    assert not (folder / EXPLANATIONS).exists()
+    assert read_run(folder).explanations == ()
+
+
+def test_damaged_accounts_are_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, replace(run(failing()), explanations=(explained(),)))
+    (folder / EXPLANATIONS).write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(StoreError, match=r"accounts of failing cases in .*explanations\.parquet"):
+        read_run(folder)

@@ -1,0 +1,168 @@
+"""Where a failing case leaves the oracle first, whether it starts there, and what acts there.
+
+Plain data: a command prints it, and a night stores it. Source: docs/parity.md "When a case fails".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from parity.engine.deviation import Worst
+from parity.engine.localize import Stage
+from parity.engine.measurement import Measurement
+from parity.engine.quantity import Quantity, Role
+from parity.megalodon.account import Account, account
+from parity.megalodon.cases import Case
+from parity.megalodon.edges import MegalodonEdge
+from parity.megalodon.intermediates import parameters_of
+from parity.megalodon.shrink import EDGE, failure
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The account of a case; one that holds has no `quantity`."""
+
+    case: str
+    edge: str = str(EDGE)
+    """Whose stages these are."""
+    quantity: str = ""
+    """The first divergence: a stage that is wrong on its own, else what is wrong although every
+    stage is right."""
+    value: float = math.nan
+    """Its relative L2 error; of a stage, fed the oracle's inputs."""
+    tolerance: float = math.nan
+    meaning: str = ""
+    """What it means that it is this quantity, or what holds: sentences for a person."""
+    stages: tuple[Stage, ...] = ()
+    """In the order they are computed; empty for a stream and for a trajectory."""
+    worst: Worst | None = None
+    """The element of `quantity` that differs most, where that is a stage."""
+    parameters: tuple[str, ...] = ()
+    """Those that act there, by torch name."""
+    note: str = ""
+    """What the comparison noted, such as another shape."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing diverges."""
+        return not self.quantity
+
+    @property
+    def culprit(self) -> Stage | None:
+        """The stage that is wrong on its own; None where every stage is right."""
+        return next((s for s in self.stages if s.broken and s.name == self.quantity), None)
+
+    @property
+    def also_broken(self) -> tuple[str, ...]:
+        """Other stages that are wrong on their own."""
+        return tuple(s.name for s in self.stages if s.broken and s.name != self.quantity)
+
+    @property
+    def carried(self) -> int:
+        """How many stages are wrong only because of what they were fed."""
+        return sum(not s.broken and not s.free <= s.tolerance for s in self.stages)
+
+
+def explain(case: Case) -> Explanation:
+    """Return the account of a case.
+
+    Asked in this order: is any stage wrong in float64, fed the right inputs; is loss, a cotangent
+    or a gradient wrong although every stage is right; is any stage less accurate in float32 than
+    calibrated. The first yes is explained. A stream and a trajectory have no stages to feed, so
+    theirs is the first divergence alone.
+    """
+    if case.cuts or case.steps:
+        what = "trajectory" if case.steps else "stream"
+        divergence = failure(case)
+        if divergence is None:
+            return Explanation(case.name, meaning=f"the {what} holds on {EDGE}.")
+        hint = _optimiser(divergence) if case.steps else _stream(divergence)
+        return _diverging(case, divergence, hint)
+    wide = account(case, "float64")
+    if wide.culprit is not None:
+        return _starting(wide, wide.culprit)
+    if (divergence := failure(case)) is not None:
+        return _diverging(case, divergence, _backward(divergence), wide.stages)
+    narrow = account(case, "float32")
+    if narrow.culprit is not None:
+        return _starting(narrow, narrow.culprit)
+    holds = (
+        f"no divergence. {len(narrow.stages)} stages hold on their own, in float64 and float32; "
+        "loss, cotangents and gradients hold in float64."
+    )
+    return Explanation(case.name, _edge(narrow), meaning=holds, stages=narrow.stages)
+
+
+def _edge(report: Account) -> str:
+    wide = report.dtype == "float64"
+    return str(MegalodonEdge.JAX64_ORACLE if wide else MegalodonEdge.JAX32_ORACLE)
+
+
+def _starting(report: Account, culprit: Stage) -> Explanation:
+    return Explanation(
+        report.case.name,
+        _edge(report),
+        culprit.name,
+        culprit.forced,
+        culprit.tolerance,
+        "wrong on its own, fed the oracle's inputs",
+        report.stages,
+        report.worst,
+        parameters_of(culprit.name),
+    )
+
+
+def _diverging(
+    case: Case, divergence: Measurement, hint: str, stages: tuple[Stage, ...] = ()
+) -> Explanation:
+    return Explanation(
+        case.name,
+        str(EDGE),
+        divergence.quantity,
+        divergence.value,
+        divergence.tolerance,
+        hint,
+        stages,
+        note=divergence.note,
+    )
+
+
+def _optimiser(divergence: Measurement) -> str:
+    """Say what a trajectory's first wrong quantity means."""
+    moment = Quantity(divergence.quantity).moment
+    if moment == ("1", "mu"):
+        return (
+            "The first moment is wrong after one step: the gradient is (explain 'plain'), or what "
+            "is added to it, such as decay or a clip."
+        )
+    if moment == ("1", "nu"):
+        return "The gradient is right: the second moment is not made of its square as it should be."
+    if moment == ("1", "drift"):
+        return (
+            "Both moments are right after one step: bias correction, epsilon, learning rate or "
+            "decay is wrong where they become an update."
+        )
+    return "The first step is right: what is carried from step to step is wrong, such as the count."
+
+
+def _stream(divergence: Measurement) -> str:
+    return (
+        "States are in order of the layers: what comes before the first wrong one is right, so "
+        f"look between it and the state before it ({divergence.case} is a stream: no other names)."
+    )
+
+
+def _backward(divergence: Measurement) -> str:
+    quantity = Quantity(divergence.quantity)
+    if quantity.role is Role.COTANGENT:
+        return (
+            "Every stage is right, and so is every cotangent behind this one: the derivative of "
+            f"what is computed from {quantity.name} is wrong."
+        )
+    if quantity.role is Role.GRADIENT:
+        return (
+            "Every stage and every cotangent is right: only the derivative by this parameter is "
+            "wrong."
+        )
+    return "Every stage is right: what is computed from the logits is wrong."

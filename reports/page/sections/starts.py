@@ -1,0 +1,228 @@
+"""Where each difference starts: the first failing stage of every case with since when it fails, and
+the account of the case that the night made.
+
+Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from parity.engine.localize import Stage
+from parity.engine.measurement import Measurement, Verdict
+from parity.megalodon.cases import SUITE
+from parity.megalodon.explanation import Explanation
+from reports.page.sections.stages import stage_row
+from reports.page.sections.tables import group_id
+from reports.store.manifest import Manifest
+from reports.store.runs import Run
+from reports.store.schema import PAGE, RunKind
+from reports.text import edge_name, label, metric_name, number, record_id
+from reports.verdict import since
+from reports.verdict.changes import What
+from reports.verdict.decide import Decision, Word
+from reports.verdict.document import account_commands, command, suite_of
+from reports.verdict.history import History
+from stability.core.findings import Severity
+
+ROWS = 40
+"""Cases and edges that are listed."""
+CASES = 12
+"""Failing cases that are shown with their account."""
+AROUND = 3
+"""Stages shown on either side of the first that is wrong; all of them are in a fold."""
+
+
+def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[str, Any]:
+    """Return where each difference starts, and the account of every failing case.
+
+    Args:
+        run: with the accounts that were made while it ran.
+        decision: its verdict.
+        history: earlier runs.
+        runs: the folder of runs as the page sees it, for links to their pages.
+    """
+    rows = [_row(m, run, history, runs) for m in decision.starts[:ROWS]]
+    for above, row in list(itertools.pairwise(rows))[::-1]:
+        row["same"] = bool(row["since"]) and (row["case"], row["since"]) == (
+            above["case"],
+            above["since"],
+        )
+    failing = [m for m in decision.starts if m.verdict is Verdict.FAIL]
+    cases = list(dict.fromkeys((m.case, suite_of(m)) for m in failing))
+    accounts = {explanation.case: explanation for explanation in run.explanations}
+    errors = [f for f in run.findings if f.severity is Severity.ERROR]
+    return {
+        "rows": rows,
+        "since": any(row["since"] for row in rows),
+        "omitted": max(0, len(decision.starts) - ROWS),
+        "cases": [
+            _case(case, suite, accounts.get(case), run.manifest) for case, suite in cases[:CASES]
+        ],
+        "cases_omitted": max(0, len(cases) - CASES),
+        "findings": [
+            {
+                "id": record_id(f.probe, "", f.subject, f.metric),
+                "probe": label(f.probe, 40),
+                "subject": label(f.subject),
+                "message": label(f.message, 300),
+            }
+            for f in errors[:ROWS]
+        ],
+        "findings_omitted": max(0, len(errors) - ROWS),
+        "failing": len(failing) + len(errors),
+    }
+
+
+def target(decision: Decision) -> str:
+    """Return what the sentence of the verdict is about, as the end of a link; empty for a pass."""
+    failed = decision.counts.new + decision.counts.persisting
+    if decision.word is Word.REGRESSED and not failed:
+        return group_id(_worse(decision))
+    places = {
+        Word.REGRESSED: "starts",
+        Word.NOT_COMPARABLE: "starts",
+        Word.INCOMPLETE: "suites",
+        Word.CHANGED: "changes",
+        Word.PASS: "",
+    }
+    return places[decision.word]
+
+
+def _worse(decision: Decision) -> What:
+    """Return which of the changes that leave their past there are, the graver first."""
+    there = {change.what for change in decision.changes}
+    return What.WORSE if What.WORSE in there else What.DRIFTED
+
+
+def counts(decision: Decision) -> list[dict[str, Any]]:
+    """Return the numbers under the verdict: name, sign, and where each leads."""
+    c = decision.counts
+    # Without an earlier run nothing says that a failure is new.
+    new = "new failures" if decision.baseline_id else "failures"
+    rows = (
+        (c.new, new, "bad", group_id(What.NEW)),
+        (c.persisting, "persisting", "bad", group_id(What.PERSISTING)),
+        (c.worse, "worse", "bad", group_id(_worse(decision))),
+        (c.fixed, "fixed", "", group_id(What.FIXED)),
+        (c.changed, "changed", "note", group_id(What.CHANGED)),
+        (c.not_comparable, "not comparable", "note", "records?verdict=not+comparable"),
+        (c.skipped, "skipped", "note", "suites"),
+        (c.not_run, "not run", "note", "suites"),
+        (c.warnings, "warnings", "note", "records?verdict=warning"),
+    )
+    return [
+        {"n": n, "what": what, "state": state if n else "zero", "href": place if n else ""}
+        for n, what, state, place in rows
+    ]
+
+
+def before(run: Run, history: History, runs: str) -> dict[str, str] | None:
+    """Return the baseline with a link to its page, and the commits that are new since."""
+    if history.baseline is None:
+        return None
+    manifest = history.baseline.manifest
+    return {
+        "run": label(manifest.id, 60),
+        "href": page_link(f"{runs}/{manifest.id}", manifest),
+        "commits": f"commits since: {since.commits(manifest, run.manifest)}",
+    }
+
+
+def page_link(folder: str, manifest: Manifest) -> str:
+    """Return the address of the page in the folder of a run; empty for a kind that has none."""
+    return f"{folder}/{PAGE}" if manifest.kind in (RunKind.NIGHTLY, RunKind.PORT) else ""
+
+
+def _row(m: Measurement, run: Run, history: History, runs: str) -> dict[str, Any]:
+    fails = m.verdict is Verdict.FAIL
+    times = m.fraction
+    return {
+        "id": record_id(*m.key),
+        "state": "fail" if fails else "blocked",
+        "quantity": label(m.quantity),
+        "case": label(m.case, 48),
+        "edge": edge_name(m.edge),
+        "metric": metric_name(m.metric),
+        "value": number(m.value),
+        "tolerance": number(None if math.isnan(m.tolerance) else m.tolerance),
+        "times": f"{times:,.1f}×" if math.isfinite(times) and times < 1e4 else number(times),
+        "since": _since(m, run, history, runs) if fails else None,
+        "same": False,
+    }
+
+
+def _since(m: Measurement, run: Run, history: History, runs: str) -> dict[str, str] | None:
+    found = since.since_when(m, run, history)
+    if found is None:
+        return None
+    held = found.held
+    return {
+        "sentence": since.sentence(found, run),
+        "run": label(found.folder, 60),
+        "href": page_link(f"{runs}/{found.folder}", held) if held else "",
+        "commits": since.commits(held, found.failed) if held else "",
+        "command": since.log_command(held, found.failed) if held else "",
+    }
+
+
+def _case(
+    case: str, suite: str, explanation: Explanation | None, manifest: Manifest
+) -> dict[str, Any]:
+    commands = account_commands(case, manifest.fault) if suite == SUITE else []
+    again = {"label": f"measure {case} again", "command": command(case, manifest)}
+    return {
+        "name": label(case, 48),
+        "account": explanation and _account(explanation),
+        "explainable": bool(commands),
+        "commands": [*commands, *([] if manifest.ports else [again])],
+    }
+
+
+def _account(explanation: Explanation) -> dict[str, Any]:
+    stages = [_stage(stage, explanation) for stage in explanation.stages]
+    at = next((i for i, stage in enumerate(stages) if stage["here"]), None)
+    worst = explanation.worst
+    return {
+        "sentence": _sentence(explanation),
+        "edge": edge_name(explanation.edge),
+        "near": [] if at is None else stages[max(0, at - AROUND) : at + AROUND + 1],
+        "stages": stages,
+        "worst": worst
+        and {
+            "index": f"[{', '.join(map(str, worst.index))}]",
+            "actual": repr(worst.actual),
+            "expected": repr(worst.expected),
+        },
+        "parameters": [label(name, 120) for name in explanation.parameters],
+        "also": [label(name, 120) for name in explanation.also_broken],
+        "carried": _carried(explanation) if at is not None else "",
+    }
+
+
+def _carried(explanation: Explanation) -> str:
+    if not explanation.carried:
+        return "No other stage is wrong because of it."
+    if explanation.carried == 1:
+        return "1 later stage is wrong only because of what it was fed."
+    return f"{explanation.carried:,} later stages are wrong only because of what they were fed."
+
+
+def _sentence(explanation: Explanation) -> str:
+    if explanation.holds:
+        return f"Between JAX and the oracle: {explanation.meaning}"
+    size = f"relative L2 {number(explanation.value)}, tolerance {number(explanation.tolerance)}"
+    what = label(explanation.quantity, 120)
+    note = f" {label(explanation.note, 200)}." if explanation.note else ""
+    if explanation.culprit:
+        return f"It starts at {what}, {explanation.meaning}: {size}.{note}"
+    return f"It starts at {what}: {size}.{note} {explanation.meaning}"
+
+
+def _stage(stage: Stage, explanation: Explanation) -> dict[str, Any]:
+    here = explanation.culprit is stage
+    return stage_row(stage.name, stage.free, stage.forced, stage.tolerance, here) | {
+        "amplification": number(stage.amplification),
+    }

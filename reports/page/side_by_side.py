@@ -1,0 +1,176 @@
+"""Two runs as one HTML file: what each was, where each starts to fail, and what changed between.
+
+It is drawn by the templates, names and colours of a night's page. Source: docs/reports.md "Two runs
+side by side".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parity.engine.measurement import Measurement, Verdict
+from reports.page.render import environment, script, style
+from reports.page.sections import facts, heat, tables
+from reports.page.sections.starts import page_link
+from reports.provenance.host import processor
+from reports.store.runs import Run
+from reports.text import edge_name, edge_rank, label, metric_name, number, share
+from reports.verdict import since
+from reports.verdict.decide import Decision
+from reports.verdict.document import suite_of
+from stability.core.findings import Severity
+
+CASES = 60
+"""Rows of cases that fail in one of the runs."""
+MAPS = 6
+"""Pairs of heat maps at most: of each edge one."""
+
+
+def render(before: Run, then: Decision, after: Run, now: Decision, folders: tuple[str, str]) -> str:
+    """Return the page of two runs as one HTML text; equal input gives equal bytes.
+
+    Args:
+        before: the earlier run.
+        then: its verdict by itself: where it starts to fail.
+        after: the later run.
+        now: its verdict against the earlier one.
+        folders: of both as seen from where the page lies, for links to their pages.
+    """
+    first, second = before.manifest, after.manifest
+    log = since.log_command(first, second)
+    hrefs = [page_link(folder, m) for folder, m in zip(folders, (first, second), strict=True)]
+    context = {
+        "style": style(),
+        "script": script("page.js"),
+        "names": [label(run.id, 60) for run in (before, after)],
+        "hrefs": hrefs,
+        "decision": now,
+        "slug": now.word.value.lower().replace(" ", "-"),
+        "commits": since.commits(first, second),
+        "log": log,
+        "facts": _facts(before, after),
+        "machine": facts.environment(second, first),
+        "edges": _edges(before, then, after, now),
+        "cases": (cases := _cases(before, then, after, now))[:CASES],
+        "cases_omitted": max(0, len(cases) - CASES),
+        "maps": _maps(before, then, after, now),
+        "changes": tables.change_rows(now.changes),
+    }
+    return environment().get_template("side_by_side.html.j2").render(context)
+
+
+def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
+    """Return what each run was: name, both values, and whether they differ."""
+    columns = [_facts_of(run) for run in (before, after)]
+    return [
+        (name, then, columns[1][name], then != columns[1][name])
+        for name, then in columns[0].items()
+    ]
+
+
+def _facts_of(run: Run) -> dict[str, str]:
+    manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
+    held = sum(m.verdict is Verdict.PASS for m in gates)
+    severities = [f.severity for f in run.findings]
+    commit = label(manifest.commit or "unknown", 60)
+    reference = manifest.environment.reference
+    return {
+        "when": facts.moment(manifest.created),
+        "verdict when it was stored": label(manifest.verdict or "unknown", 40),
+        "gates held": f"{held:,} of {len(gates):,}",
+        "findings that are errors": f"{severities.count(Severity.ERROR):,}",
+        "warnings": f"{severities.count(Severity.WARNING):,}",
+        "planted fault": label(manifest.fault or "none", 60),
+        "cases": label(", ".join(manifest.selected) or "all", 200),
+        "commit": f"{commit} with uncommitted changes" if manifest.dirty else commit,
+        "reference": label(f"{reference.kind or 'absent'} {reference.commit or ''}".strip(), 60),
+        "processor": label(processor(manifest.environment), 120),
+        "measured in": f"{sum(manifest.durations.values()):.0f} s",
+    }
+
+
+def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
+    """Return one row per edge of either run: gates that hold, and the one to look at, in both."""
+    sides = [
+        {edge: _edge(rows, decision.starts) for edge, rows in _by_edge(run).items()}
+        for run, decision in ((before, then), (after, now))
+    ]
+    edges = sorted({*sides[0], *sides[1]}, key=edge_rank)
+    return [
+        {"name": edge_name(edge), "sides": [side.get(edge) for side in sides]} for edge in edges
+    ]
+
+
+def _by_edge(run: Run) -> dict[str, list[Measurement]]:
+    groups: dict[str, list[Measurement]] = {}
+    for m in run.measurements:
+        if m.verdict is not Verdict.INFO:
+            groups.setdefault(m.edge, []).append(m)
+    return groups
+
+
+def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> dict[str, Any]:
+    held = sum(m.verdict is Verdict.PASS for m in gates)
+    start = next((m for m in divergences if m.edge == gates[0].edge), None)
+    shown = start or max(gates, key=tables.rank_of)
+    return {
+        "state": "pass" if held == len(gates) else "fail",
+        "held": f"{held:,} / {len(gates):,}",
+        "cell": tables.cell(shown),
+        "starts": start is not None,
+    }
+
+
+def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
+    """Return every case and edge that fails in one of the runs, with where it starts in both."""
+    sides = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
+    measured = [{(m.case, m.edge) for m in run.measurements} for run in (before, after)]
+    # The order of the later run, whose failures are the question; what it repaired comes last.
+    keys = dict.fromkeys((*sides[1], *sides[0]))
+    return [
+        {
+            "case": label(case, 48),
+            "edge": edge_name(edge),
+            "sides": [
+                _start(side.get((case, edge)), (case, edge) in there)
+                for side, there in zip(sides, measured, strict=True)
+            ],
+        }
+        for case, edge in keys
+    ]
+
+
+def _start(m: Measurement | None, measured: bool) -> dict[str, str]:
+    if m is None:
+        state, what = ("pass", "nothing fails") if measured else ("info", "not measured")
+        return {"state": state, "quantity": "", "size": what}
+    return {
+        "state": "fail" if m.verdict is Verdict.FAIL else "blocked",
+        "quantity": label(m.quantity),
+        "size": f"{metric_name(m.metric)} {number(m.value)}, {share(m.fraction)} of its tolerance",
+    }
+
+
+def _maps(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
+    """Return pairs of heat maps, each of one case on one edge: where the later run starts to fail,
+    else where the earlier one did.
+    """
+    starts_of = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
+    chosen: dict[str, str] = {}
+    for case, edge in (*starts_of[1], *starts_of[0]):
+        chosen.setdefault(edge, case)
+    pairs = []
+    for edge in sorted(chosen, key=edge_rank):
+        key = (chosen[edge], edge)
+        maps = [
+            heat.heat_map_of(_network(run), *key, first.get(key))
+            for run, first in zip((before, after), starts_of, strict=True)
+        ]
+        if any(maps):
+            pairs.append({"name": edge_name(edge), "case": label(key[0], 48), "maps": maps})
+    return pairs[:MAPS]
+
+
+def _network(run: Run) -> list[Measurement]:
+    return [m for m in run.measurements if suite_of(m) == "parity"]

@@ -1,0 +1,49 @@
+"""Two stored runs side by side: the commits between them, and a page of both.
+
+Source: docs/reports.md "Two runs side by side".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megalodon_jax.files import written_aside
+from reports.page.side_by_side import render
+from reports.registry.lookup import JudgedRun, read_judgeable, runs_from
+from reports.store.manifest import read_manifest
+from reports.verdict import since
+from reports.verdict.decide import decide
+
+
+def range_lines(before: Path, after: JudgedRun) -> list[str]:
+    """Return the line that says between which commits two runs lie.
+
+    Raises:
+        StoreError: the earlier run cannot be read.
+    """
+    return [f"commits: {since.commits(read_manifest(before), after.run.manifest)}"]
+
+
+def write_page(page: Path, before: Path, after: Path, judged: JudgedRun) -> None:
+    """Write the page of two runs.
+
+    Args:
+        page: where to.
+        before: folder of the earlier run.
+        after: folder of the later one.
+        judged: the later one, judged against the earlier.
+
+    Raises:
+        StoreError: the earlier run cannot be read.
+        OSError: the page cannot be written; what was there still is.
+    """
+    then = read_judgeable(before)
+    text = render(
+        then,
+        decide(then, None),
+        judged.run,
+        judged.decision,
+        (f"{runs_from(page, before)}/{before.name}", f"{runs_from(page, after)}/{after.name}"),
+    )
+    with written_aside(page) as aside:
+        aside.write_text(text, encoding="utf-8")

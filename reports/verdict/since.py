@@ -1,0 +1,92 @@
+"""Since when a gate fails: the last run in which it held, the first in which it did not, and the
+commits between them.
+
+Source: docs/verdicts.md "Since when".
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from parity.engine.measurement import Measurement
+from reports.store.manifest import Manifest
+from reports.store.runs import Run
+from reports.text import count, label
+from reports.verdict.history import History
+
+SHORT = 10
+"""Digits of a commit that are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Two runs between which a gate began to fail."""
+
+    held: Manifest | None
+    """The newest earlier run in which it held; None where it held in none that is known."""
+    failed: Manifest
+    """The oldest of the runs since then in which it failed."""
+    runs: int
+    """In how many runs it failed since then, the judged one included."""
+    folder: str = ""
+    """Name of the folder of `held`."""
+
+
+def since_when(m: Measurement, run: Run, history: History) -> Since | None:
+    """Return since when a gate that fails in `run` does; None without an earlier run that measured
+    the same work.
+
+    Only the newest streak counts: a gate that held in between began to fail after that. A run that
+    did not measure it says nothing, and the range of commits becomes wider.
+    """
+    shares = history.series.get(m.key, ())
+    runs = zip(history.runs, history.manifests, shares, strict=False)
+    measured = [(name, manifest, share) for name, manifest, share in runs if share is not None]
+    if not measured:
+        return None
+    failed, streak = run.manifest, 1
+    for name, manifest, share in reversed(measured):
+        # What is not a number did not hold.
+        if share <= 1:
+            return Since(manifest, failed, streak, name)
+        failed, streak = manifest, streak + 1
+    return Since(None, failed, streak)
+
+
+def sentence(since: Since, run: Run) -> str:
+    """Say it in one sentence, without the names of the runs."""
+    if since.held is None:
+        return f"It failed in every run that measured it: {count(since.runs, 'run')}."
+    if since.runs > 1:
+        return f"It failed in {since.runs:,} runs in a row."
+    planted = run.manifest.fault
+    return f"It fails here first{f': {label(planted, 60)} is planted' if planted else ''}."
+
+
+def commit_range(before: Manifest, after: Manifest) -> str:
+    """Return the range of commits from one run to another as git reads it; empty where a run does
+    not know its commit, or both are of the same one.
+    """
+    if not before.commit or not after.commit or before.commit == after.commit:
+        return ""
+    return f"{before.commit[:SHORT]}..{after.commit[:SHORT]}"
+
+
+def commits(before: Manifest, after: Manifest) -> str:
+    """Say between which commits it changed, and what that leaves to suspect."""
+    unclean = [m for m in (before, after) if m.dirty]
+    aside = " (a run of it had uncommitted changes)" if unclean else ""
+    if between := commit_range(before, after):
+        return f"{between}{aside}"
+    if before.commit and before.commit == after.commit:
+        planted = after.fault and not before.fault
+        suspect = "" if planted or unclean else ": not the code, so the environment or the machine"
+        return f"the same commit {before.commit[:SHORT]}{aside}{suspect}"
+    return "commits unknown"
+
+
+def log_command(before: Manifest, after: Manifest) -> str:
+    """Return the command that lists the commits between two runs; empty where there are none."""
+    between = commit_range(before, after)
+    return f"git log --oneline {shlex.quote(between)}" if between else ""
