@@ -1,0 +1,212 @@
+"""Optimiser states of torch: whose moments they are, what trained with them, and what is wrong.
+
+`optimizer.state_dict()` numbers its parameters in the order of their groups. Where it does not name
+them they are matched with the model's by shape and order. Source: docs/stability.md
+"Optimiser state".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from megalodon_jax.tensor_files import printable
+from megalodon_jax.torch_files import to_numpy
+from stability.core.findings import Finding, Severity, judge, non_finite
+from stability.core.parameter_leaves import Leaf
+from stability.storage.optimiser_state import FIRST_MOMENTS, SECOND_MOMENTS, SOURCE, audit_state
+from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
+from stability.storage.update_rules import optimiser as optimiser_by_name
+
+UNDERFLOWN = 1e-3
+"""Share of the moved elements whose second moment may be 0: where it is, a step is the first moment
+divided by epsilon, a hundred million times too long."""
+
+
+@dataclass(frozen=True)
+class TorchState:
+    """The state of one optimiser, by the names of its parameters."""
+
+    place: str
+    """Where it was found."""
+    groups: tuple[Mapping[str, Any], ...]
+    """`param_groups` without the parameters' numbers."""
+    moments: dict[str, dict[str, Any]]
+    """By parameter, what is kept of it: tensors and numbers, by torch's names."""
+    matched: bool
+    """Whether all of its parameters are among the model's."""
+
+    def rule(self) -> Optimiser | None:
+        """Return the optimiser with the settings it had, or None where it is none of ours.
+
+        Its rate is the one a schedule started from; groups that differ count as the first.
+        """
+        kept = {key for moments in self.moments.values() for key in moments}
+        group = self.groups[0] if self.groups else {}
+        rate = _number(group.get("initial_lr", group.get("lr")))
+        if not rate:
+            return None
+        decay = max((_number(g.get("weight_decay")) for g in self.groups), default=0.0)
+        betas = tuple(_number(b) for b in group.get("betas", ()))
+        if "ns_steps" in group:
+            return Muon(lr=rate, beta=_number(group.get("momentum")), weight_decay=decay)
+        if "exp_avg_sq" in kept and len(betas) == 2:
+            # Adam's own weight decay is part of the gradient, not of the step.
+            decay = decay if group.get("decoupled_weight_decay", True) else 0.0
+            return AdamW(rate, betas[1], decay, betas[0], _number(group.get("eps", 1e-8)))
+        if "exp_avg" in kept and len(betas) == 2:
+            return Lion(rate, *betas, decay)
+        if "momentum" in group and "nesterov" in group:
+            return SGD(rate, _number(group["momentum"]))
+        return None
+
+    def gradient_size(self, name: str) -> float:
+        """Return the mean size of an element's gradient, from the second moment; NaN without one.
+
+        After t steps the mean of squares is the moment over 1 - beta2^t.
+        """
+        moments = self.moments.get(name, {})
+        if "exp_avg_sq" not in moments:
+            return math.nan
+        second = np.asarray(to_numpy(moments["exp_avg_sq"]), np.float32)
+        steps, betas = _number(moments.get("step")), self.groups[0].get("betas", (0.9, 0.999))
+        seen = 1.0 - _number(betas[1]) ** steps if steps else 1.0
+        if not np.isfinite(second).all() or not second.size:
+            return math.nan
+        return float(np.mean(np.sqrt(second / np.float32(seen), dtype=np.float64)))
+
+
+def read_state(place: str, state: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> TorchState:
+    """Return the state of an optimiser by the names of the model's parameters.
+
+    Args:
+        place: where it was found.
+        state: `optimizer.state_dict()`.
+        leaves: the model's parameters, in its order; a number stands for a parameter that is none
+            of them.
+    """
+    groups = [g for g in state["param_groups"] if isinstance(g, Mapping)]
+    entries = {key: e for key, e in state["state"].items() if isinstance(e, Mapping)}
+    names: dict[Any, str] = {}
+    free = [leaf for leaf in leaves.values() if leaf.dtype.startswith(("float", "bfloat"))]
+    for group in groups:
+        keys = list(group.get("params", ()))
+        own = group.get("param_names") or [k if isinstance(k, str) else None for k in keys]
+        names |= _matched(keys, own, entries, free)
+    moments = {names.get(key, f"parameter {key}"): dict(e) for key, e in entries.items()}
+    settings = tuple({k: v for k, v in g.items() if k != "params"} for g in groups)
+    matched = bool(moments) and all(name in leaves for name in moments)
+    return TorchState(place, settings, moments, matched)
+
+
+def trained_by(
+    states: Sequence[TorchState], name: str | None = None, **settings: float
+) -> tuple[Optimiser, str]:
+    """Return what trained a checkpoint, and in words where its settings come from.
+
+    Args:
+        states: its optimiser states; the first whose rule is known counts.
+        name: the optimiser, where the caller knows better.
+        settings: what replaces settings of the state, such as `lr`.
+
+    Raises:
+        ValueError: the optimiser has no such setting, or its value makes no sense.
+    """
+    own = next((rule for state in states if (rule := state.rule()) is not None), None)
+    if own is None or (name is not None and name != own.name):
+        rule = optimiser_by_name(name or AdamW.name, **settings)
+        whose = "assumed, there is no optimiser state" if not states else "assumed"
+        return rule, "as asked" if name or settings else whose
+    kept = {f.name: getattr(own, f.name) for f in fields(own)}
+    changed = f", but for {', '.join(sorted(settings))}" if settings else ""
+    return optimiser_by_name(own.name, **(kept | settings)), f"from the optimiser state{changed}"
+
+
+def audit_torch(state: TorchState) -> list[Finding]:
+    """Return findings on the dtypes and on the values of a torch optimiser's moments.
+
+    Raises:
+        ValueError: the state holds no tensor, as before the first step.
+    """
+    if not state.moments:
+        return []
+    group = state.groups[0] if state.groups else {}
+    betas = [_number(b) for b in group.get("betas", ())]
+    first = betas[0] if betas else _number(group.get("momentum")) or 0.9
+    second = betas[1] if len(betas) > 1 else 0.999
+    by_name = {f"{state.place}.{name}": kept for name, kept in state.moments.items()}
+    findings = audit_state(by_name, second, beta1=first)
+    for name, kept in by_name.items():
+        for moment in (FIRST_MOMENTS | SECOND_MOMENTS) & set(kept):
+            findings += _spoiled(f"{name}.{moment}", kept[moment])
+        if "exp_avg" in kept and "exp_avg_sq" in kept:
+            findings += _underflown(f"{name}.exp_avg_sq", kept["exp_avg"], kept["exp_avg_sq"])
+    return findings
+
+
+def _matched(
+    keys: Sequence[Any], own: Sequence[Any], entries: Mapping[Any, Any], free: list[Leaf]
+) -> dict[Any, str]:
+    """Return names of a group's parameters; those of the model that were used leave `free`."""
+    names, position = {}, 0
+    for key, name in zip(keys, own, strict=False):
+        by_name = {leaf.name: leaf for leaf in free}
+        if isinstance(name, str):
+            leaf = by_name.get(printable(name)) or _by_suffix(printable(name), by_name)
+        else:
+            shape = _shape(entries.get(key, {}))
+            later = [x for x in free[position:] if x.shape == shape]
+            leaf = later[0] if later else None
+        if leaf is not None:
+            position = free.index(leaf)
+            free.remove(leaf)
+        if leaf is not None or isinstance(name, str):
+            names[key] = leaf.name if leaf is not None else printable(name)
+    return names
+
+
+def _by_suffix(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
+    """Return the one leaf that differs from a name in what a wrapper put before it."""
+    fitting = [x for n, x in leaves.items() if n.endswith(f".{name}") or name.endswith(f".{n}")]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
+    shapes = [tuple(x.shape) for k, x in entry.items() if k != "step" and hasattr(x, "shape")]
+    return shapes[0] if shapes else None
+
+
+def _spoiled(path: str, moment: Any) -> list[Finding]:
+    values = _wide(moment)
+    count = int(values.size - np.count_nonzero(np.isfinite(values)))
+    return [non_finite(path, count, values.size, SOURCE)] if count else []
+
+
+def _underflown(path: str, first: Any, second: Any) -> list[Finding]:
+    moved, empty = _wide(first) != 0, _wide(second) == 0
+    if not moved.any():
+        return []
+    share = float(np.mean(empty[moved]))
+    message = (
+        f"{share:.0%} of the elements with a first moment have a second moment of 0: their squares "
+        "underflow, and their steps are the first moment divided by epsilon"
+    )
+    remedy = "keep second moments in float32 and scale the loss"
+    return [judge("optimiser", path, "underflown", share, UNDERFLOWN, SOURCE, message, remedy,
+                  severity=Severity.ERROR)]  # fmt: skip
+
+
+def _wide(tensor: Any) -> np.ndarray:
+    return np.asarray(to_numpy(tensor), np.float32)
+
+
+def _number(value: Any) -> float:
+    """Return a setting as a float; 0 for none, and for what is no number."""
+    try:
+        return float(value) if value is not None else 0.0
+    except (TypeError, ValueError):
+        return 0.0
