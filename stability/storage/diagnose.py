@@ -60,6 +60,7 @@ from stability.storage.survival import (
 )
 from stability.storage.torch_state import TorchState, audit_torch, read_state, trained_by
 from stability.storage.update_rules import Optimiser
+from stability.storage.whole_run import WholeRun, whole_run
 
 SHOWN = 3
 """Remedies named for each kind of leaf, best first."""
@@ -80,6 +81,9 @@ class Diagnosis:
     basis: list[str]
     """What the numbers rest on: optimiser, gradients, samples."""
     seconds: float
+    whole: WholeRun | None = None
+    """What storage costs the run; None where there are no parameters."""
+    storage: str = BF16.name
 
     def worst(self) -> Severity:
         """Return the worst severity there is."""
@@ -101,7 +105,8 @@ class Diagnosis:
             lines = [f"Nothing found: no parameter freezes, collapses or is not finite{looked_at}."]
             if not self.predictions:
                 lines = ["Nothing found: every moment decays, is finite and does not underflow."]
-        return "\n".join([*lines, "", *self.basis, f"{self.seconds:.1f} s"])
+        run = ["", *self.whole.lines(self.storage)] if self.whole is not None else []
+        return "\n".join([*lines, *run, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _entry(self, kind: str, findings: Sequence[Finding]) -> list[str]:
         first = findings[0]
@@ -203,11 +208,35 @@ def report(
         )
     if EMBEDDING in leaves:
         findings += embedding_rows.findings({EMBEDDING: leaves[EMBEDDING]})
+    whole = whole_run(
+        leaves, walk.samples, rule, fmt, gradients, say=say, **_weighed(states, leaves, rule)
+    )
     step(planned, planned)
     sizes = {n: leaf.size for n, leaf in leaves.items()}
     basis = [*origin, *_basis(rule, whose, fmt, batches, gradients, leaves), *walk.left()]
     seconds = time.perf_counter() - clock
-    return Diagnosis(ranked(findings, sizes), trials, worst_of_kind, predictions, basis, seconds)
+    found = ranked(findings, sizes)
+    return Diagnosis(found, trials, worst_of_kind, predictions, basis, seconds, whole, fmt.name)
+
+
+def _weighed(
+    states: Sequence[TorchState], leaves: Mapping[str, Leaf], rule: Optimiser
+) -> dict[str, Any]:
+    """Return what optimiser states say of the run: sizes of gradients, and how moments are kept."""
+    drawn = {}
+    for each in states:
+        for name in set(each.moments) & set(leaves):
+            if (rows := each.gradients(name)) is not None:
+                matrix = rule.matrix(leaves[name].shape)
+                drawn[name] = rows.sampled(name, SAMPLE, matrix)
+    known = len(drawn) == len(leaves)
+    wide = [each.wide_moments() for each in states if each.moments]
+    narrow = any(leaf.dtype not in ("float32", "float64") for leaf in leaves.values())
+    return {
+        "sizes": {n: d[0] for n, d in drawn.items()} if known else None,
+        "signals": {n: d[1] for n, d in drawn.items()} if known else None,
+        "wide_moments": narrow and bool(wide) and all(wide),
+    }
 
 
 def _audited(states: Sequence[TorchState], state: Any, rule: Optimiser) -> list[Finding]:

@@ -7,7 +7,6 @@ them they are matched with the model's by shape and order. Source: docs/stabilit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,11 +16,12 @@ import numpy as np
 from megalodon_jax.tensor_files import printable
 from megalodon_jax.torch_files import to_numpy
 from stability.core.findings import Finding, Severity, judge, non_finite
-from stability.core.parameter_leaves import Leaf
+from stability.core.parameter_leaves import Leaf, sample
 from stability.storage.optimiser_state import FIRST_MOMENTS, SECOND_MOMENTS, SOURCE, audit_state
 from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
 
+_MOMENTS = FIRST_MOMENTS | SECOND_MOMENTS
 UNDERFLOWN = 1e-3
 """Share of the moved elements whose second moment may be 0: where it is, a step is the first moment
 divided by epsilon, a hundred million times too long."""
@@ -64,20 +64,51 @@ class TorchState:
             return SGD(rate, _number(group["momentum"]))
         return None
 
-    def gradient_size(self, name: str) -> float:
-        """Return the mean size of an element's gradient, from the second moment; NaN without one.
+    def wide_moments(self) -> bool:
+        """Whether every moment is in float32 or wider."""
+        kept = [x for m in self.moments.values() for k, x in m.items() if k in _MOMENTS]
+        return all(str(x.dtype) in ("torch.float32", "torch.float64") for x in kept)
 
-        After t steps the mean of squares is the moment over 1 - beta2^t.
+    def gradients(self, name: str) -> RowGradients | None:
+        """Return what the moments say of a parameter's gradients, by row; None without both.
+
+        After t steps the mean is the moment over 1 - beta^t. Of a gradient with signal s the first
+        moment is on average s^2 + (1 - s^2) (1 - beta1) / (1 + beta1) of the second, squared.
         """
-        moments = self.moments.get(name, {})
-        if "exp_avg_sq" not in moments:
-            return math.nan
-        second = np.asarray(to_numpy(moments["exp_avg_sq"]), np.float32)
-        steps, betas = _number(moments.get("step")), self.groups[0].get("betas", (0.9, 0.999))
-        seen = 1.0 - _number(betas[1]) ** steps if steps else 1.0
-        if not np.isfinite(second).all() or not second.size:
-            return math.nan
-        return float(np.mean(np.sqrt(second / np.float32(seen), dtype=np.float64)))
+        kept = self.moments.get(name, {})
+        if not {"exp_avg", "exp_avg_sq"} <= set(kept):
+            return None
+        first, second = _wide(kept["exp_avg"]), _wide(kept["exp_avg_sq"])
+        if not (first.size and np.isfinite(first).all() and np.isfinite(second).all()):
+            return None
+        beta1, beta2 = (_number(b) for b in self.groups[0].get("betas", (0.9, 0.999)))
+        if steps := _number(kept.get("step")):
+            first, second = first / (1 - beta1**steps), second / (1 - beta2**steps)
+        axes = tuple(range(1, first.ndim)) if first.ndim > 1 else None
+        share = np.divide(first**2, second, out=np.zeros_like(first), where=second > 0)
+        noise = (1 - beta1) / (1 + beta1)
+        signal = np.sqrt(np.clip((np.mean(share, axes) - noise) / (1 - noise), 0, 1))
+        return RowGradients(np.mean(np.sqrt(second), axes), signal, first.shape)
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """Gradients of a parameter by row of its first axis; of a vector, of all of it."""
+
+    sizes: np.ndarray
+    """Root mean square of an element, over steps, mean over the row: (rows,) or ()."""
+    signals: np.ndarray
+    """`simulate.Gradients.signal`: (rows,) or ()."""
+    shape: tuple[int, ...]
+
+    def sampled(self, name: str, size: int, matrix: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return sizes and signals of the elements that `sample` draws of the parameter."""
+
+        def part(rows: np.ndarray) -> np.ndarray:
+            column = np.reshape(rows, (*rows.shape, *(1,) * (len(self.shape) - rows.ndim)))
+            return sample(np.broadcast_to(column, self.shape), name, size, matrix)
+
+        return part(self.sizes), part(self.signals)
 
 
 def read_state(place: str, state: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> TorchState:
@@ -141,7 +172,7 @@ def audit_torch(state: TorchState) -> list[Finding]:
     by_name = {f"{state.place}.{name}": kept for name, kept in state.moments.items()}
     findings = audit_state(by_name, second, beta1=first)
     for name, kept in by_name.items():
-        for moment in (FIRST_MOMENTS | SECOND_MOMENTS) & set(kept):
+        for moment in _MOMENTS & set(kept):
             findings += _spoiled(f"{name}.{moment}", kept[moment])
         if "exp_avg" in kept and "exp_avg_sq" in kept:
             findings += _underflown(f"{name}.exp_avg_sq", kept["exp_avg"], kept["exp_avg_sq"])
