@@ -58,7 +58,8 @@ from stability.storage.survival import (
     numbers_of,
     predict,
 )
-from stability.storage.torch_state import TorchState, audit_torch, read_state, trained_by
+from stability.storage.torch_recipe import recipe
+from stability.storage.torch_state import TorchState, audit_torch, idle_rows, read_state, trained_by
 from stability.storage.update_rules import Optimiser
 from stability.storage.whole_run import WholeRun, whole_run
 
@@ -84,6 +85,8 @@ class Diagnosis:
     whole: WholeRun | None = None
     """What storage costs the run; None where there are no parameters."""
     storage: str = BF16.name
+    torch: tuple[str, ...] = ()
+    """Where torch trains it: what helps, as lines of a torch script."""
 
     def worst(self) -> Severity:
         """Return the worst severity there is."""
@@ -106,16 +109,21 @@ class Diagnosis:
             if not self.predictions:
                 lines = ["Nothing found: every moment decays, is finite and does not underflow."]
         run = ["", *self.whole.lines(self.storage)] if self.whole is not None else []
-        return "\n".join([*lines, *run, "", *self.basis, f"{self.seconds:.1f} s"])
+        wrong = any(
+            f.probe in ("survival", "optimiser") for group in groups.values() for f in group
+        )
+        torch = ["", *self.torch] if self.torch and wrong else []
+        return "\n".join([*lines, *run, *torch, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _entry(self, kind: str, findings: Sequence[Finding]) -> list[str]:
         first = findings[0]
         name = first.subject if len(findings) == 1 else f"{kind} ({len(findings)} leaves)"
         lines = [f"{first.severity.upper()} {name}: {first.message}"]
-        if first.probe == "survival" and kind in self.trials:
+        if first.metric == "frozen_fraction" and kind in self.trials:
             trials = self.trials[kind]
-            lines += [f"    fix: {t.describe()}" for t in trials[:SHOWN]]
-            lines += [f"    not: {t.describe()}" for t in trials if not t.works][:SHOWN]
+            torch = bool(self.torch)
+            lines += [f"    fix: {t.describe(torch)}" for t in trials[:SHOWN]]
+            lines += [f"    not: {t.describe(torch)}" for t in trials if not t.works][:SHOWN]
         elif first.remedy:
             lines.append(f"    fix: {first.remedy}")
         return lines
@@ -214,9 +222,21 @@ def report(
     step(planned, planned)
     sizes = {n: leaf.size for n, leaf in leaves.items()}
     basis = [*origin, *_basis(rule, whose, fmt, batches, gradients, leaves), *walk.left()]
+    basis += [line for each in states for line in each.schedule()]
     seconds = time.perf_counter() - clock
+    findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
     found = ranked(findings, sizes)
-    return Diagnosis(found, trials, worst_of_kind, predictions, basis, seconds, whole, fmt.name)
+    torch = tuple(recipe(rule)) if _of_torch(source, files, leaves) else ()
+    return Diagnosis(
+        found, trials, worst_of_kind, predictions, basis, seconds, whole, fmt.name, torch
+    )
+
+
+def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, Leaf]) -> bool:
+    """Whether torch trains it: files are its own but for those of a Megalodon, which are both's."""
+    if files is not None:
+        return not is_megalodon(leaves)
+    return isinstance(source, Mapping) and any(hasattr(x, "detach") for x in source.values())
 
 
 def _weighed(

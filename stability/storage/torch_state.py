@@ -16,12 +16,14 @@ import numpy as np
 from megalodon_jax.tensor_files import printable
 from megalodon_jax.torch_files import to_numpy
 from stability.core.findings import Finding, Severity, judge, non_finite
+from stability.core.number_formats import Format
 from stability.core.parameter_leaves import Leaf, sample
 from stability.storage.optimiser_state import FIRST_MOMENTS, SECOND_MOMENTS, SOURCE, audit_state
 from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
 
 _MOMENTS = FIRST_MOMENTS | SECOND_MOMENTS
+IDLE = 'docs/stability.md "Unused rows"'
 UNDERFLOWN = 1e-3
 """Share of the moved elements whose second moment may be 0: where it is, a step is the first moment
 divided by epsilon, a hundred million times too long."""
@@ -63,6 +65,14 @@ class TorchState:
         if "momentum" in group and "nesterov" in group:
             return SGD(rate, _number(group["momentum"]))
         return None
+
+    def schedule(self) -> list[str]:
+        """Return in words how far a schedule has taken the rate, where there is one."""
+        rates = {(_number(g["initial_lr"]), _number(g.get("lr"))) for g in self.groups
+                 if "initial_lr" in g}  # fmt: skip
+        moved = sorted((first, now) for first, now in rates if first != now)
+        words = ", ".join(f"{first:g}, now {now:g}" for first, now in moved)
+        return [f"Rates of {self.place} began at {words}; a smaller rate loses more."] * bool(moved)
 
     def wide_moments(self) -> bool:
         """Whether every moment is in float32 or wider."""
@@ -176,6 +186,38 @@ def audit_torch(state: TorchState) -> list[Finding]:
             findings += _spoiled(f"{name}.{moment}", kept[moment])
         if "exp_avg" in kept and "exp_avg_sq" in kept:
             findings += _underflown(f"{name}.exp_avg_sq", kept["exp_avg"], kept["exp_avg_sq"])
+    return findings
+
+
+def idle_rows(
+    state: TorchState, leaves: Mapping[str, Leaf], rule: Optimiser, fmt: Format
+) -> list[Finding]:
+    """Return a finding for each matrix with rows that weight decay alone moves, as unused tokens'.
+
+    A step of lr times decay of a number is lost wherever that is below a quarter of the spacing
+    above a power of two: half of the gap of the numbers whose gap is relatively smallest.
+    """
+    decay = getattr(rule, "weight_decay", 0.0) * rule.lr
+    least, findings = 2.0 ** -(fmt.mantissa_bits + 2), []
+    for name, kept in state.moments.items():
+        leaf, second = leaves.get(name), kept.get("exp_avg_sq")
+        if leaf is None or second is None or len(leaf.shape) != 2 or not decay:
+            continue
+        rows = ~np.any(_wide(second) != 0, axis=1)
+        share = float(np.mean(rows)) if rows.size else 0.0
+        if not share:
+            continue
+        stored = "stored" if leaf.dtype == fmt.name else "if it were stored"
+        message = (
+            f"{share:.0%} of its {rows.size:,} rows never had a gradient: weight decay alone moves "
+            f"them, by {decay:.1e} of their value a step; {stored} in {fmt.name}, a step below "
+            f"{least:.1e} is always lost"
+        )
+        lost = decay < least
+        findings.append(
+            judge("survival", name, "idle_row_fraction", share if lost else 0.0, 0.0, IDLE, message,
+                  "store this parameter in float32, or do not count on its decay")
+        )  # fmt: skip
     return findings
 
 

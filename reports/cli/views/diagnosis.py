@@ -83,6 +83,7 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
             for kind, trials in diagnosis.trials.items()
             for trial in trials
         ],
+        "whole_run": None if diagnosis.whole is None else for_json(asdict(diagnosis.whole)),
         "basis": diagnosis.basis,
         "seconds": diagnosis.seconds,
     }
