@@ -32,7 +32,7 @@ from stability.storage.update_rules import AdamW, Optimiser
 
 DIMINISHING = 1.5
 """Power of the missing share of a way: between a straight slope, 1, and the end of a parabola, 2.
-Set to the middle; in the runs of docs/stability.md "The whole run" it orders all families right."""
+Set to the middle; docs/stability.md "The whole run" has what comes of it."""
 WORKS = 0.9
 """Share of the cost that a remedy for the run returns: what is left is a tenth."""
 SHOWN = 3
