@@ -196,7 +196,7 @@ def _load(file: Path) -> Any:
         ) from error
     archive = start.startswith(_ZIP)
     names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if archive else []
-    stand_ins = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
+    stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
     try:
         # What is said of protocols and deprecated storages is for those who saved it.
         with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):

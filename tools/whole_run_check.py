@@ -84,14 +84,18 @@ def _vector_batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _llama() -> nn.Module:
-    sizes = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": LENGTH}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": LENGTH,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes, **heads))
 
 
 def _gpt2() -> nn.Module:
-    sizes = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": LENGTH}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": LENGTH}
+    off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     with mock.patch.object(nn, "LayerNorm", Norm):
         return GPT2LMHeadModel(GPT2Config(vocab_size=256, **sizes, **off))
 

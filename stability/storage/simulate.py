@@ -53,8 +53,8 @@ def cast_storage(inner: optax.GradientTransformation) -> optax.GradientTransform
         fmt = format_of(params["leaf"].dtype)
 
         def kept(x: jax.Array) -> jax.Array:
-            moment = fmt is not None and x.ndim and jnp.issubdtype(x.dtype, jnp.floating)
-            return nearest(x, fmt) if moment else x
+            moment = x.ndim > 0 and jnp.issubdtype(x.dtype, jnp.floating)
+            return x if fmt is None or not moment else nearest(x, fmt)
 
         tallied = state.inner
         rounded = jax.tree.map(kept, tallied.inner)

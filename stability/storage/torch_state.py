@@ -98,7 +98,8 @@ class TorchState:
         share = np.divide(first**2, second, out=np.zeros_like(first), where=second > 0)
         noise = (1 - beta1) / (1 + beta1)
         signal = np.sqrt(np.clip((np.mean(share, axes) - noise) / (1 - noise), 0, 1))
-        return RowGradients(np.mean(np.sqrt(second), axes), signal, first.shape)
+        size = np.mean(np.sqrt(second), axes)
+        return RowGradients(np.asarray(size), np.asarray(signal), first.shape)
 
 
 @dataclass(frozen=True)

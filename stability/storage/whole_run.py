@@ -160,7 +160,7 @@ def whole_run(
     moments = 2 if isinstance(rule, AdamW) else 1
     tried = [("round stochastically, moments in float32", "stochastic", 0),
              (f"Kahan compensation in {fmt.name}, moments in float32", "kahan", 2)]  # fmt: skip
-    ways = {
+    ways: dict[str, tuple[dict[str, float], float]] = {
         "float32 parameters and moments, bfloat16 compute (AMP)": (
             dict.fromkeys(names, 0.0),
             4 + 4 * moments,
