@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,18 @@ from safetensors.numpy import save_file
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.files import read_json_object, written_aside
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.tensor_files import ArrayTensor, Tensor, file_tensors, read_file, shard_tensors
+from megalodon_jax.tensor_files import (
+    Tensor,
+    file_tensors,
+    is_safetensors,
+    read_file,
+    shard_tensors,
+)
+from megalodon_jax.torch_files import (
+    is_torch_file,
+    read_torch_file,
+    to_numpy,
+)
 from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
 
 if TYPE_CHECKING:
@@ -114,7 +126,7 @@ def load_weights_from_torch(
         ValueError: see `megalodon_jax.weights.build_model`.
     """
     source = "torch state dict"
-    arrays = {name: _from_torch(tensor) for name, tensor in state_dict.items()}
+    arrays = {name: to_numpy(tensor) for name, tensor in state_dict.items()}
     return build_model(model.config, unprefixed(arrays, source), source=source)
 
 
@@ -127,8 +139,9 @@ def load_from_pretrained(
 ) -> MegalodonForCausalLM:
     """Load a checkpoint: a tensor file, a sharded index, or a directory with `config.json`.
 
-    A torch file may hold a state dict, or one under `state_dict` as those of Lightning do; a prefix
-    that a wrapper put before every name (`model.`, `module.`) is taken off.
+    A torch file may hold a state dict or a training checkpoint with one in it
+    (`megalodon_jax.torch_files`); a prefix that a wrapper put before every name (`model.`,
+    `module.`) is taken off.
 
     Args:
         path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory holding
@@ -178,13 +191,13 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     # Not by `open_tensors`: each of its tensors opens the file and reads the whole header again.
     if file.name.endswith(".index.json"):
         return shard_tensors(file, read_tensors)
-    return read_file(file) if file.suffix == ".safetensors" else _read_pickle(file)
+    if reads_as_safetensors(file):
+        return read_file(file)
+    return {name: tensor.read() for name, tensor in read_torch_file(file).model(file).items()}
 
 
 def open_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint file by name: unread, but those of a torch file.
-
-    A torch file is read as a whole, because a pickle has no other way.
+    """Return the tensors of a checkpoint file by name, unread.
 
     Raises:
         ImportError: it is a torch file, and torch is not installed.
@@ -193,9 +206,9 @@ def open_tensors(file: Path) -> dict[str, Tensor]:
     """
     if file.name.endswith(".index.json"):
         return shard_tensors(file, open_tensors)
-    if file.suffix == ".safetensors":
+    if reads_as_safetensors(file):
         return dict(file_tensors(file))
-    return {name: ArrayTensor(array) for name, array in _read_pickle(file).items()}
+    return dict(read_torch_file(file).model(file))
 
 
 def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
@@ -217,33 +230,9 @@ def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _read_pickle(file: Path) -> dict[str, np.ndarray]:
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            f"{file} is a torch file and torch is not installed: pip install "
-            "'megalodon-numerics[torch]', or export the checkpoint as safetensors."
-        ) from error
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch lets every error of its unpickler through
-        raise ValueError(
-            f"{file} is not a readable torch weights file: {error!r}. If it is a training "
-            "checkpoint that you trust, read it with torch.load(file, weights_only=False) and pass "
-            "its state_dict to load_weights_from_torch."
-        ) from error
-    if isinstance(tensors, Mapping) and isinstance(tensors.get("state_dict"), Mapping):
-        tensors = tensors["state_dict"]
-    if not isinstance(tensors, Mapping):
-        raise ValueError(f"{file} holds a {type(tensors).__name__}; save model.state_dict().")
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
-                f"{file}: entry {name!r} is a {type(tensor).__name__}, not a tensor; "
-                "save model.state_dict(), alone or under the name 'state_dict'."
-            )
-    return {name: _from_torch(tensor) for name, tensor in tensors.items()}
+def reads_as_safetensors(file: Path) -> bool:
+    """Whether a file is read as safetensors: by what it begins with, and in doubt by its name."""
+    return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)
 
 
 _NAMES = (
@@ -254,20 +243,45 @@ _NAMES = (
 )
 
 
+_SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
+"""What a training run keeps in files of its own."""
+
+
 def checkpoint_file(path: Path) -> Path:
     """Return the weights file that a path names: itself, or the one a folder holds.
 
+    A folder's file has one of the usual names, or is the only one of its kind there.
+
     Raises:
         FileNotFoundError: there is none; the message lists the names that were looked for.
+        ValueError: there are several; the message lists them.
     """
-    if path.is_dir():
-        for name in _NAMES:
-            if (path / name).is_file():
-                return path / name
-        raise FileNotFoundError(f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}.")
-    return path
+    if not path.is_dir():
+        if not path.is_file():
+            raise FileNotFoundError(f"no checkpoint at {path}.")
+        return path
+    for name in _NAMES:
+        if (path / name).is_file():
+            return path / name
+    files = sorted(f for f in path.iterdir() if f.is_file() and not _BESIDE.fullmatch(f.name))
+    for suffix in _SUFFIXES:
+        here = [f for f in files if f.name.endswith(suffix)]
+        if len(here) > 1:
+            names = ", ".join(f.name for f in here[:6])
+            more = f" and {len(here) - 6} more" if len(here) > 6 else ""
+            raise ValueError(f"{path} holds several checkpoints: name one of {names}{more}.")
+        if here:
+            return here[0]
+    sharded = any(f.suffix == ".distcp" for f in files)
+    hint = (
+        " Its distributed checkpoint becomes a torch file by "
+        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
+    )
+    raise FileNotFoundError(
+        f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}, or one file that ends "
+        f"in {', '.join(_SUFFIXES[1:])}.{hint if sharded else ''}"
+    )
 
 
 def _to_torch(array: np.ndarray) -> torch.Tensor:
@@ -276,12 +290,3 @@ def _to_torch(array: np.ndarray) -> torch.Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
-
-
-def _from_torch(tensor: Any) -> np.ndarray:
-    import torch
-
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(jnp.bfloat16)
-    return tensor.numpy()

@@ -29,6 +29,17 @@ _DTYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e
 _DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
 _DTYPES |= {"BOOL": "bool", "C64": "complex64"}
 """NumPy's and ml_dtypes' names of what safetensors names in capitals."""
+_OWN = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"})
+"""What safetensors does not hand to NumPy: ml_dtypes has it, so it is read here."""
+
+
+def printable(name: str) -> str:
+    """Return a name from a file with what a terminal would act on written as escapes.
+
+    Different names stay different, so the result can take the name's place.
+    """
+    doubled = name.replace("\\", "\\\\")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in doubled)
 
 
 @runtime_checkable
@@ -69,6 +80,8 @@ class FileTensor:
         Raises:
             ValueError: the file can no longer be read.
         """
+        if self.dtype in _OWN:
+            return self.map()[slice(None) if rows is None else rows].copy()
         # A file that stays open keeps every page that was ever read resident.
         with open_safetensors(self.file) as file:
             return file.get_tensor(self.name) if rows is None else file.get_slice(self.name)[rows]
@@ -94,6 +107,8 @@ class FileTensor:
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return rows by index, reading no others."""
+        if self.dtype in _OWN:
+            return self.map()[rows]
         with open_safetensors(self.file) as file:
             part = file.get_slice(self.name)
             return np.concatenate([part[int(row) : int(row) + 1] for row in rows])
@@ -152,7 +167,9 @@ def read_file(file: Path) -> dict[str, np.ndarray]:
         FileNotFoundError, PermissionError, ValueError: see `open_safetensors`.
     """
     with open_safetensors(file) as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        own = {n: t for n, t in _listed(file, opened).items() if t.dtype in _OWN}
+        names = opened.keys()
+        return {n: own[n].read() if n in own else opened.get_tensor(n) for n in names}
 
 
 def file_tensors(file: Path) -> dict[str, FileTensor]:
@@ -161,13 +178,23 @@ def file_tensors(file: Path) -> dict[str, FileTensor]:
     Raises:
         ValueError: see `open_safetensors`.
     """
-    tensors = {}
     with open_safetensors(file) as opened:
-        for name in opened.keys():  # noqa: SIM118
-            part = opened.get_slice(name)
-            dtype = str(part.get_dtype())
-            shape = tuple(part.get_shape())
-            tensors[name] = FileTensor(file, name, shape, _DTYPES.get(dtype, dtype))
+        return _listed(file, opened)
+
+
+def is_safetensors(file: Path) -> bool:
+    """Whether a file begins as a safetensors file does: a length, and a header of JSON."""
+    with file.open("rb") as opened:
+        start = opened.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
+
+
+def _listed(file: Path, opened: Any) -> dict[str, FileTensor]:
+    tensors = {}
+    for name in opened.keys():  # noqa: SIM118
+        part = opened.get_slice(name)
+        dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+        tensors[name] = FileTensor(file, name, shape, _DTYPES.get(dtype, dtype))
     return tensors
 
 

@@ -12,7 +12,6 @@ from reports.cli.console import (
     FILE,
     OK,
     REGRESSED,
-    choice_option,
     examples,
     progress,
     quiet_option,
@@ -38,8 +37,15 @@ from reports.cli.subjects import SUBJECTS, examine_subject
     "--block-size", type=int, default=128, show_default=True, help="... of so many bytes."
 )
 @click.option("--fp8-params", type=bool, default=False, show_default=True, help="... in float8.")
-@choice_option("--optimiser", ("adamw", "sgd", "lion", "muon"), "What trains it.")
-@click.option("--lr", type=float, help="Its learning rate.  [default: the optimiser's own]")
+@click.option(
+    "--optimiser",
+    type=click.Choice(("adamw", "sgd", "lion", "muon")),
+    help="What trains it.  [default: as its optimiser state says, else adamw]",
+)
+@click.option("--lr", type=float, help="Its learning rate.  [default: as its state says]")
+@click.option("--weight-decay", type=float, help="... its decoupled weight decay.")
+@click.option("--betas", type=(float, float), metavar="B1 B2", help="... its decay rates.")
+@click.option("--eps", type=float, help="... its epsilon.")
 @click.option(
     "--format",
     "storage",
@@ -61,11 +67,13 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @quiet_option
 @click.pass_context
 def stability(
-    ctx, path, optimiser, lr, storage, text, what_if, as_json, quiet, subject, **subject_options
-) -> None:
+    ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, what_if, as_json, quiet,
+    subject, **subject_options,
+) -> None:  # fmt: skip
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
-    PATH is a folder, a safetensors file or a torch file. With --subject a model of another
+    PATH is a folder, a safetensors file or a torch file; a training checkpoint with the state of
+    its optimiser is best, since what trained it is then known. With --subject a model of another
     architecture runs forward and generates, and all of its probes look at it.
 
     Exit code 0: nothing, or warnings, which say what would freeze; 1: an error, such as weights
@@ -86,13 +94,17 @@ def stability(
         return
     from reports.cli.views import diagnosis as module
 
-    diagnosis = module.diagnose(path, optimiser, lr, storage, text, report)
+    asked = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
+    asked |= dict(zip(("beta1", "beta2"), betas or (None, None), strict=True))
+    settings = {name: value for name, value in asked.items() if value is not None}
+    diagnosis = module.diagnose(path, optimiser, settings, storage, text, report)
+    report.stop()
     click.echo(json.dumps(module.as_document(diagnosis)) if as_json else diagnosis.text())
     ctx.exit(REGRESSED if module.broken(diagnosis) else OK)
 
 
 _OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
-_OF_CHECKPOINT = ("optimiser", "lr", "storage", "text", "what_if")
+_OF_CHECKPOINT = ("optimiser", "lr", "weight_decay", "betas", "eps", "storage", "text", "what_if")
 
 
 def _check_together(ctx: click.Context, subject: str | None) -> None:

@@ -21,9 +21,12 @@ import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import checkpoint_file, open_tensors
+from megalodon_jax.tensor_files import Tensor, printable
+from megalodon_jax.torch_files import TorchTensor
 from megalodon_jax.weights import HEAD, Role, named_leaves, role_of, weight_table
 
 _BUFFER = "inner.rope.inv_freq"
+_BUFFERS = ("running_mean", "running_var", "inv_freq")
 _MEGALODON = re.compile(
     r"lm_head\.weight|model\.(embed|norm|layers\.\d+\.(attn|ffn))\..+", flags=re.ASCII
 )
@@ -47,7 +50,13 @@ class Leaf:
     @property
     def floating(self) -> bool:
         """Whether it holds real floating-point numbers: what an optimiser moves."""
-        return self.dtype.startswith(("float", "bfloat"))
+        packed = self.dtype.endswith("_x2")
+        return self.dtype.startswith(("float", "bfloat")) and not packed and not self.buffer
+
+    @property
+    def buffer(self) -> bool:
+        """Whether its name is that of a running statistic or a table, which no optimiser moves."""
+        return self.name.endswith(_BUFFERS)
 
     def read(self) -> np.ndarray:
         """Return its values in float32, in its own shape."""
@@ -72,8 +81,7 @@ def leaves_of(source: Any) -> dict[str, Leaf]:
     if isinstance(source, Mapping) and any(isinstance(x, Leaf) for x in source.values()):
         leaves = dict(source)
     elif isinstance(source, (str, os.PathLike)):
-        tensors = open_tensors(checkpoint_file(Path(source)))
-        leaves = {n: Leaf(n, t.shape, t.dtype, t.read) for n, t in tensors.items()}
+        leaves = stored_leaves(open_tensors(checkpoint_file(Path(source))))
     elif isinstance(source, Mapping) and any(_is_tensor(t) for t in source.values()):
         leaves = {n: _from_tensor(n, t) for n, t in source.items() if _is_tensor(t)}
     else:
@@ -86,6 +94,23 @@ def leaves_of(source: Any) -> dict[str, Leaf]:
             "dict of tensors or the path of a checkpoint; pass the parameters themselves, such as "
             "model.state_dict() or eqx.filter(model, eqx.is_array)."
         )
+    return leaves
+
+
+def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
+    """Return the leaves of tensors in a file, with names that can be printed.
+
+    Of a torch tensor under several names, as of a tied head, the first is taken: it is one
+    parameter.
+    """
+    leaves, places = {}, set()
+    for name, tensor in tensors.items():
+        shown = printable(name)
+        if isinstance(tensor, TorchTensor) and (place := tensor.place()) is not None:
+            if place in places:
+                continue
+            places.add(place)
+        leaves[shown] = Leaf(shown, tensor.shape, tensor.dtype, tensor.read)
     return leaves
 
 

@@ -25,24 +25,30 @@ from stability.core.number_formats import BF16, FP16, format_of
 SOURCE = 'docs/stability.md "Optimiser state"'
 SECOND_MOMENTS = frozenset({"nu", "exp_avg_sq"})
 """What optax and torch call a running mean of squared gradients, as a part of its path."""
+FIRST_MOMENTS = frozenset({"mu", "trace", "exp_avg", "momentum_buffer"})
+"""What they call a running mean of gradients."""
 COUNTERS = frozenset({"count", "step", "steps", "gradient_step", "mini_step"})
 RUN_LENGTH = 100_000
 """Steps a counter must be able to count when the caller names no number: a long training run."""
 
 
-def audit_state(state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH) -> list[Finding]:
-    """Return findings on second moments and step counters, by their path in the state.
+def audit_state(
+    state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH, *, beta1: float = 0.9
+) -> list[Finding]:
+    """Return findings on moments and step counters, by their path in the state.
 
     Args:
         state: an optax state, or `optimizer.state_dict()` of torch; any nesting.
         beta2: decay rate of the second moments.
         steps: optimiser steps the run is planned for.
+        beta1: decay rate of the first moments.
 
     Raises:
-        ValueError: the state holds no array at all, or beta2 is not in [0, 1).
+        ValueError: the state holds no array at all, or a beta is not in [0, 1).
     """
-    if not 0.0 <= beta2 < 1.0:
-        raise ValueError(f"audit_state: beta2={beta2} must be in [0, 1), such as 0.999.")
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"audit_state: {name}={beta} must be in [0, 1), such as 0.9 or 0.999.")
     leaves = named_leaves(state)
     if not leaves:
         raise ValueError(
@@ -54,7 +60,9 @@ def audit_state(state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH) -> li
         parts = path.split(".")
         dtype = str(leaf.dtype).removeprefix("torch.")
         if SECOND_MOMENTS & set(parts):
-            findings.append(_moment(path, dtype, beta2))
+            findings.append(_moment(path, dtype, "second", beta2))
+        elif FIRST_MOMENTS & set(parts):
+            findings.append(_moment(path, dtype, "first", beta1))
         elif parts[-1] in COUNTERS and math.prod(leaf.shape) == 1:
             findings.append(_counter(path, dtype, steps))
     return findings
@@ -110,21 +118,24 @@ def remaining(dtype: str, beta2: float, steps: int) -> float:
     return float(np.asarray(state.nu["leaf"], np.float64)[0])
 
 
-def _moment(path: str, dtype: str, beta2: float) -> Finding:
-    steps = max(1, round(1.0 / (1.0 - beta2)))
-    share, expected = 1.0, beta2**steps
+def _moment(path: str, dtype: str, which: str, beta: float) -> Finding:
+    steps = max(1, round(1.0 / (1.0 - beta)))
+    share = expected = beta**steps
     if dtype in (BF16.name, FP16.name, "float32"):
-        share = remaining(dtype, beta2, steps)
+        share = remaining(dtype, beta, steps)
+    elif dtype != "float64":
+        # Fewer bits than bfloat16, or integers: 1 - beta is nearer to 1 than their spacing.
+        share = 1.0
     message = (
-        f"second moment in {dtype}: after {steps:,} steps of zero gradient {share:.0%} is left, "
-        f"{expected:.0%} should be (beta2 {beta2:g})"
+        f"{which} moment in {dtype}: after {steps:,} steps of zero gradient {share:.0%} is left, "
+        f"{expected:.0%} should be (beta{1 if which == 'first' else 2} {beta:g})"
     )
     remedy = (
-        "keep second moments in float32: a float32 copy of the parameters, or the wrappers of "
+        f"keep {which} moments in float32: a float32 copy of the parameters, or the wrappers of "
         "stability.storage.narrow_optimisers"
     )
     # A moment that keeps twice what it should remembers gradients it was told to forget.
-    most, metric = 2 * expected, "second_moment_left"
+    most, metric = 2 * expected, f"{which}_moment_left"
     return judge("optimiser", path, metric, share, most, SOURCE, message, remedy)
 
 

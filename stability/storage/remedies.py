@@ -45,6 +45,8 @@ class Remedy:
     """What is subtracted from the value before it is stored, and added where it is used."""
     cast_first: bool = False
     """Whether the values went through the format before they were stored wide."""
+    torch: str = ""
+    """What to do in torch, where that is said in other words."""
 
     @property
     def near_one(self) -> bool:
@@ -74,11 +76,12 @@ REMEDIES = (
     Remedy("float32 master", "keep a float32 master beside the narrow copy", "master",
            extra_bytes=4),
     Remedy("stochastic rounding",
-           "round updates stochastically (narrow_optimisers.stochastic_adamw)", "stochastic"),
+           "round updates stochastically (narrow_optimisers.stochastic_adamw)", "stochastic",
+           torch="round updates stochastically (torch_narrow.round_stochastically)"),
     Remedy("Kahan, bfloat16", "compensate in bfloat16 (narrow_optimisers.kahan_adamw)", "kahan",
-           extra_bytes=2),
+           extra_bytes=2, torch="compensate in bfloat16 (torch_narrow.compensate)"),
     Remedy("Kahan, float32", "compensate in float32 (kahan_adamw, compensation_dtype=float32)",
-           "kahan float32", extra_bytes=4),
+           "kahan float32", extra_bytes=4, torch="compensate in float32"),
     Remedy("zero-centred", "store the weight less 1 and add 1 where it is used", shift=1.0),
     Remedy("smaller init", "start the weight at a tenth", scale=0.1),
     Remedy("larger lr", "multiply the learning rate of this group by 10", lr=10.0),
@@ -108,10 +111,11 @@ class Trial:
         """Whether what was applied is what was intended, to within `ENOUGH`."""
         return self.miss <= ENOUGH
 
-    def describe(self) -> str:
-        """Return the remedy and its measured effect in words."""
+    def describe(self, torch: bool = False) -> str:
+        """Return the remedy and its measured effect in words, of JAX or of torch."""
+        what = (torch and self.remedy.torch) or self.remedy.what
         return (
-            f"{self.remedy.what}: fidelity {self.survival.fidelity:.3f}, "
+            f"{what}: fidelity {self.survival.fidelity:.3f}, "
             f"{self.survival.frozen:.0%} frozen, {self.bytes} bytes per parameter"
         )
 

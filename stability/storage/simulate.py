@@ -21,9 +21,9 @@ import numpy as np
 import optax
 
 from megalodon_jax.optimiser import optimiser_update
-from stability.core.number_formats import BF16, Format, by_name
+from stability.core.number_formats import BF16, Format, by_name, format_of
 from stability.core.parameter_leaves import Leaf, decays, is_megalodon, sample, seed_of
-from stability.core.rounding import check_conversion, check_rounding
+from stability.core.rounding import check_conversion, check_rounding, nearest
 from stability.storage.narrow_optimisers import (
     StochasticState,
     apply_updates,
@@ -40,9 +40,33 @@ most."""
 ROWS = 16
 """Leaves that run together: one compiled program for as many."""
 
+
+def cast_storage(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Round parameters and moments to nearest: what a model and its optimiser do in few bits.
+
+    The inner one is `tally`, whose sum stays what was asked for.
+    """
+    stored = nearest_storage(inner)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        moves, state = stored.update(updates, state, params)
+        fmt = format_of(params["leaf"].dtype)
+
+        def kept(x: jax.Array) -> jax.Array:
+            moment = x.ndim > 0 and jnp.issubdtype(x.dtype, jnp.floating)
+            return x if fmt is None or not moment else nearest(x, fmt)
+
+        tallied = state.inner
+        rounded = jax.tree.map(kept, tallied.inner)
+        return moves, state._replace(inner=tallied._replace(inner=rounded))
+
+    return optax.GradientTransformation(stored.init, update)
+
+
 WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTransformation]] = {
     "plain": lambda inner: inner,
     "nearest": nearest_storage,
+    "cast": cast_storage,
     "stochastic": stochastic_rounding,
     "kahan": kahan,
     "kahan float32": partial(kahan, compensation_dtype=jnp.float32),
@@ -81,10 +105,19 @@ class Gradients:
         signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
         return jnp.ones(shape) if self.uphill else signs
 
-    def draw(self, d: jax.Array, key: jax.Array, step: jax.Array) -> jax.Array:
-        """Return the gradient at a step (from 1), float32, in the shape of d."""
+    def draw(self, d: jax.Array, key: jax.Array, step: jax.Array, signal: Any = None) -> jax.Array:
+        """Return the gradient at a step (from 1), float32, in the shape of d.
+
+        Args:
+            d: directions.
+            key: of the leaf.
+            step: from 1.
+            signal: in the shape of d, in place of the one all elements have.
+        """
         z = jax.random.normal(jax.random.fold_in(key, step), d.shape)
-        return self.rms * (self.signal * d + self._noise * z)
+        if signal is None:
+            return self.rms * (self.signal * d + self._noise * z)
+        return self.rms * (signal * d + jnp.sqrt(1.0 - jnp.square(signal)) * z)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +190,7 @@ def run(
     steps: int = STEPS,
     size: int = SAMPLE,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    signals: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Outcome]:
     """Train a sample of every leaf for `steps` steps and return what happened to it.
 
@@ -169,6 +203,7 @@ def run(
         steps: optimiser steps.
         size: elements sampled of each leaf, `leaves.sample`.
         shapes: of whole leaves, where `values` are samples already.
+        signals: of the samples' elements, where gradients do not all have that of `gradients`.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -191,24 +226,33 @@ def run(
         groups[shape, scaled, decay].append(name)
     out: dict[str, Outcome] = {}
     for (shape, scaled, decay), names in groups.items():
-        compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients)
+        compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients, signals is not None)
         compiled = partial(compiled, lr=np.float32(scaled.lr), steps=np.int32(steps))
         stacked = (_rows(len(names), shape), *shape)
         for start in range(0, len(names), ROWS):
             part = names[start : start + ROWS]
-            out |= _run_rows(compiled, part, [samples[n] for n in part], stacked, storage)
+            of_part = None if signals is None else [signals[n] for n in part]
+            out |= _run_rows(compiled, part, [samples[n] for n in part], stacked, storage, of_part)
     return {name: out[name] for name in values}
 
 
 def _run_rows(
-    compiled: Any, names: Sequence[str], samples: Sequence[np.ndarray], shape: Any, storage: Storage
+    compiled: Any,
+    names: Sequence[str],
+    samples: Sequence[np.ndarray],
+    shape: Any,
+    storage: Storage,
+    signals: Sequence[np.ndarray] | None,
 ) -> dict[str, Outcome]:
     rows = np.zeros(shape, np.float32)
+    pushes = None if signals is None else np.zeros(shape, np.float32)
     seeds = np.zeros(len(rows), np.uint32)
     for i, (name, values) in enumerate(zip(names, samples, strict=True)):
         rows[i].reshape(-1)[: values.size] = storage.start(values).reshape(-1)
+        if pushes is not None and signals is not None:
+            pushes[i].reshape(-1)[: values.size] = signals[i].reshape(-1)
         seeds[i] = seed_of(name)
-    last, intended, changed = (np.asarray(a) for a in compiled(rows, seeds))
+    last, intended, changed = (np.asarray(a) for a in compiled(rows, pushes, seeds))
     return {
         name: Outcome(*(a[i].reshape(-1)[: values.size] for a in (rows, last, intended, changed)))
         for i, (name, values) in enumerate(zip(names, samples, strict=True))
@@ -216,15 +260,22 @@ def _run_rows(
 
 
 @lru_cache(maxsize=64)
-def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients) -> Any:
-    """Return the compiled run: (rows, *shape), (rows,), lr, steps -> last, intended, changed.
+def _runner(
+    optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients, signals: bool
+) -> Any:
+    """Return the compiled run: values, signals, seeds, lr, steps -> last, intended, changed.
+
+    Values and signals are (rows, *shape), seeds (rows,); without signals of their own, None.
 
     The optimiser's own rate is 1: every one of them scales by its rate last, so a program that is
     given the rate takes the same steps, and a probe at another rate or length compiles nothing.
     """
     unscaled, dtype = optimiser.transform(decay), jnp.dtype(storage.dtype)
 
-    def one(values: jax.Array, seed: jax.Array, lr: jax.Array, steps: jax.Array) -> Any:
+    def one(
+        values: jax.Array, signal: jax.Array | None, seed: jax.Array, lr: jax.Array,
+        steps: jax.Array,
+    ) -> Any:  # fmt: skip
         scaled = optax.chain(unscaled, optax.scale(lr))  # pyright: ignore[reportArgumentType]
         transform = WRAPPERS[storage.wrapper](tally(scaled))
         params = {"leaf": values.astype(dtype)}
@@ -237,7 +288,7 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
 
         def step(index: jax.Array, carry: Any) -> Any:
             params, state, changed = carry
-            grads = {"leaf": gradients.draw(directions, key, index)}
+            grads = {"leaf": gradients.draw(directions, key, index, signal)}
             updates, state = optimiser_update(transform, grads, state, params)
             after = apply_updates(params, updates)
             moved = after["leaf"].astype(jnp.float32) != params["leaf"].astype(jnp.float32)
@@ -248,8 +299,12 @@ def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Grad
         return params["leaf"].astype(jnp.float32), total_of(state)["leaf"], changed
 
     @jax.jit
-    def rows(values: jax.Array, seeds: jax.Array, lr: jax.Array, steps: jax.Array) -> Any:
-        return jax.vmap(one, (0, 0, None, None))(values, seeds, lr, steps)
+    def rows(
+        values: jax.Array, pushes: jax.Array | None, seeds: jax.Array, lr: jax.Array,
+        steps: jax.Array,
+    ) -> Any:  # fmt: skip
+        over = (0, 0 if signals else None, 0, None, None)
+        return jax.vmap(one, over)(values, pushes, seeds, lr, steps)
 
     return rows
 

@@ -88,12 +88,14 @@ class AdamW(Optimiser):
     beta2: float = 0.999
     weight_decay: float = 0.0
     beta1: float = 0.9
+    eps: float = 1e-8
 
     def transform(self, decay: bool | None = None) -> optax.GradientTransformation:
         """Return `optax.adamw`."""
         return optax.adamw(
-            self.lr, self.beta1, self.beta2, weight_decay=self.weight_decay, mask=_mask(decay)
-        )
+            self.lr, self.beta1, self.beta2, self.eps,
+            weight_decay=self.weight_decay, mask=_mask(decay),
+        )  # fmt: skip
 
     def step(self, shape: tuple[int, ...], decay: bool) -> Step:
         """Return lr: r = |m| / sqrt(v) is 1 for a gradient that keeps its sign and size."""

@@ -273,15 +273,20 @@ def test_a_corrupt_file_is_a_value_error_that_names_it(
     assert str(file) in str(raised.value)
 
 
-@pytest.mark.parametrize("content", [[1, 2], nested, {"step": 3}], ids=["list", "nested", "number"])
+@pytest.mark.parametrize("content", [[1, 2], {"step": 3}, 3], ids=["list", "number", "bare"])
 def test_a_torch_file_that_is_no_state_dict_is_a_value_error_that_names_it(
     tmp_path: Path, content: object
 ) -> None:
     file = tmp_path / "training.pt"
-    torch.save(content() if callable(content) else content, file)
+    torch.save(content, file)
     with pytest.raises(ValueError) as raised:
         load_from_pretrained(file, TINY)
     assert str(file) in str(raised.value)
+
+
+def test_the_model_of_a_training_checkpoint_is_loaded(tmp_path: Path) -> None:
+    torch.save(nested(), tmp_path / "training.pt")
+    assert same_leaves(load_from_pretrained(tmp_path / "training.pt", TINY), model_of(TINY))
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

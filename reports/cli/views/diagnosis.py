@@ -2,54 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from megalodon_jax.convert import load_from_pretrained
+from reports.cli.console import Progress
 from reports.text import for_json
 from reports.user_text import check_text
+from stability.core.checkpoint_files import open_checkpoint
 from stability.core.findings import Severity
 from stability.core.number_formats import by_name
 from stability.storage.diagnose import Diagnosis, report
+from stability.storage.torch_state import read_state, trained_by
 from stability.storage.update_rules import optimiser as optimiser_by_name
 from stability.suite import LENGTH, Checkpoint
 
 
 def diagnose(
     path: Path,
-    optimiser: str,
-    lr: float | None,
+    optimiser: str | None,
+    settings: dict[str, float],
     storage: str,
     text: Path | None,
-    say: Callable[[str], None],
+    progress: Progress,
 ) -> Diagnosis:
-    """Diagnose the checkpoint at `path`; `say` gets a line of progress.
+    """Diagnose the checkpoint at `path`.
 
     Args:
         path: a folder, a safetensors file or a torch file.
-        optimiser: its name.
-        lr: its learning rate; None takes the optimiser's own.
+        optimiser: its name; None takes that of an optimiser state in the checkpoint, else AdamW.
+        settings: of the optimiser, where they are not those of the state or the optimiser's own.
         storage: name of the storage format in question.
         text: a file whose bytes a Megalodon trains on; None measures on drawn gradients.
-        say: progress.
+        progress: gets lines, and how far it is.
 
     Raises:
         FileNotFoundError: the checkpoint or the text is not there.
         ValueError: the checkpoint cannot be probed, a name is unknown, or the text is too short or
             does not fit the vocabulary.
     """
-    rule = optimiser_by_name(optimiser, **({} if lr is None else {"lr": lr}))
     fmt = by_name(storage)
-    say(f"probing {path} for {fmt.name} storage, {rule.describe()}")
+    if optimiser is not None:
+        # What the optimiser does not have is refused before anything is read.
+        optimiser_by_name(optimiser, **settings)
+    files = open_checkpoint(path)
+    progress(f"{path}: {files.summary}")
+    progress(f"probing {path} for {fmt.name} storage")
     if text is None:
-        return report(path, rule, fmt=fmt)
+        return report(
+            files, optimiser, settings=settings, fmt=fmt, say=progress, step=progress.step
+        )
+    states = [read_state(at, kept, files.leaves) for at, kept in files.states.items()]
+    rule, _ = trained_by(states, optimiser, **settings)
     model = load_from_pretrained(path)
     otherwise = "leave --text out to measure on drawn gradients."
     check_text(text, model.config.vocab_size, LENGTH, otherwise)
     batches = Checkpoint(text.parent, text).batches()
-    say(f"training {len(batches)} steps on {text.name}")
+    progress(f"training {len(batches)} steps on {text.name}")
     return report(model, rule, fmt=fmt, batches=batches)
 
 
@@ -73,6 +83,7 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
             for kind, trials in diagnosis.trials.items()
             for trial in trials
         ],
+        "whole_run": None if diagnosis.whole is None else for_json(asdict(diagnosis.whole)),
         "basis": diagnosis.basis,
         "seconds": diagnosis.seconds,
     }

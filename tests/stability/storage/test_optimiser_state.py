@@ -24,7 +24,9 @@ def test_a_bfloat16_second_moment_never_decays() -> None:
     assert remaining("bfloat16", 0.999, 1000) == 1.0
     # 1000 roundings of half an ulp each, relative.
     assert abs(remaining("float32", 0.999, 1000) / 0.999**1000 - 1) < 1000 * 2.0**-24 * 2
-    moment, count = sorted(audit_state(state_of("bfloat16")), key=lambda f: f.metric, reverse=True)
+    found = {f.metric: f for f in audit_state(state_of("bfloat16"))}
+    moment, count = found["second_moment_left"], found["last_count"]
+    assert found["first_moment_left"].severity is Severity.OK
     assert (moment.severity, moment.value) == (Severity.WARNING, 1.0)
     assert "100% is left, 37% should be" in moment.message
     assert "float32" in moment.remedy
@@ -42,11 +44,26 @@ def test_a_torch_optimiser_is_audited_by_its_state_dict() -> None:
     parameter.grad = torch.ones_like(parameter)
     optimiser.step()
     found = {f.subject: f.severity for f in audit_state(optimiser.state_dict())}
-    assert found == {"state.0.exp_avg_sq": Severity.WARNING, "state.0.step": Severity.OK}
+    fine = dict.fromkeys(("state.0.exp_avg", "state.0.step"), Severity.OK)
+    assert found == fine | {"state.0.exp_avg_sq": Severity.WARNING}
     before = optimiser.state[parameter]["exp_avg_sq"].clone()
     parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     assert torch.equal(before, optimiser.state[parameter]["exp_avg_sq"]), "as the audit says"
+
+
+@pytest.mark.parametrize(("beta", "right"), [(0.9, True), (0.999, False)])
+def test_a_first_moment_is_judged_by_its_own_decay(beta: float, right: bool) -> None:
+    found = {f.metric: f for f in audit_state({"exp_avg": jnp.ones(2, jnp.bfloat16)}, beta1=beta)}
+    assert (found["first_moment_left"].severity is Severity.OK) == right
+    with pytest.raises(ValueError, match=r"beta1=1\.0 must be in"):
+        audit_state({"exp_avg": jnp.ones(2)}, beta1=1.0)
+
+
+def test_few_bits_cannot_decay_and_many_can() -> None:
+    moments = {"exp_avg_sq": np.ones(2, np.uint8)}, {"exp_avg_sq": np.ones(2, np.float64)}
+    (few,), (many,) = (audit_state(m) for m in moments)
+    assert (few.severity, many.severity) == (Severity.WARNING, Severity.OK)
 
 
 @pytest.mark.parametrize(

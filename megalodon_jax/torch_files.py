@@ -1,0 +1,351 @@
+"""Torch files: read without running anything in them, and what a training checkpoint holds.
+
+A file of `torch.save` is a pickle. It is read by torch's restricted unpickler alone; classes that
+it names beside tensors are not imported, inert stand-ins take their place. What comes out is walked
+for state dicts and optimiser states, wherever a training script has put them. Source:
+docs/stability.md "Which files".
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from megalodon_jax.tensor_files import printable
+
+Place: TypeAlias = tuple[str, ...]
+"""Keys that lead to a part of a file."""
+
+MODELS = frozenset(
+    {
+        *("model", "state_dict", "model_state_dict", "model_state", "module", "net", "network"),
+        *("weights", "params", "parameters"),
+    }
+)
+"""Keys under which training scripts, Lightning and DeepSpeed keep the model that is trained."""
+_AVERAGE = re.compile(r"(?:^|_)(?:ema|swa|shadow|averaged?)(?:_|$)", re.IGNORECASE)
+_AROUND = frozenset(
+    {
+        *("callbacks", "loops", "hyper_parameters", "hparams", "args", "config", "rng", "scaler"),
+        *("rng_state", "rng_states", "random_state", "scheduler", "lr_scheduler", "lr_schedulers"),
+    }
+)
+"""Keys of what a training run keeps beside its model, tensors in it or not."""
+_WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
+_SAVE = "save the weights with torch.save(model.state_dict(), FILE)"
+_FOREIGN = {b"GGUF": "a GGUF file", b"\x89HDF": "an HDF5 file", b"\x93NUM": "a NumPy file"}
+_PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchTensor:
+    """A tensor of a torch file, its pages read from the file when they are used."""
+
+    tensor: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype it is stored in."""
+        return str(self.tensor.dtype).removeprefix("torch.")
+
+    def read(self, rows: slice | None = None) -> np.ndarray:
+        """Return it, or rows of its first axis, in the dtype it is stored in.
+
+        Raises:
+            ValueError: NumPy has nothing like it.
+        """
+        return to_numpy(self.tensor if rows is None else self.tensor[rows])
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows of its first axis by index."""
+        return self.read()[rows]
+
+    def place(self) -> tuple[int, ...] | None:
+        """Return what two names of one tensor have in common; None for one without values."""
+        values = self.tensor
+        if str(values.layout) != "torch.strided" or values.numel() == 0:
+            return None
+        return (values.data_ptr(), *values.shape, *values.stride())
+
+
+@dataclass(frozen=True)
+class TorchContents:
+    """What a torch file holds, and what of it is the model that is trained."""
+
+    tensors: dict[str, TorchTensor]
+    """The model's, by name; empty where there is none."""
+    models: dict[Place, int]
+    """Where they were found, and how many there."""
+    optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
+    """Optimiser states, as `optimizer.state_dict()` has them."""
+    left: list[str] = field(default_factory=list)
+    """In words, what else there is."""
+
+    def model(self, file: Path) -> dict[str, TorchTensor]:
+        """Return the model's tensors, insisting that there are some.
+
+        Raises:
+            ValueError: the file, which the message names, holds no state dict.
+        """
+        if not self.tensors:
+            held = [*map(describe, self.optimisers), *self.left]
+            raise ValueError(
+                f"{file} holds no state dict but {', '.join(held[:6]) or 'nothing'}; save "
+                "model.state_dict(), alone or under the name 'model' or 'state_dict'."
+            )
+        return self.tensors
+
+
+def is_torch_file(file: Path) -> bool:
+    """Whether a file begins as those of `torch.save` do."""
+    with file.open("rb") as opened:
+        return opened.read(4).startswith((_ZIP, _PICKLE))
+
+
+def read_torch_file(file: Path) -> TorchContents:
+    """Return what a torch file holds; tensors of a current one are mapped, not read.
+
+    Raises:
+        ImportError: torch is not installed.
+        ValueError: it is none, not a whole one, or needs code to be read.
+    """
+    return contents(_load(file))
+
+
+def contents(loaded: Any) -> TorchContents:
+    """Return what an object out of `torch.load` holds: state dicts and optimiser states.
+
+    The model is what lies under one of the `MODELS` keys, else every state dict that is neither an
+    average of one nor part of the run's own state; an average is taken where there is nothing else.
+    Names of several models begin with the place each was found at.
+    """
+    optimisers = dict(_optimisers(loaded, ()))
+    dicts = dict(_state_dicts(loaded, ()))
+    chosen = _trained(dicts)
+    tensors: dict[str, TorchTensor] = {}
+    for place in chosen:
+        prefix = "".join(f"{key}." for key in place) if len(chosen) > 1 else ""
+        named = _unwrapped(dict(_tensors(dicts[place], ())))
+        tensors |= {prefix + name: TorchTensor(tensor) for name, tensor in named.items()}
+    counts = {place: sum(1 for _ in _tensors(dicts[place], ())) for place in chosen}
+    left = list(_left(loaded, (), {*chosen, *optimisers}))
+    return TorchContents(tensors, counts, optimisers, left)
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """Return a torch tensor as an array of the same dtype: bfloat16 and float8 of ml_dtypes.
+
+    Raises:
+        ValueError: it is quantised, packed or has no values.
+    """
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    try:
+        tensor = tensor.detach().cpu()
+        tensor = tensor.resolve_conj().resolve_neg().to_dense().contiguous()
+        if dtype == "bfloat16" or dtype.startswith("float8"):
+            bits = torch.uint16 if dtype == "bfloat16" else torch.uint8
+            return tensor.view(bits).numpy().view(np.dtype(getattr(ml_dtypes, dtype)))
+        return tensor.numpy()
+    except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise ValueError(
+            f"a tensor of shape {tuple(tensor.shape)} in {dtype} ({tensor.layout}, on "
+            f"{tensor.device}) has no values NumPy can hold; save it in a floating-point dtype."
+        ) from error
+
+
+def describe(place: Place) -> str:
+    """Return a place in words, fit for a terminal."""
+    return printable(".".join(place)) or "the file itself"
+
+
+def _load(file: Path) -> Any:
+    with file.open("rb") as opened:
+        start = opened.read(16)
+    if not start:
+        raise ValueError(f"{file} is empty: nothing was saved in it, or the disk was full.")
+    if not start.startswith((_ZIP, _PICKLE)):
+        what = _FOREIGN.get(start[:4], "neither")
+        raise ValueError(
+            f"{file} is not a checkpoint: expected a safetensors file, or a torch file (.pt, .bin, "
+            f".ckpt) with a state dict; it is {what}. Name the file that torch.save wrote."
+        )
+    if start.startswith(_ZIP):
+        _check_archive(file)
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{file} is a torch file and torch is not installed: pip install "
+            "'megalodon-numerics[torch]', or export the checkpoint as safetensors."
+        ) from error
+    archive = start.startswith(_ZIP)
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if archive else []
+    stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
+    try:
+        # What is said of protocols and deprecated storages is for those who saved it.
+        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
+            warnings.simplefilter("ignore")
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=archive or None)
+    except Exception as error:  # torch lets every error of its unpickler through
+        raise ValueError(_unreadable(file, error)) from error
+    if not isinstance(loaded, (Mapping, list, tuple)) or (names and not loaded):
+        what = f"a {type(loaded).__name__}"
+        if isinstance(loaded, OrderedDict) and names:
+            what = f"a pickled object ({names[0]} and what belongs to it)"
+        raise ValueError(f"{file} holds {what}, expected a state dict; {_SAVE}.")
+    return loaded
+
+
+def _check_archive(file: Path) -> None:
+    if not zipfile.is_zipfile(file):
+        raise ValueError(f"{file} is cut off: it begins as a torch file and ends too early; copy it"
+                         " again, or take the checkpoint before it.")  # fmt: skip
+    with zipfile.ZipFile(file) as archive:
+        members = {name.rpartition("/")[2] for name in archive.namelist()}
+    if "data.pkl" not in members:
+        raise ValueError(f"{file} is a zip archive of something else than torch; {_SAVE}.")
+    if "constants.pkl" in members:
+        raise ValueError(f"{file} is a TorchScript program; load it in torch and {_SAVE}.")
+
+
+def _unreadable(file: Path, error: Exception) -> str:
+    """Return why a torch file could not be read, in our words.
+
+    Torch's own end in how to switch its protection off, which nobody should for a file.
+    """
+    asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if asked:
+        return (
+            f"{file} is not tensors alone: reading it would run {asked[1]}, which is not done. "
+            f"Where it was trained, {_SAVE}."
+        )
+    if type(error).__name__ == "UnpicklingError":
+        return (
+            f"{file} is not readable as tensors: it is damaged, or pickles objects of its own. "
+            f"Copy it again, or where it was trained, {_SAVE}."
+        )
+    return (
+        f"{file} is not a readable torch file ({type(error).__name__}): it is cut off or damaged; "
+        "copy it again, or take the checkpoint before it."
+    )
+
+
+class _Number:
+    """Stands in for NumPy's scalars and dtypes: accepts everything and keeps nothing."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+class _Record:
+    """Stands in for any other class of a pickle: its items and attributes, without its code."""
+
+    def __new__(cls, *_: Any) -> Any:
+        # The unpickler fills items and attributes of exactly this type.
+        return OrderedDict()
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), child) for key, child in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(index), child) for index, child in enumerate(value))
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "cpu")
+
+
+def is_optimiser_state(value: Any) -> bool:
+    """Whether a value is what `optimizer.state_dict()` of torch returns."""
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("state"), Mapping)
+        and isinstance(value.get("param_groups"), Sequence)
+    )
+
+
+def _optimisers(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    if is_optimiser_state(value):
+        yield place, value
+        return
+    for key, child in _children(value):
+        yield from _optimisers(child, (*place, key))
+
+
+def _state_dicts(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """Yield the outermost mappings that hold a parameter, with what leads there."""
+    if is_optimiser_state(value):
+        return
+    holds = isinstance(value, Mapping) and any(_is_parameter(x) for x in value.values())
+    around = isinstance(value, Mapping) and any(
+        is_optimiser_state(child) or (key in MODELS and isinstance(child, Mapping))
+        for key, child in _children(value)
+    )
+    if holds and not around:
+        yield place, value
+        return
+    for key, child in _children(value):
+        yield from _state_dicts(child, (*place, key))
+
+
+def _is_parameter(value: Any) -> bool:
+    return (
+        _is_tensor(value) and (value.is_floating_point() or value.is_complex()) and value.ndim > 0
+    )
+
+
+def _trained(dicts: Mapping[Place, Any]) -> list[Place]:
+    """Return the places of the model that is trained, of all places with a state dict."""
+    own = [p for p in dicts if not _AROUND.intersection(p)]
+    averages = [p for p in own if any(_AVERAGE.search(key) for key in p)]
+    trained = [p for p in own if p not in averages]
+    return [p for p in trained if MODELS.intersection(p)] or trained or averages[:1]
+
+
+def _tensors(value: Any, place: Place) -> Iterator[tuple[str, Any]]:
+    for key, child in _children(value):
+        if _is_tensor(child):
+            yield ".".join((*place, key)), child
+        elif isinstance(child, Mapping):
+            yield from _tensors(child, (*place, key))
+
+
+def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
+    """Take off what data parallelism and compilation put before every name."""
+    while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in named)), ""):
+        if not named:
+            break
+        named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
+    return named
+
+
+def _left(value: Any, place: Place, taken: set[Place]) -> Iterator[str]:
+    """Yield in words what is in a file beside the places that were taken."""
+    if place in taken:
+        return
+    if not place or any(t[: len(place)] == place for t in taken):
+        for key, child in _children(value):
+            yield from _left(child, (*place, key), taken)
+        return
+    inside = sum(1 for _ in _tensors({"": value}, ()))
+    pickled = type(value) is OrderedDict and not value
+    more = " (a pickled object)" if pickled else f" ({inside:,} tensors)" if inside > 1 else ""
+    yield describe(place) + more

@@ -1,0 +1,71 @@
+"""What a checkpoint on disk holds: parameters, optimiser states, and in one line what was left.
+
+A file of weights, a training checkpoint with everything in it, or a folder where the optimiser's
+state lies beside the weights, as Hugging Face's Trainer writes it. Source: docs/stability.md
+"Which files".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megalodon_jax.convert import checkpoint_file, open_tensors, reads_as_safetensors
+from megalodon_jax.tensor_files import printable
+from megalodon_jax.torch_files import describe, read_torch_file
+from stability.core.parameter_leaves import Leaf, listed, stored_leaves
+
+OPTIMISER_FILES = ("optimizer.pt", "optimizer.bin", "optimizer.pth")
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The parts of a checkpoint that can be asked about."""
+
+    path: Path
+    """What was named."""
+    leaves: dict[str, Leaf]
+    """Parameters by name; empty where only an optimiser's state was saved."""
+    states: dict[str, Mapping[str, Any]]
+    """Optimiser states by where they were found, as `optimizer.state_dict()` has them."""
+    summary: str
+    """One line: what was taken and what was left."""
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
+    """Open a checkpoint; its tensors are read when they are asked for.
+
+    Args:
+        path: a safetensors or torch file, a shard index, or a folder with one of them.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ImportError: it is a torch file, and torch is not installed.
+        ValueError: it cannot be read, or holds neither parameters nor an optimiser state.
+    """
+    place = Path(path)
+    file = checkpoint_file(place)
+    if file.name.endswith(".index.json") or reads_as_safetensors(file):
+        leaves, states, left = stored_leaves(open_tensors(file)), {}, []
+        taken = [_counted(file.name, len(leaves))]
+    else:
+        contents = read_torch_file(file)
+        states = {describe(at): state for at, state in contents.optimisers.items()}
+        leaves = stored_leaves(contents.tensors if states else contents.model(file))
+        left = contents.left
+        taken = [_counted(describe(at), count) for at, count in contents.models.items()]
+    if place.is_dir() and not states:
+        for beside in (place / name for name in OPTIMISER_FILES):
+            if beside.is_file():
+                found = read_torch_file(beside).optimisers
+                states |= {".".join((beside.name, *at)): state for at, state in found.items()}
+    taken += [f"{at} (optimiser state of {len(s['state']):,})" for at, s in states.items()]
+    summary = f"taken: {listed(taken, 6)}; left: {listed(left, 6)}"
+    return CheckpointFiles(place, leaves, states, summary)
+
+
+def _counted(name: str, tensors: int) -> str:
+    return f"{printable(name)} ({tensors:,} tensor{'s' if tensors != 1 else ''})"

@@ -1,0 +1,146 @@
+"""Narrow parameters for torch optimisers: stochastic rounding and Kahan, on any optimiser.
+
+    model = model.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    round_stochastically(optimizer)  # or compensate(optimizer)
+
+and the training loop stays what it is. Hooks widen parameters and gradients to float32 for the
+time of a step, so that moments are float32, and round what comes out. During a step float32 copies
+of both exist. Source: docs/stability.md "In a torch run".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CARRY = "kahan_carry"
+"""Key in the optimiser's state of what rounding kept from a parameter."""
+
+
+class NarrowParameters:
+    """Hooks on a torch optimiser; `remove` takes them off."""
+
+    def __init__(self, optimizer: Any, carry: bool) -> None:
+        self._optimizer, self._carry = optimizer, carry
+        self._narrow: dict[Any, Any] = {}
+        self._loaded: Mapping[str, Any] = {}
+        self._handles = [
+            optimizer.register_step_pre_hook(self._widen),
+            optimizer.register_step_post_hook(self._round),
+            optimizer.register_load_state_dict_pre_hook(self._before_loading),
+            optimizer.register_load_state_dict_post_hook(self._after_loading),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off; the optimiser's state stays in float32."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _widen(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        self._narrow = {}
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is None or p.dtype != torch.bfloat16:
+                    continue
+                gradient, p.grad = p.grad, None
+                self._narrow[p] = p.dtype
+                p.data = p.data.float()
+                if self._carry and CARRY in optimizer.state[p]:
+                    p.data += optimizer.state[p][CARRY].float()
+                p.grad = gradient.float()
+
+    def _round(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for p, dtype in self._narrow.items():
+            gradient, p.grad = p.grad, None
+            wide = p.data
+            p.data = wide.to(dtype) if self._carry else stochastic(wide)
+            if self._carry:
+                optimizer.state[p][CARRY] = (wide - p.data.float()).to(dtype)
+            p.grad = gradient.to(dtype)
+        self._narrow = {}
+
+    def _before_loading(self, optimizer: Any, state: Mapping[str, Any]) -> None:
+        self._loaded = state
+
+    def _after_loading(self, optimizer: Any) -> None:
+        # torch casts what it loads to the dtype of the parameter, and with it rounds the moments.
+        groups = zip(optimizer.param_groups, self._loaded["param_groups"], strict=True)
+        for group, loaded in groups:
+            for p, key in zip(group["params"], loaded["params"], strict=True):
+                for name, value in self._loaded["state"].get(key, {}).items():
+                    if hasattr(value, "detach") and name != "step":
+                        optimizer.state[p][name] = value.detach().to(p.device, copy=True)
+        self._loaded = {}
+
+
+def round_stochastically(optimizer: Any) -> NarrowParameters:
+    """Round bfloat16 parameters up or down at random after each step, so that the mean is exact.
+
+    Costs no memory between steps beyond moments in float32. Draws from torch's own generator, which
+    a checkpoint that is to be continued exactly keeps.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer` that has not stepped yet, or was loaded since.
+
+    Raises:
+        ValueError: it is none, has no bfloat16 parameter, or its moments are narrow already.
+    """
+    return _attached(optimizer, carry=False)
+
+
+def compensate(optimizer: Any) -> NarrowParameters:
+    """Carry what rounding to bfloat16 takes from each parameter to the next step (Kahan).
+
+    Costs 2 bytes per parameter for the carry, which is part of the optimiser's state, and moments
+    in float32.
+
+    Args:
+        optimizer: see `round_stochastically`.
+
+    Raises:
+        ValueError: see `round_stochastically`.
+    """
+    return _attached(optimizer, carry=True)
+
+
+def stochastic(wide: Any) -> Any:
+    """Round a float32 tensor to one of its two neighbours in bfloat16, in proportion.
+
+    The 16 bits that are cut off, plus 16 random ones, carry into those that stay.
+    """
+    import torch
+
+    drawn = torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32, device=wide.device)
+    bits = (wide.contiguous().view(torch.int32) + drawn) & -(1 << 16)
+    rounded = bits.view(torch.float32).to(torch.bfloat16)
+    return torch.where(torch.isfinite(wide), rounded, wide.to(torch.bfloat16))
+
+
+def _attached(optimizer: Any, carry: bool) -> NarrowParameters:
+    if not hasattr(optimizer, "register_load_state_dict_post_hook"):
+        raise ValueError(
+            f"expected a torch.optim.Optimizer, torch 2.6 or newer, got a "
+            f"{type(optimizer).__name__}; pass the optimiser itself, not what wraps it."
+        )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(str(p.dtype) == "torch.bfloat16" for p in parameters):
+        raise ValueError(
+            "no parameter of this optimiser is bfloat16, so nothing would be rounded: call "
+            "model.to(torch.bfloat16) before the optimiser is made."
+        )
+    narrow = _narrow_moments(optimizer)
+    if narrow:
+        raise ValueError(
+            f"this optimiser keeps {narrow} in bfloat16 already: attach before the first step, or "
+            "make the optimiser anew."
+        )
+    return NarrowParameters(optimizer, carry)
+
+
+def _narrow_moments(optimizer: Any) -> str:
+    items = (item for state in optimizer.state.values() for item in state.items())
+    narrow = {name for name, x in items if str(getattr(x, "dtype", "")) == "torch.bfloat16"}
+    return ", ".join(sorted(narrow - {CARRY}))

@@ -1,0 +1,293 @@
+"""A session of `megalodon-numerics stability` on the files that torch training scripts write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from megalodon_jax.torch_files import read_torch_file
+from tests.helpers import cli
+
+
+class Tied(torch.nn.Module):
+    """A model small enough to be probed in a moment, its head tied to its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.head = torch.nn.Linear(8, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embed(ids)))
+
+
+def trained(dtype: torch.dtype = torch.float32, **settings):
+    """A model and its optimiser after one step."""
+    torch.manual_seed(0)
+    model = Tied().to(dtype)
+    optimiser = torch.optim.AdamW(model.parameters(), **({"lr": 2e-4} | settings))
+    loss = torch.nn.functional.cross_entropy(model(torch.arange(8)).float(), torch.arange(8))
+    loss.backward()
+    optimiser.step()
+    return model, optimiser
+
+
+def saved(tmp_path: Path, content, name: str = "run.pt", **options) -> Path:
+    torch.save(content, tmp_path / name, **options)
+    return tmp_path / name
+
+
+def of(model, optimiser) -> dict:
+    return {"model": model.state_dict(), "optimizer": optimiser.state_dict()}
+
+
+def words(result) -> list[str]:
+    """The lines of an answer that is one."""
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def test_model_and_optimiser_of_one_file_are_both_audited(tmp_path) -> None:
+    content = of(*trained(torch.bfloat16, betas=(0.8, 0.999))) | {"epoch": 3, "rng": torch.ones(2)}
+    lines = words(cli("stability", saved(tmp_path, content), "--quiet"))
+    (taken,) = [line for line in lines if line.startswith("Taken")]
+    assert taken == (
+        "Taken: model (4 tensors), optimizer (optimiser state of 3); left: epoch, rng."
+    )
+    assert any(line.startswith("WARNING norm.weight: stored in bfloat16") for line in lines)
+    moment = "WARNING optimiser state *.exp_avg_sq (3 leaves): second moment in bfloat16"
+    assert any(line.startswith(moment) for line in lines)
+    assert any("AdamW(lr=0.0002" in line and "from the optimiser state" in line for line in lines)
+    # The head is the embedding once more.
+    assert any(line.startswith("3 leaves, 80 parameters") for line in lines)
+
+
+def test_moments_in_float32_and_a_faster_decay_are_no_finding(tmp_path) -> None:
+    """The control: the same file with what is wrong put right."""
+    for name, content in (("wide", trained()), ("fast", trained(torch.bfloat16, betas=(0.8, 0.9)))):
+        result = cli("stability", saved(tmp_path, of(*content), f"{name}.pt"), "--lr", "0.1")
+        assert words(result)[0].startswith("Nothing found"), name
+
+
+def lightning(model, optimiser) -> dict:
+    return {
+        "state_dict": {f"net.{n}": x for n, x in model.state_dict().items()},
+        "optimizer_states": [optimiser.state_dict()],
+        "callbacks": {"EMA": {"weights": torch.ones(3)}},
+        "hyper_parameters": {"folder": Path("data"), "namespace": argparse.Namespace(lr=1)},
+        "epoch": 1,
+    }
+
+
+def data_parallel(model, optimiser) -> dict:
+    return {
+        "model_state_dict": {f"module.{n}": x for n, x in model.state_dict().items()},
+        "optimizer": optimiser.state_dict(),
+        "ema": model.state_dict(),
+        "best": np.float64(3.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "taken"),
+    [
+        (lightning, "last.ckpt", "state_dict (4 tensors), optimizer_states.0 (optimiser state of"),
+        (data_parallel, "run.pt", "model_state_dict (4 tensors), optimizer (optimiser state of 3)"),
+    ],
+)
+def test_checkpoints_of_other_scripts_are_walked_for_their_parts(
+    tmp_path, content, name, taken
+) -> None:
+    path = saved(tmp_path, content(*trained()), name)
+    result = cli("stability", path, "--lr", "0.1")
+    assert any(line.startswith(f"Taken: {taken}") for line in words(result))
+    left = {"lightning": "callbacks", "data_parallel": "ema (4 tensors)"}[content.__name__]
+    assert left in result.stdout.split("left: ")[1]
+    names = {"lightning": "net.norm.weight", "data_parallel": "norm.weight"}[content.__name__]
+    assert names in read_torch_file(path).tensors
+
+
+def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path) -> None:
+    model, optimiser = trained(torch.bfloat16)
+    folder = tmp_path / "checkpoint-100"
+    folder.mkdir()
+    tensors = {n: x.clone() for n, x in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    saved(folder, optimiser.state_dict(), "optimizer.pt")
+    saved(folder, {"last_epoch": 1}, "scheduler.pt")
+    result = cli("stability", folder)
+    assert "Taken: model.safetensors (4 tensors), optimizer.pt (optimiser state" in result.stdout
+    assert "WARNING optimiser state *.exp_avg_sq" in result.stdout
+
+
+def test_the_one_file_of_a_folder_is_taken_and_several_are_named(tmp_path) -> None:
+    save_file({"norm.weight": torch.ones(8)}, tmp_path / "my_weights_v2.safetensors")
+    assert cli("stability", tmp_path, "--quiet").stdout.startswith("WARNING norm.weight")
+    save_file({"norm.weight": torch.ones(8)}, tmp_path / "other.safetensors")
+    result = cli("stability", tmp_path)
+    assert result.exit_code == 2
+    assert "name one of my_weights_v2.safetensors, other.safetensors" in result.output
+
+
+def test_an_optimiser_alone_is_audited_alone(tmp_path) -> None:
+    path = saved(tmp_path, trained(torch.bfloat16)[1].state_dict(), "optimizer.pt")
+    result = cli("stability", path, "--quiet")
+    assert result.stdout.startswith("WARNING optimiser state *.exp_avg_sq")
+    assert "No parameters here" in result.stdout
+
+
+def test_squares_that_underflow_and_moments_that_are_not_finite_are_errors(tmp_path) -> None:
+    model, optimiser = trained()
+    kept = optimiser.state[model.norm.weight]
+    kept["exp_avg_sq"].zero_()
+    result = cli("stability", saved(tmp_path, of(model, optimiser)), "--quiet")
+    assert result.exit_code == 1
+    assert "100% of the elements with a first moment have a second moment of 0" in result.stdout
+    kept["exp_avg_sq"].fill_(torch.nan)
+    result = cli("stability", saved(tmp_path, of(model, optimiser)), "--quiet")
+    assert result.exit_code == 1
+    assert "8 of 8 values are NaN or infinite" in result.stdout
+
+
+def test_what_trained_it_can_be_said_better_than_the_file_does(tmp_path) -> None:
+    path = saved(tmp_path, of(*trained()))
+    result = cli("stability", path, "--weight-decay", "0.3", "--betas", "0.8", "0.9", "--quiet")
+    settings = "AdamW(lr=0.0002, beta2=0.9, weight_decay=0.3, beta1=0.8, eps=1e-08)"
+    assert f"{settings}, from the optimiser state, but for beta1, beta2, weight" in result.stdout
+    result = cli("stability", path, "--optimiser", "sgd", "--weight-decay", "0.3")
+    assert result.exit_code == 2
+    assert "sgd has no setting weight_decay" in result.output
+
+
+@pytest.mark.parametrize("write", [save_file, torch.save], ids=["safetensors", "torch"])
+def test_float8_is_read_and_what_no_optimiser_moves_is_named(tmp_path, write) -> None:
+    tensors = {
+        "norm.weight": torch.ones(8).to(torch.float8_e4m3fn),
+        "fc.weight": torch.full((4, 4), 0.5).to(torch.float8_e5m2),
+        "rope.freqs": torch.ones(4, dtype=torch.complex64),
+        "bn.running_mean": torch.ones(4),
+        "steps": torch.ones(2, dtype=torch.int64),
+    }
+    path = tmp_path / "small.safetensors" if write is save_file else tmp_path / "small.pt"
+    write(tensors, path)
+    result = cli("stability", path, "--format", "float8_e4m3fn", "--quiet")
+    assert any(line.startswith("2 leaves, 24 parameters") for line in words(result))
+    (left,) = [line for line in words(result) if line.startswith("Not probed")]
+    for part in ("complex64 (rope.freqs)", "buffers (bn.running_mean)", "int64 (steps)"):
+        assert part in left
+
+
+class Runs:
+    """What a pickle should never do here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+def whole(path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), path)
+
+
+def whole_of_old(path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), path, _use_new_zipfile_serialization=False)
+
+
+def cut(path: Path) -> None:
+    torch.save({"weight": torch.ones(64)}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_of_old(path: Path) -> None:
+    torch.save({"weight": torch.ones(64)}, path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def text(path: Path) -> None:
+    path.write_text("hello", encoding="utf-8")
+
+
+def nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def archive(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, weight=np.ones(3))
+
+
+def harmful(path: Path) -> None:
+    torch.save(
+        {"model": torch.nn.Linear(2, 2).state_dict(), "x": Runs(path.with_name("ran"))}, path
+    )
+
+
+def no_weights(path: Path) -> None:
+    torch.save({"epoch": 3, "lr": 0.1}, path)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (whole, "holds a pickled object (torch.nn.modules.linear.Linear"),
+        (whole_of_old, "it would run torch.nn.modules.linear.Linear, which is not done"),
+        (cut, "is cut off"),
+        (cut_of_old, "is cut off or damaged"),
+        (text, "is not a checkpoint: expected a safetensors file, or a torch file"),
+        (nothing, "is empty"),
+        (archive, "is a zip archive of something else than torch"),
+        (harmful, "would run"),
+        (no_weights, "holds no state dict but epoch, lr; save model.state_dict()"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_in_words_of_our_own(tmp_path, write, said) -> None:
+    path = tmp_path / "file.pt"
+    write(path)
+    result = cli("stability", path)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output
+    # Torch's advice is to switch its protection off.
+    assert "weights_only" not in result.output
+    assert "safe_globals" not in result.output
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_control_does_run_where_the_protection_is_off(tmp_path) -> None:
+    harmful(tmp_path / "file.pt")
+    torch.load(tmp_path / "file.pt", weights_only=False)
+    assert (tmp_path / "ran").exists()
+
+
+def test_names_reach_the_terminal_without_their_escapes(tmp_path) -> None:
+    path = tmp_path / "small.safetensors"
+    save_file({"norm\x1b[31m.weight\n2": torch.ones(8)}, path)
+    result = cli("stability", path)
+    assert "WARNING norm\\x1b[31m.weight\\n2: " in result.stdout
+    assert "\x1b" not in result.output
+    found = json.loads(cli("stability", path, "--json", "--quiet").stdout)["findings"]
+    assert "norm\\x1b[31m.weight\\n2" in {f["subject"] for f in found}
+
+
+def test_a_terminal_sees_how_far_it_is(tmp_path, monkeypatch) -> None:
+    from reports.cli import console
+
+    path, steps = saved(tmp_path, {"norm.weight": torch.ones(8)}), []
+    monkeypatch.setattr(
+        console.Progress, "step", lambda self, done, planned: steps.append((done, planned))
+    )
+    words(cli("stability", path))
+    assert steps[0][0] == 1
+    assert steps[-1][0] == steps[-1][1]
+    assert len({planned for _, planned in steps}) == 1

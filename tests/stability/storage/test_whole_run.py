@@ -1,0 +1,213 @@
+"""What storage costs a run, by family of parameters, and which remedies return it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from stability.core.number_formats import BF16
+from stability.core.parameter_leaves import Leaf, leaves_of
+from stability.storage.diagnose import report
+from stability.storage.simulate import GRADIENTS, SAMPLE
+from stability.storage.torch_recipe import recipe
+from stability.storage.torch_state import idle_rows, read_state, trained_by
+from stability.storage.update_rules import SGD, AdamW, Lion, Muon
+from stability.storage.whole_run import DIMINISHING, WORKS, WholeRun, family_of, whole_run
+
+NORM, MATRIX, BIAS = "norm.weight", "fc.weight", "fc.bias"
+TREE = {
+    NORM: np.ones(64, np.float32),
+    MATRIX: np.random.default_rng(0).normal(0, 0.02, (16, 8)).astype(np.float32),
+    BIAS: np.zeros(16, np.float32),
+}
+
+
+def asked(sizes: dict[str, float] | None = None, **options) -> WholeRun:
+    leaves: dict[str, Leaf] = leaves_of(TREE)
+    samples = {n: np.reshape(x, -1) for n, x in TREE.items()}
+    drawn = None if sizes is None else {n: np.full(x.size, sizes[n]) for n, x in samples.items()}
+    assert max(x.size for x in samples.values()) < SAMPLE
+    return whole_run(leaves, samples, AdamW(3e-4), BF16, GRADIENTS, sizes=drawn, **options)
+
+
+@cache
+def alike() -> WholeRun:
+    return asked()
+
+
+def returns(run: WholeRun) -> dict[str, float]:
+    return {remedy.what: remedy.returns for remedy in run.remedies}
+
+
+def test_every_family_is_named_and_the_frozen_one_is_the_dearest() -> None:
+    families = {f.name: f for f in alike().families}
+    assert families.keys() == {"norms", "matrices", "biases"}
+    assert alike().families[0].name == "norms"
+    assert families["norms"].arrives == 0.0
+    assert families["matrices"].arrives > 0.5
+    assert sum(f.cost for f in alike().families) == pytest.approx(1.0)
+    closing = alike().lines("bfloat16")[-1]
+    assert all(f.describe() in closing for f in alike().families)
+
+
+def test_what_is_right_for_every_leaf_is_right_for_the_run_and_cheapest_first() -> None:
+    found = returns(alike())
+    assert found["float32 parameters and moments, bfloat16 compute (AMP)"] == 1.0
+    works = [r for r in alike().remedies if r.works]
+    assert {r.what.split(" ")[0] for r in works} >= {"round", "Kahan", "float32"}
+    assert [r.bytes for r in works] == sorted(r.bytes for r in works)
+    rest = [r for r in alike().remedies if not r.works]
+    assert alike().remedies == (*works, *rest)
+    assert [r.returns for r in rest] == sorted((r.returns for r in rest), reverse=True)
+    # Moments do not thaw what a rounding freezes.
+    assert found["moments alone in float32"] < WORKS
+
+
+def test_a_family_returns_what_it_costs() -> None:
+    costs = {f"{f.name} alone in float32": f.cost for f in alike().families}
+    found = returns(alike())
+    assert {what: found[what] for what in costs} == pytest.approx(costs)
+
+
+def test_the_size_of_gradients_decides_and_not_the_fidelity_of_a_leaf() -> None:
+    """A matrix that loses a little of a large push costs more than a norm that loses its all."""
+    loud = asked({NORM: 1e-6, MATRIX: 1.0, BIAS: 1e-6})
+    assert loud.families[0].name == "matrices"
+    assert returns(loud)["norms alone in float32"] < returns(alike())["norms alone in float32"]
+    assert "as in the optimiser state" in loud.basis
+
+
+def test_more_of_a_way_that_is_missing_costs_more_than_in_proportion() -> None:
+    families = {f.name: f for f in asked({NORM: 1.0, MATRIX: 1.0, BIAS: 1.0}).families}
+    norm, matrix = families["norms"], families["matrices"]
+    missing = (1 - matrix.arrives) / (1 - norm.arrives)
+    assert matrix.cost / norm.cost == pytest.approx(
+        # One leaf a family: the ratio of their pushes times that of what is missing.
+        _push_ratio() * missing**DIMINISHING,
+        rel=1e-6,
+    )
+
+
+def _push_ratio() -> float:
+    from stability.storage.simulate import FLOAT32, STEPS, run
+
+    shapes = {n: x.shape for n, x in TREE.items()}
+    out = run(TREE, AdamW(3e-4), FLOAT32, GRADIENTS, STEPS, SAMPLE, shapes)
+    push = {n: np.abs(o.intended, dtype=np.float64).sum() for n, o in out.items()}
+    return float(push[MATRIX] / push[NORM])
+
+
+def test_what_loses_nothing_needs_no_remedy() -> None:
+    leaves, samples = leaves_of({BIAS: np.zeros(4, np.float32)}), {BIAS: np.zeros(4, np.float32)}
+    run = whole_run(leaves, samples, AdamW(0.5), BF16, GRADIENTS, wide_moments=True)
+    assert run.families[0].arrives > WORKS
+    assert not any("moments alone" in what for what in returns(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "family"),
+    [
+        ("model.embed_tokens.weight", (8, 8), "embeddings"),
+        ("transformer.wte.weight", (8, 8), "embeddings"),
+        ("lm_head.weight", (8, 8), "embeddings"),
+        ("layers.0.q_proj.weight", (8, 8), "matrices"),
+        ("conv.weight", (8, 8, 3), "kernels"),
+        ("ln_1.weight", (8,), "norms"),
+        ("ln_1.bias", (8,), "biases"),
+        ("post_attention_layernorm.weight", (8,), "norms"),
+        ("scale", (), "other vectors"),
+    ],
+)
+def test_families_go_by_name_and_axes(name, shape, family) -> None:
+    assert family_of(name, shape) == family
+
+
+def state_of(model: torch.nn.Module, **settings):
+    """The state of an optimiser after one step, of which half the tokens got a gradient."""
+    optimizer = torch.optim.AdamW(model.parameters(), **({"lr": 3e-4} | settings))
+    model(torch.arange(4)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("decay", "found"), [(0.1, 0.5), (0.0, None), (100.0, 0.0)])
+def test_rows_that_decay_alone_would_move_are_counted(decay, found) -> None:
+    model = torch.nn.Embedding(8, 4).to(torch.bfloat16)
+    optimizer = state_of(model, weight_decay=decay)
+    leaves = leaves_of(model.state_dict())
+    state = read_state("optimizer", optimizer.state_dict(), leaves)
+    rule, _ = trained_by([state])
+    findings = idle_rows(state, leaves, rule, BF16)
+    assert [f.value for f in findings] == ([] if found is None else [found])
+    if found:
+        # As it says: after another step the rows without a gradient are what they were.
+        before = model.weight.detach().clone()
+        optimizer.step()
+        assert torch.equal(before[4:], model.weight[4:])
+        assert not torch.equal(before[:4], model.weight[:4])
+
+
+def test_a_state_is_matched_by_shape_and_order_across_groups() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+    wide = [p for p in model.parameters() if p.ndim > 1]
+    narrow = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": wide, "weight_decay": 0.2}, {"params": narrow, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    state = read_state("optimizer", optimizer.state_dict(), leaves_of(model.state_dict()))
+    assert state.matched
+    for name, parameter in model.named_parameters():
+        kept = optimizer.state[parameter]["exp_avg_sq"]
+        assert torch.equal(state.moments[name]["exp_avg_sq"], kept), name
+    assert state.rule() == AdamW(1e-3, weight_decay=0.2)
+
+
+def test_a_schedule_is_taken_from_where_it_began() -> None:
+    model = torch.nn.Embedding(8, 4)
+    optimizer = state_of(model, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    optimizer.step()
+    schedule.step()
+    state = read_state("optimizer", optimizer.state_dict(), leaves_of(model.state_dict()))
+    assert state.rule() == AdamW(1e-3, weight_decay=0.01)
+    assert state.schedule()[0].startswith("Rates of optimizer began at 0.001, now 0.0005")
+
+
+def test_moments_say_how_large_gradients_are_and_whether_they_keep_their_sign() -> None:
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.zeros(2, 4096))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    size = torch.tensor([[0.5], [2.0]])
+    for _ in range(200):
+        push, noise = torch.ones(4096), torch.randn(4096)
+        parameter.grad = size * torch.stack([0.6 * push + 0.8 * noise, noise])
+        optimizer.step()
+    leaves = leaves_of({"w": parameter.detach()})
+    rows = read_state("optimizer", optimizer.state_dict(), leaves).gradients("w")
+    assert rows is not None
+    # Means over 4,096 elements, of moments over a few dozen independent steps.
+    assert rows.sizes == pytest.approx([0.5, 2.0], rel=0.05)
+    assert rows.signals[0] == pytest.approx(0.6, abs=0.05)
+    assert rows.signals[1] < 0.2
+
+
+@pytest.mark.parametrize("rule", [AdamW(1e-3), SGD(), Lion(), Muon()], ids=lambda r: r.name)
+def test_a_recipe_names_the_optimiser_that_was_used(rule) -> None:
+    lines = "\n".join(recipe(rule))
+    assert f"{type(rule).__name__}(model.parameters(), lr={rule.lr:g}" in lines
+    assert "round_stochastically(optimizer)" in lines
+    assert "torch.autocast" in lines
+
+
+def test_a_recipe_of_torch_is_for_what_torch_trained_alone() -> None:
+    tensors = {n: torch.from_numpy(x.copy()) for n, x in TREE.items()}
+    text = report(tensors, AdamW(3e-4)).text()
+    assert "torch_narrow.round_stochastically" in text
+    assert "narrow_optimisers" not in text
+    text = report(TREE, AdamW(3e-4)).text()
+    assert "torch_narrow" not in text
+    assert "narrow_optimisers.stochastic_adamw" in text

@@ -1,0 +1,194 @@
+"""Compare what `stability` expects of remedies for a whole run with torch runs and their losses.
+
+    python -m tools.whole_run_check docs/stability.md
+
+Three small models train in torch as they are, cast to bfloat16, and with each remedy: same weights,
+same batches. The checkpoint of the cast run at a quarter of its way is what `stability` is asked
+about. The table is written between the document's markers. Minutes of one core.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from megalodon_jax.files import written_aside
+from stability.storage import torch_narrow
+from stability.storage.diagnose import report
+from stability.storage.whole_run import WholeRun, family_of
+
+BEGIN, END = "<!-- whole run: begin -->", "<!-- whole run: end -->"
+TEXT = Path(__file__).parents[1] / "LICENSE"
+STEPS, SAVED, RATE, LENGTH, ROWS, EVALUATED = 200, 50, 3e-4, 64, 8, 40
+HALF = torch.bfloat16
+FAMILIES = ("embeddings", "matrices", "norms", "biases")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and what it trains on."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    batch: Callable[[torch.Generator], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+
+
+class Norm(nn.LayerNorm):
+    """A LayerNorm that computes in float32, whatever its parameters are stored in."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the normalised input, float32."""
+        scale, shift = self.weight.float(), self.bias.float()
+        return nn.functional.layer_norm(input.float(), self.normalized_shape, scale, shift)
+
+
+class Residual(nn.Module):
+    """Six blocks of two linear layers each, on vectors."""
+
+    def __init__(self, width: int = 64, blocks: int = 6) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(32, width), nn.Linear(width, 10)
+        self.norms = nn.ModuleList(Norm(width) for _ in range(blocks + 1))
+        self.up = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(blocks))
+        self.down = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of vectors (B, 32)."""
+        x = self.enter(x)
+        for norm, up, down in zip(self.norms, self.up, self.down, strict=False):
+            x = x + down(torch.relu(up(norm(x))))
+        return self.leave(self.norms[-1](x))
+
+
+def _text_batch(generator: torch.Generator) -> torch.Tensor:
+    text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
+    starts = torch.randint(0, len(text) - LENGTH, (ROWS,), generator=generator).tolist()
+    return torch.stack([text[start : start + LENGTH] for start in starts])
+
+
+def _vector_batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(256, 32, generator=generator)
+    fixed = torch.Generator().manual_seed(5)
+    teacher = torch.randn(32, 64, generator=fixed), torch.randn(64, 10, generator=fixed)
+    return x, (torch.tanh(x @ teacher[0] / 4) @ teacher[1]).argmax(1)
+
+
+def _llama() -> nn.Module:
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": LENGTH,
+    }
+    return LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes, **heads))
+
+
+def _gpt2() -> nn.Module:
+    sizes: dict[str, Any] = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": LENGTH}
+    off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    with mock.patch.object(nn, "LayerNorm", Norm):
+        return GPT2LMHeadModel(GPT2Config(vocab_size=256, **sizes, **off))
+
+
+def _next_byte(model: nn.Module, ids: Any) -> torch.Tensor:
+    logits = model(ids).logits[:, :-1].float()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _class(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]).float(), batch[1])
+
+
+TASKS = (
+    Task("Llama, 4 layers, bytes", _llama, _text_batch, _next_byte),
+    Task("GPT-2, 4 layers, bytes", _gpt2, _text_batch, _next_byte),
+    Task("residual network, vectors", Residual, _vector_batch, _class),
+)
+
+
+def train(task: Task, way: str, saved: Path | None = None) -> float:
+    """Train one way and return the loss on other batches."""
+    torch.manual_seed(0)
+    model = task.model()
+    for name, parameter in model.named_parameters():
+        if way != "AMP" and family_of(name, tuple(parameter.shape)) != way:
+            parameter.data = parameter.data.to(HALF)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    if way == "stochastic rounding":
+        torch_narrow.round_stochastically(optimizer)
+    elif way == "Kahan":
+        torch_narrow.compensate(optimizer)
+    elif way == "moments":
+        torch_narrow.round_stochastically(optimizer)
+    rounded = mock.patch.object(torch_narrow, "stochastic", lambda x: x.to(HALF))
+    batches, held_out = (torch.Generator().manual_seed(seed) for seed in (1, 99))
+    with rounded if way == "moments" else mock.MagicMock():
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            # Autocast keeps the narrow copies of weights until it is left.
+            with torch.autocast("cpu", HALF):
+                loss = task.loss(model, task.batch(batches))
+            loss.backward()
+            optimizer.step()
+            if saved is not None and step + 1 == SAVED:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state, saved)
+    with torch.no_grad(), torch.autocast("cpu", HALF):
+        losses = [task.loss(model, task.batch(held_out)) for _ in range(EVALUATED)]
+    return float(torch.stack(losses).mean())
+
+
+def rows(task: Task, folder: Path) -> list[str]:
+    """Return the lines of the table for one model: what was expected and what came."""
+    right, cast = train(task, "AMP"), train(task, "to(bfloat16)", folder / "run.pt")
+    print(task.name, right, cast, file=sys.stderr, flush=True)
+    whole = report(folder / "run.pt", remedies=()).whole
+    assert whole is not None
+    lines = [f"| {task.name} | float32 parameters (AMP) | 100% | 100% | {right:.3f} |"]
+    found = []
+    for way, expected in _expected(whole).items():
+        loss = train(task, way)
+        found.append((expected, way, (cast - loss) / (cast - right), loss))
+        print(task.name, *found[-1], file=sys.stderr, flush=True)
+    for expected, way, returned, loss in sorted(found, reverse=True):
+        what = {"moments": "moments alone in float32"}.get(way, way)
+        what = f"{way} alone in float32" if way in FAMILIES else what
+        lines.append(f"| {task.name} | {what} | {expected:.0%} | {returned:.0%} | {loss:.3f} |")
+    return [*lines, f"| {task.name} | nothing, to(bfloat16) | 0% | 0% | {cast:.3f} |"]
+
+
+def _expected(whole: WholeRun) -> dict[str, float]:
+    returns = {remedy.what: remedy.returns for remedy in whole.remedies}
+    ways = {"stochastic rounding": "round stochastically", "Kahan": "Kahan"}
+    ways |= {f: f"{f} alone" for f in FAMILIES} | {"moments": "moments alone"}
+    return {
+        way: next(x for what, x in returns.items() if what.startswith(begin))
+        for way, begin in ways.items()
+        if any(what.startswith(begin) for what in returns)
+    }
+
+
+def main(document: Path) -> None:
+    """Train, ask, compare, and write the table into the document."""
+    torch.set_num_threads(1)
+    before, rest = document.read_text(encoding="utf-8").split(BEGIN)
+    head = ["| model | remedy | expected to return | returned | loss |", "| --- " * 5 + "|"]
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [line for task in TASKS for line in rows(task, Path(folder))]
+    text = "\n".join([before + BEGIN, *head, *lines, END + rest.split(END)[1]])
+    with written_aside(document) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
