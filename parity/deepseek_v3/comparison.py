@@ -116,6 +116,7 @@ def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
     return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
 
 
+@reference.one_thread()
 def compare(
     case: Case,
     answer: Answer,
@@ -171,6 +172,7 @@ def _wide(work: Work, ours: FunctionSide, answer: Answer, device: str) -> list[M
     return comparison.run({name: exact[name] for name in answer.float64}, answer.float64)
 
 
+@reference.one_thread()
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
     """Measure a case over `parity.pooling.DRAWS` draws of weights and text; the first is its own.
 

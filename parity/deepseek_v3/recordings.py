@@ -88,6 +88,7 @@ class RecordedSide:
         return Trace(stages | {OUTPUT: self.arrays[OUTPUT]}, (OUTPUT,), unstacked(named))
 
 
+@reference.one_thread()
 def live(case: Case) -> Answer:
     """Run the reference on a case.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,24 @@ def stages(reference: TorchSide) -> dict[str, str]:
             path = f"{block}.{inner}" if inner else block
             found |= {f"layers.{i}.{name}": path} if path in known else {}
     return found
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Context in which torch uses one thread: what it splits among several here takes longer, and
+    the order of its sums would follow the machine. Does nothing where torch is not installed.
+    """
+    if why_unavailable():
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def float64_refusal(reference: TorchSide) -> str:
