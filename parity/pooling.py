@@ -207,7 +207,8 @@ def _marked(function: Callable[..., Any], model: Any, inputs: Any, offsets: Any)
 
 _compiled = eqx.filter_jit(_marked)
 # Compiling the yardstick is most of its cost, and nobody else runs it.
-_yardstick = eqx.filter_jit(_marked, compiler_options={"xla_backend_optimization_level": 0})
+_OPTIONS: dict[str, Any] = {"compiler_options": {"xla_backend_optimization_level": 0}}
+_yardstick = eqx.filter_jit(_marked, **_OPTIONS)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -55,14 +54,18 @@ class Answer:
         )
 
 
-@dataclass(frozen=True)
 class RecordedSide:
-    """What the reference computed in float32, as a side that answers nothing else."""
+    """What the reference computed in float32, as a side that answers nothing else.
 
-    case: Case
-    arrays: Arrays
-    """By our names."""
-    kind: ClassVar[str] = "torch"
+    Args:
+        case: the work.
+        arrays: float32, by our names, as of `Answer`.
+    """
+
+    kind = "torch"
+
+    def __init__(self, case: Case, arrays: Arrays) -> None:
+        self.case, self.arrays = case, arrays
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Return the weights by the reference's names."""

@@ -92,9 +92,10 @@ def stages(reference: TorchSide) -> dict[str, str]:
 
     They are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
     """
-    known = dict(reference.module.named_modules())
+    model: Any = reference.module
+    known = dict(model.named_modules())
     found = {"embed": "model.embed_tokens", "norm": "model.norm", "logits": "lm_head"}
-    for i in range(reference.module.config.num_hidden_layers):
+    for i in range(model.config.num_hidden_layers):
         block = f"model.layers.{i}"
         for name, inner in _INTERMEDIATES.items():
             path = f"{block}.{inner}" if inner else block
