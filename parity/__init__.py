@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parity.port import Port, PortError, Report, check, compare, watched
+    from parity.port import Port, PortError, Report, compare
     from parity.sides import (
         CapturedSide,
         EquinoxSide,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
 
 _ROOMS = {
-    "parity.port": ("Port", "PortError", "Report", "check", "compare", "watched"),
+    "parity.port": ("Port", "PortError", "Report", "compare"),
     "parity.sides": (
         "CapturedSide",
         "EquinoxSide",
@@ -52,10 +52,8 @@ __all__ = [
     "SideError",
     "TorchSide",
     "capture",
-    "check",
     "compare",
     "comparison_runs",
-    "watched",
 ]
 
 

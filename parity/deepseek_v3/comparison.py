@@ -1,12 +1,12 @@
-"""Parity with Transformers' DeepSeek-V3, by the engine for any port: five configurations.
+"""Parity with Transformers' DeepSeek-V3, as anybody's port: five configurations.
 
-The truth is our model in float64; the reference in float64, its casts to float32 lifted, agrees
-with it. Where Transformers is not installed, committed recordings of it answer. Source:
-docs/mla-moe.md "Parity"; `parity.port`.
+The reference runs in float32 and in float64, its casts to float32 lifted. Where Transformers is not
+installed, committed recordings of it answer. Source: docs/mla-moe.md "Parity"; `parity.port`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,22 +21,18 @@ from parity.deepseek_v3 import reference
 from parity.deepseek_v3.cases import BUFFER, CASES, SUBJECT, TINY, Case, by_name
 from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
-from parity.deepseek_v3.recordings import (
-    Answer,
-    answer,
-    live,
-    named,
-    recorded,
-    without_gradients,
-)
+from parity.deepseek_v3.recordings import OF_LOSS, Answer, answer, live, named, recorded
 from parity.deepseek_v3.router import choose, scores_of
 from parity.engine.bounds import NoiseFloors
 from parity.engine.compare import Comparison, Work
 from parity.engine.measurement import Measurement
 from parity.engine.quantity import Quantity
-from parity.pooling import DRAWS, Draw, Pool, pool
-from parity.port import CheckReport, check
+from parity.pooling import DRAWS, Draw, Pool, digest_of, pool
+from parity.port import Port, Report
+from parity.port import compare as compare_port
 from parity.port_tolerances import PORTS, PortEdge
+from parity.sides import FunctionSide
+from parity.sides.side import OUTPUT, Precision, Run
 
 __all__ = [
     "CASES",
@@ -54,6 +50,7 @@ __all__ = [
     "live",
     "pooled",
     "recorded",
+    "side",
     "traced",
 ]
 
@@ -63,10 +60,9 @@ class Found:
     """A compared case."""
 
     case: Case
-    report: CheckReport
+    report: Report
     measurements: tuple[Measurement, ...]
-    """The engine's, and the gates on chosen experts."""
-    answer: Answer
+    """The report's, and the gates on chosen experts."""
 
     @property
     def gates(self) -> tuple[Measurement, ...]:
@@ -83,12 +79,12 @@ class Found:
         """How many gates hold."""
         return len(self.gates) - len(self.broken)
 
-    def worst(self, edge: str, quantity: str) -> float:
-        """Return the relative L2 of a quantity on an edge."""
+    def worst(self, quantity: str, *edges: str) -> float:
+        """Return the relative L2 of a quantity on the one of the edges that was measured."""
         return next(
             m.value
             for m in self.measurements
-            if (m.edge, m.quantity, m.metric) == (edge, quantity, "rel_l2")
+            if m.edge in edges and (m.quantity, m.metric) == (quantity, "rel_l2")
         )
 
 
@@ -110,10 +106,21 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
     return value
 
 
+def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
+    """Return our model on a case as a side, by its marks; its programs are compiled once.
+
+    Args:
+        case: the work.
+        model: another model in the place of ours, such as one with a defect.
+    """
+    return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
+
+
+@reference.one_thread()
 def compare(
     case: Case,
     answer: Answer,
-    model: MLAMoEForCausalLM | None = None,
+    ours: FunctionSide | None = None,
     *,
     gradients: bool = True,
     device: str = "cpu",
@@ -123,29 +130,49 @@ def compare(
     Args:
         case: the work.
         answer: of the reference.
-        model: another model in the place of ours, such as one with a defect.
+        ours: from `side`, to compare again without compiling again, or another model.
         gradients: whether they are compared too; they take most of the time.
         device: what measurements call the default device.
     """
-    if not gradients:
-        narrow, wide = (without_gradients(side) for side in (answer.float32, answer.float64))
-        answer = replace(answer, float32=narrow, float64=wide)
-    report = check(
-        traced if gradients else forward,
-        case.model() if model is None else model,
-        (jnp.asarray(case.ids), jnp.asarray(_positions(case))),
-        answer.float32,
-        answer.float64,
-        name=case.title,
-        suite=SUBJECT,
+    ours = side(case) if ours is None else ours
+    found = ours.run()
+    work = _work(case, ours, (*found.stages,), gradients)
+    port = Port(
+        case.title,
+        answer.side,
+        ours,
+        pins=answer.pins,
+        gradients=gradients,
+        loss=OUTPUT,
+        bfloat16=False,
         device=device,
-        forced=False,
+        work=work.hash,
     )
-    return Found(
-        case, report, (*report.measurements, *_flips(case, report, answer, device)), answer
-    )
+    report = compare_port(port)
+    rows = [replace(row, suite=SUBJECT) for row in report.measurements]
+    if answer.kind == "recorded":
+        rows += _wide(work, ours, answer, device)
+    rows += _flips(case, report, found.stages, answer, device)
+    return Found(case, report, tuple(rows))
 
 
+def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bool) -> Work:
+    """Return what rows are found by on another day: our numbers, and the marks of `traced`."""
+    trained = [n for n in ours.parameters() if not n.endswith(BUFFER)] if gradients else []
+    marks = [name for name in stages if name != OUTPUT]
+    order = (*marks, *map(Quantity.gradient, trained), OUTPUT)
+    return Work(case.title, digest_of(order, ours.params, ours.arguments[0]), order, suite=SUBJECT)
+
+
+def _wide(work: Work, ours: FunctionSide, answer: Answer, device: str) -> list[Measurement]:
+    """Compare float64 with the little of it that is recorded, which is no run of a side."""
+    edge = PortEdge.PORT64_ORIGINAL64
+    exact = ours.run(Run(Precision.FLOAT64)).stages
+    comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)
+    return comparison.run({name: exact[name] for name in answer.float64}, answer.float64)
+
+
+@reference.one_thread()
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
     """Measure a case over `parity.pooling.DRAWS` draws of weights and text; the first is its own.
 
@@ -163,18 +190,21 @@ def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
         one = replace(case, draw=number)
         original = None
         if live:
-            original = named(reference.run(case.config.to_hf(), one.weights, one.ids))
-        draws.append(
-            Draw(one.model(), (jnp.asarray(one.ids), jnp.asarray(_positions(one))), original)
-        )
+            theirs = reference.side(case.config.to_hf(), one.weights, one.ids)
+            original = named(theirs.run(Run(cotangents=OF_LOSS)), reference.stages(theirs))
+        draws.append(Draw(one.model(), _inputs(one), original))
     return pool(traced, draws, name=case.title, suite=SUBJECT, device=device)
 
 
-def _positions(case: Case) -> np.ndarray:
-    return np.broadcast_to(np.arange(case.length, dtype=np.float32), case.ids.shape)
+def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
+    """Return token ids and positions (B, L)."""
+    positions = np.broadcast_to(np.arange(case.length, dtype=np.float32), case.ids.shape)
+    return jnp.asarray(case.ids), jnp.asarray(positions)
 
 
-def _flips(case: Case, report: CheckReport, answer: Answer, device: str) -> list[Measurement]:
+def _flips(
+    case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Answer, device: str
+) -> list[Measurement]:
     """Count tokens that go to other experts although the choice was clear, for each layer."""
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
@@ -187,9 +217,9 @@ def _flips(case: Case, report: CheckReport, answer: Answer, device: str) -> list
     for layer, theirs in answer.chosen.items():
         name = f"{layer}.router_logits"
         bias = case.weights[f"model.{layer}.mlp.gate.{BUFFER}"]
-        ours, _ = chosen(report.values[name], bias, case.config)
+        mine, _ = chosen(ours[name], bias, case.config)
         _, margin = chosen(answer.float32[name], bias, case.config)
-        flips = expert_flips(ours, theirs, margin, answer.float32[name], bounds[name])
+        flips = expert_flips(mine, theirs, margin, answer.float32[name], bounds[name])
         rows.append(edge.judged(f"{layer}.chosen", "expert_flips", flips))
         rows.append(edge.fact(f"{layer}.chosen", "smallest_margin", float(margin.min())))
     return rows

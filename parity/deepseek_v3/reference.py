@@ -1,32 +1,37 @@
-"""Transformers' DeepSeek-V3, run live on given weights: intermediates, loss, gradients, by name.
+"""Transformers' DeepSeek-V3 on given weights, live, as a side of a port.
 
 In float64 its norms, rotations, softmax and router still round to float32, and its sum over experts
-then refuses to run. `wide` lifts those casts and nothing else, so that float64 means float64.
+then refuses to run; its side lifts those casts and nothing else, so that float64 means float64.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parity.engine.quantity import Quantity
-from parity.port import Arrays, watched
 from parity.recordings import ReferenceUnavailableError
+
+if TYPE_CHECKING:
+    from parity.sides import TorchSide
 
 NAME = "transformers DeepseekV3ForCausalLM"
 LEAST, BELOW = (4, 57), (5, 0)
 INSTALL = "pip install 'megalodon-numerics[dev]'"
+CHOSEN = "chosen"
 _INTERMEDIATES = {
     "attn_norm": "input_layernorm",
     "q_latent": "self_attn.q_a_layernorm",
     "kv_latent": "self_attn.kv_a_layernorm",
     "attn": "self_attn.o_proj",
     "mlp_norm": "post_attention_layernorm",
+    "router_logits": "mlp.gate.router_logits",
+    CHOSEN: "mlp.gate.chosen",
     "mlp": "mlp",
     "block": "",
 }
@@ -50,75 +55,62 @@ def provenance() -> dict[str, Any]:
     return {"reference": NAME, "versions": versions}
 
 
-def run(
-    fields: Mapping[str, Any],
-    weights: Mapping[str, np.ndarray],
-    ids: np.ndarray,
-    dtype: str = "float32",
-    *,
-    wide: bool = False,
-    gradients: bool = True,
-) -> Arrays:
-    """Run the reference, eager attention, on the CPU.
+def side(
+    fields: Mapping[str, Any], weights: Mapping[str, np.ndarray], ids: np.ndarray
+) -> TorchSide:
+    """Return it as a side: what it returns is the next-token loss, in nats.
+
+    Router logits (T, E) and the experts of each token (T, k), as floats, are stages below each
+    gate, which has no modules for them.
 
     Args:
-        fields: of its configuration, as `config.json` has them.
-        weights: its state dict.
+        fields: of its configuration.
+        weights: float32, by its names.
         ids: token ids (B, L).
-        dtype: "float32", "float64" or "bfloat16"; results are widened to at least float32.
-        wide: lift the casts to float32 on the way, for float64.
-        gradients: whether those of the loss by every parameter are wanted, as `grad/<parameter>`.
-
-    Returns:
-        `embed`, `layers.{i}.<intermediate>`, `layers.{i}.router_logits`, `layers.{i}.chosen` (T, k)
-        of integers, `norm`, `logits`, `loss`, and the gradients.
 
     Raises:
         ReferenceUnavailableError: it cannot run here.
-        RuntimeError: from torch, where the reference cannot compute in the dtype.
     """
     if reason := why_unavailable():
         raise ReferenceUnavailableError(reason)
-    import torch
+    from parity.sides import TorchSide
 
-    with ExitStack() as stack:
-        stack.enter_context(_one_thread())
-        if wide:
-            stack.enter_context(_no_narrowing())
-        model = _model(fields, weights).to(getattr(torch, dtype))
-        kept = stack.enter_context(watched(model, _paths(model)))
-        routed = stack.enter_context(_routers(model))
-        tokens = torch.from_numpy(np.asarray(ids, np.int64))
-        with torch.set_grad_enabled(gradients):
-            out = model(input_ids=tokens, labels=tokens, use_cache=False)
-        if gradients:
-            out.loss.backward()
-        kept |= routed | {"loss": _numpy(out.loss)}
-    if gradients:
-        for name, parameter in model.named_parameters():
-            given = parameter.grad
-            kept[Quantity.gradient(name)] = _numpy(
-                torch.zeros_like(parameter) if given is None else given
-            )
-    return kept
+    model = _model(fields, weights)
+    model.model.rotary_emb.register_forward_pre_hook(_make_rates)
+    for block in model.model.layers:
+        if hasattr(block.mlp, "gate"):
+            _watch(block.mlp.gate)
+
+    def loss(model: Any, ids: Any) -> Any:
+        return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+    return TorchSide(model, np.asarray(ids, np.int64), call=loss)
 
 
-def float64_refusal(
-    fields: Mapping[str, Any], weights: Mapping[str, np.ndarray], ids: np.ndarray
-) -> str:
-    """Return the error that the reference ends in when it is simply cast to float64, or ""."""
-    try:
-        run(fields, weights, ids, "float64", gradients=False)
-    except RuntimeError as error:
-        return str(error).partition("\n")[0]
-    return ""
+def stages(reference: TorchSide) -> dict[str, str]:
+    """Return the stages of a side that have a name of ours, by that name.
+
+    They are `embed`, `layers.{i}.<intermediate>`, `norm` and `logits`.
+    """
+    model: Any = reference.module
+    known = dict(model.named_modules())
+    found = {"embed": "model.embed_tokens", "norm": "model.norm", "logits": "lm_head"}
+    for i in range(model.config.num_hidden_layers):
+        block = f"model.layers.{i}"
+        for name, inner in _INTERMEDIATES.items():
+            path = f"{block}.{inner}" if inner else block
+            found |= {f"layers.{i}.{name}": path} if path in known else {}
+    return found
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Context in which torch uses one thread: what it splits among several here takes longer, and
-    the order of its sums would follow the machine.
+    the order of its sums would follow the machine. Does nothing where torch is not installed.
     """
+    if why_unavailable():
+        yield
+        return
     import torch
 
     before = torch.get_num_threads()
@@ -127,6 +119,20 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def float64_refusal(reference: TorchSide) -> str:
+    """Return the error that a side ends in when its model is simply cast to float64, or ""."""
+    import torch
+
+    model = copy.deepcopy(reference.module).to(torch.float64)
+    (ids,), _ = reference.arguments
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _model(fields: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:
@@ -143,65 +149,27 @@ def _model(fields: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Any:
     return model
 
 
-def _paths(model: Any) -> dict[str, str]:
-    known = dict(model.named_modules())
-    paths = {"embed": "model.embed_tokens", "norm": "model.norm", "logits": "lm_head"}
-    for i in range(len(model.model.layers)):
-        block = f"model.layers.{i}"
-        for name, inner in _INTERMEDIATES.items():
-            path = f"{block}.{inner}" if inner else block
-            paths |= {f"layers.{i}.{name}": path} if path in known else {}
-    return paths
+def _make_rates(rotary: Any, _inputs: Any) -> None:
+    """Make the rotations' rates in the run, so that they are float64 where it is: a table made
+    beforehand is off by what float32 rounds, which is more than any difference of mathematics.
+    """
+    rotary.inv_freq, _ = rotary.rope_init_fn(rotary.config, "cpu")
 
 
-@contextmanager
-def _routers(model: Any) -> Iterator[Arrays]:
-    """Context in which router logits and choices are kept; the logits have no module."""
+def _watch(gate: Any) -> None:
+    """Give a gate modules whose results are its logits and its choice."""
+    from torch.nn import Identity
     from torch.nn.functional import linear
 
-    kept: Arrays = {}
+    gate.router_logits, gate.chosen = Identity(), Identity()
 
-    def keep(i: int):
-        def hook(gate: Any, inputs: Any, output: Any) -> None:
-            x = inputs[0].detach().reshape(-1, gate.weight.shape[1])
-            kind = x.dtype if x.dtype.itemsize > 4 else gate.e_score_correction_bias.float().dtype
-            kept[f"layers.{i}.router_logits"] = _numpy(linear(x.to(kind), gate.weight.to(kind)))
-            kept[f"layers.{i}.chosen"] = output[0].detach().numpy().astype(np.int32)
+    def logits(gate: Any, inputs: Any) -> None:
+        x = inputs[0].reshape(-1, gate.weight.shape[1])
+        gate.router_logits(linear(x.float(), gate.weight.float()))
 
-        return hook
+    def choice(gate: Any, inputs: Any, result: Any) -> None:
+        # Whole numbers are no stage.
+        gate.chosen(result[0].to(gate.weight.dtype))
 
-    gates = [(i, getattr(b.mlp, "gate", None)) for i, b in enumerate(model.model.layers)]
-    hooks = [gate.register_forward_hook(keep(i)) for i, gate in gates if gate is not None]
-    try:
-        yield kept
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _no_narrowing() -> Iterator[None]:
-    """Context in which whatever asks torch for float32 gets float64, constants included."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Wide(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            asked = dict(kwargs or {})
-            if asked.get("dtype") is torch.float32:
-                asked["dtype"] = torch.float64
-            swap = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            return func(*swap, **asked)
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with Wide():
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _numpy(tensor: Any) -> np.ndarray:
-    held = tensor.detach().cpu()
-    return (held.float() if held.dtype.itemsize < 4 else held).numpy().copy()
+    gate.register_forward_pre_hook(logits)
+    gate.register_forward_hook(choice)

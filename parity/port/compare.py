@@ -61,6 +61,9 @@ class Port:
     """Whether both sides run in bfloat16 too."""
     device: str = "cpu"
     """What measurements call the default device."""
+    work: str = ""
+    """Hash of what both were given to compute, by which rows of another day are found; "" takes one
+    of all parameters and inputs."""
 
     @property
     def title(self) -> str:
@@ -94,7 +97,7 @@ def compare(port: Port) -> Report:
     if port.gradients:
         both.differentiate(port)
     floors = both.floors()
-    work = Work(port.title, _digest(port), (*ours.best.stages,), suite=port.name)
+    work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
     bounds = PortBounds(_by_edge(floors))
     rows = [_weights(work, bounds, matching, port.device, both.lost(port.original))]
     rows += both.repeats(work, bounds, port.device)

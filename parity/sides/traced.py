@@ -23,6 +23,9 @@ from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
 
 COMPILER_OPTIONS = {"xla_llvm_disable_expensive_passes": True}
 """A float64 run is a yardstick that runs a few times: compiling it is most of its cost."""
+SMALL = 1 << 20
+"""Elements of the largest array below which it is compiled without optimisation: that takes half
+the time, and some thirty runs that are a third slower cost less than the other half."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
@@ -93,7 +96,7 @@ class Traced:
             # A random key is no number; what is drawn with it is.
             return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
 
-        computed = jax.jit(evaluate, compiler_options=COMPILER_OPTIONS)(values)
+        computed = jax.jit(evaluate, compiler_options=self._options)(values)
         results = {i: np.asarray(x) for i, x in computed.items()}
         return {i: recorder.operations[i] for i in results}, results
 
@@ -108,7 +111,12 @@ class Traced:
 
     @cached_property
     def _wide(self) -> Callable[..., Any]:
-        return jax.jit(self._evaluation, compiler_options=COMPILER_OPTIONS)
+        return jax.jit(self._evaluation, compiler_options=self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        small = {"xla_backend_optimization_level": 0} if self._largest < SMALL else {}
+        return COMPILER_OPTIONS | small
 
     def _evaluation(self, arrays: Any, signs: Any, operations: Any, constants: Any, forced: Any):
         marks = Marks()

@@ -87,11 +87,14 @@ def test_a_pool_repeats_if_every_draw_does(monkeypatch) -> None:
         def on(self, model, inputs) -> Flaky:
             return Flaky(model == 0)
 
+        def responses(self, exact) -> dict[str, tuple[float, ...]]:
+            return dict.fromkeys(exact, (1e-07,))
+
         def run(self, dtype, rng=None, exact=None) -> dict[str, np.ndarray]:
             off = 1e-7 * next(turn) if self.first and dtype == "float32" else 1e-8
             return {"output": np.asarray([1.0 + off + (rng is not None) * 1e-7])}
 
-    monkeypatch.setattr(pooling.Side, "of", lambda *_: Flaky(False))
+    monkeypatch.setattr(pooling.Program, "of", lambda *_: Flaky(False))
     monkeypatch.setattr(pooling, "digest_of", lambda *_: "")
     for draws, repeats in (((0, 1), False), ((1, 1), True)):
         [row] = pool(port, [Draw(d, ()) for d in draws], name="flaky").measurements

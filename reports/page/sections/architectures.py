@@ -26,15 +26,16 @@ _EDGES = (
     (
         "our float32 against the reference's",
         MegalodonEdge.JAX32_REFERENCE32,
-        PortEdge.PORT32_ORIGINAL32,
+        (PortEdge.PORT32_ORIGINAL32,),
     ),
-    ("our float32 against float64", MegalodonEdge.JAX32_ORACLE, PortEdge.PORT32_PORT64),
+    ("our float32 against float64", MegalodonEdge.JAX32_ORACLE, (PortEdge.PORT32_PORT64,)),
     (
         "the reference's float32 against float64",
         MegalodonEdge.REFERENCE32_ORACLE,
-        PortEdge.ORIGINAL32_PORT64,
+        # Its own float64, or ours where a recording has none.
+        (PortEdge.ORIGINAL32_ORIGINAL64, PortEdge.ORIGINAL32_PORT64),
     ),
-    ("float64 against float64", MegalodonEdge.JAX64_ORACLE, PortEdge.PORT64_ORIGINAL64),
+    ("float64 against float64", MegalodonEdge.JAX64_ORACLE, (PortEdge.PORT64_ORIGINAL64,)),
 )
 _STYLES = {"healthy": "v0", "broken": "v1", "guarded": "v2", "emergency": "v3"}
 
@@ -53,7 +54,7 @@ def architectures(run: Run) -> dict[str, Any] | None:
     megalodon = f"{len(run.findings):,} findings, {flagged:,} of them warnings or errors"
     return {
         "rows": [
-            {"edge": words, "megalodon": _logits(first, ours), "mla_moe": _logits(second, port)}
+            {"edge": words, "megalodon": _logits(first, ours), "mla_moe": _logits(second, *port)}
             for words, ours, port in _EDGES
         ],
         "gates": (_gates(first), _gates(second)),
@@ -76,12 +77,14 @@ def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _logits(rows: Iterable[Measurement], edge: str) -> str:
-    """Return the worst relative L2 of logits on an edge."""
+def _logits(rows: Iterable[Measurement], *edges: str) -> str:
+    """Return the worst relative L2 of logits on some edges."""
     values = [
         m.value
         for m in rows
-        if (m.edge, m.kind, m.metric) == (edge, Kind.LOGITS, "rel_l2") and math.isfinite(m.value)
+        if m.edge in edges
+        and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
+        and math.isfinite(m.value)
     ]
     return number(max(values)) if values else "–"
 

@@ -11,12 +11,13 @@ import pytest
 
 from parity import recordings
 from parity.deepseek_v3 import cases, comparison, reference
-from parity.deepseek_v3.recordings import FOLDER
+from parity.deepseek_v3.recordings import FOLDER, OF_LOSS
 from parity.engine.compare import Work
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.engine.quantity import kind_of
 from parity.megalodon.edges import MegalodonEdge
+from parity.sides.side import Precision, Run, SideError
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter
 
@@ -35,10 +36,17 @@ def live(name: str) -> comparison.Answer:
     return comparison.live(comparison.by_name(name))
 
 
+def run(weights):
+    """What Transformers computes of the case with other weights, by our names."""
+    side = reference.side(FULL.config.to_hf(), weights, FULL.ids)
+    found = side.run()
+    return {name: found.stages[theirs] for name, theirs in reference.stages(side).items()}
+
+
 def holds(found: comparison.Found) -> None:
     assert found.broken == ()
     for edge in ("port32:original32", "port64:original64"):
-        assert found.worst(edge, "logits") <= MLA_MOE_LOGITS
+        assert found.worst("logits", edge) <= MLA_MOE_LOGITS
 
 
 @pytest.mark.parametrize("name", swept(c.name for c in comparison.CASES if c is not FULL))
@@ -62,6 +70,9 @@ def test_gradients_too_live_and_in_float64():
         <= rule("port64:original64", Kind.GRADIENT).absolute
     )
     assert "grad/model.layers.1.mlp.experts.up_proj.weight" in {m.quantity for m in wide}
+    # No table of either side is float32 in float64, which would be allowed for.
+    for m in wide:
+        assert m.tolerance == rule("port64:original64", m.kind).absolute
 
 
 def test_a_wrong_port_is_found():
@@ -69,17 +80,65 @@ def test_a_wrong_port_is_found():
     model = FULL.model()
     at = lambda m: m.model.layers[1].mlp.gate  # noqa: E731
     biased = eqx.tree_at(at, model, replace(at(model), weight=at(model).weight * np.float32(1.001)))
-    found = comparison.compare(FULL, comparison.recorded(FULL), biased)
+    found = comparison.compare(FULL, comparison.recorded(FULL), comparison.side(FULL, biased))
     assert "layers.1.router_logits" in {m.quantity for m in found.broken}
     assert "layers.1.attn" not in {m.quantity for m in found.broken}
 
 
+def test_float64_that_is_recorded_is_a_gate():
+    """A recording has no float64 run, only logits and loss of one: they are held to, and fail."""
+    said = comparison.recorded(FULL)
+    off = said.float64["logits"] * (1 + 1e-9)
+    spoiled = replace(said, float64=said.float64 | {"logits": off})
+    ours = comparison.side(FULL)
+    for answer, wrong in ((said, set()), (spoiled, {("port64:original64", "logits")})):
+        found = comparison.compare(FULL, answer, ours, gradients=False)
+        assert {(m.edge, m.quantity) for m in found.broken} == wrong
+        wide = {m.quantity for m in found.gates if m.edge == "port64:original64"}
+        assert wide == {"logits", "output"}
+
+
+def test_rows_are_of_the_same_work_live_and_recorded():
+    """Histories follow a gate by its identity, whatever the reference answers from."""
+    ours = comparison.side(FULL)
+    answers = (comparison.recorded(FULL), live(FULL.name))
+    recorded, alive = (
+        {
+            (m.edge, m.quantity, m.metric): m.identity
+            for m in comparison.compare(FULL, said, ours, gradients=False).gates
+        }
+        for said in answers
+    )
+    shared = recorded.keys() & alive.keys()
+    assert {"port32:port64", "port32:original32"} <= {edge for edge, *_ in shared}
+    assert all(recorded[key] == alive[key] for key in shared)
+    other = replace(FULL, draw=1)
+    moved = comparison._work(other, comparison.side(other), ("output",), gradients=False)
+    assert moved.hash != comparison._work(FULL, ours, ("output",), gradients=False).hash
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (Run(Precision.FLOAT64), "a float32 run"),
+        (Run(forced={"logits": np.zeros(1)}), "a float32 run"),
+        (Run(cotangents={"logits": np.ones(1)}), "derivatives of the loss"),
+    ],
+    ids=["float64", "forced", "cotangents"],
+)
+def test_a_recording_answers_nothing_but_what_was_recorded(how, why):
+    side = comparison.recorded(FULL).side
+    assert side.run(Run(cotangents=OF_LOSS)).gradients.keys() <= FULL.weights.keys()
+    with pytest.raises(SideError, match=why):
+        side.run(how)
+
+
 @cache
 def noise(name: str) -> NoiseFloors:
-    """The floors of a case, from the comparison with its recording."""
+    """The floors of a case, from its first draw."""
     case = comparison.by_name(name)
-    found = comparison.compare(case, comparison.recorded(case))
-    return NoiseFloors({name: {"hash": case.hash, "responses": found.report.responses}})
+    pool = comparison.pooled(case, live=False)
+    return NoiseFloors({name: {"hash": case.hash, "responses": pool.first}})
 
 
 @pytest.mark.parametrize("name", swept(c.name for c in comparison.CASES))
@@ -101,7 +160,7 @@ def test_a_recording_of_other_numbers_is_noticed():
     """The negative control: one weight moved by 1e-5 is no rounding."""
     said, moved = live(FULL.name), dict(FULL.weights)
     moved["model.embed_tokens.weight"] = moved["model.embed_tokens.weight"] * np.float32(1 + 1e-5)
-    other = reference.run(FULL.config.to_hf(), moved, FULL.ids, gradients=False)
+    other = run(moved)
     bound = noise(FULL.name).bound(
         MegalodonEdge.RECORDED32_LIVE32, Kind.BLOCK, Work(FULL.name, FULL.hash, ()), "embed"
     )
@@ -148,7 +207,7 @@ def test_the_one_meant_difference_is_there_and_only_where_a_score_and_its_bias_a
     bias, name = f"model.layers.1.mlp.gate.{cases.BUFFER}", "layers.1.router_logits"
     for lowered, differs in ((0.0, False), (-3.0, True)):
         weights = {n: w + np.float32(lowered * (n == bias)) for n, w in FULL.weights.items()}
-        said = reference.run(FULL.config.to_hf(), weights, FULL.ids, gradients=False)
+        said = run(weights)
         ours, _ = comparison.chosen(said[name], weights[bias], FULL.config)
         theirs = np.sort(said["layers.1.chosen"], -1)
         assert (np.sort(ours, -1) != theirs).any() == differs

@@ -136,19 +136,17 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
 
 def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatch):
     dense, moe = map(mla_moe.by_name, ("dense", "moe"))
-    result = SimpleNamespace(
-        measurements=[measurement(case=dense.title, edge="port32:original32")],
-        report=SimpleNamespace(responses={"logits": (1e-7, 2e-7)}),
-    )
-    nothing = SimpleNamespace(measurements=(), responses={})
+    result = SimpleNamespace(measurements=[measurement(case=dense.title, edge="port32:original32")])
+    first = {"logits": (1e-7, 2e-7)}
+    nothing = SimpleNamespace(measurements=(), responses={}, first=first)
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
     monkeypatch.setattr(mla_moe, "pooled", lambda case, live, device: nothing)
-    monkeypatch.setattr(mla_moe, "compare", lambda case, answer, device: result)
+    monkeypatch.setattr(mla_moe, "compare", lambda case, answer, ours, device: result)
     suite = suites_module.run_mla_moe(RecordedReference(), quiet)
     assert [row.deterministic for row in suite.measurements] == [True, True]
     assert suite.result().status == "ran"
     assert [f.metric for f in suite.findings] == [LIVE_BUG]
-    assert suite.responses[dense.title, "rel_l2"] == {"logits": (1e-7, 2e-7)}
+    assert suite.responses[dense.title, "rel_l2"] == first
 
     def lost(case, which):
         raise RecordingError(f"{case.name} has no recording")
