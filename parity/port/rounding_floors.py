@@ -67,7 +67,7 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
     return (
         f"float32 costs the port {port[first] / original[first]:.0f} times what it costs the "
         f"original from {first} on, by the operations it is made of: a way to compute it that "
-        "loses digits"
+        "loses digits, or decides by a number that one rounding turns"
     )
 
 
