@@ -19,7 +19,7 @@ from parity.engine.measurement import Measurement
 from parity.engine.metrics import without_shared_infinities
 from parity.engine.parameter_pairs import Matching
 from parity.engine.quantity import WEIGHTS, stage_kind
-from parity.port.consequences import idle_pairs, notice_of, without
+from parity.port.consequences import compensated, idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
 from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
@@ -123,6 +123,12 @@ def compare(port: Port) -> Report:
     constants = floors["original", Rounding.CONSTANTS]
     try:
         place = localise(both.names, original, ours, constants)
+        while two := compensated(alignment, rows, place, outputs):
+            alignment = without(alignment, [two])
+            both.names = replace(both.names, alignment=alignment)
+            rows = [row for row in rows if row.quantity != two.port]
+            notices = (*notices, notice_of(two))
+            place = localise(both.names, original, ours, constants)
     except SideError as error:
         # A capture, for one, cannot be fed; what was compared without is no less worth.
         place = Place(PortEdge.PORT32_ORIGINAL32, ())

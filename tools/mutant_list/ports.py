@@ -153,8 +153,15 @@ CONSEQUENCES = of(
     (
         "idle_outputs",
         "a returned value that differs has no effect either",
-        "if not named or {pair.port, pair.original} & set(outputs):",
-        "if not named:",
+        "return named and not {pair.port, pair.original} & set(outputs)",
+        "return named",
+        _CONSEQUENCES,
+    ),
+    (
+        "starts_at_two_quantities",
+        "a difference starts at two quantities of one name, wherever it is",
+        "return pair if any(s.broken and s.name not in failing for s in behind) else None",
+        "return None",
         _CONSEQUENCES,
     ),
     (

@@ -107,10 +107,14 @@ class Bench:
             params = unflatten_dict(flat, sep=".")
 
         def as_users_call(module: Any, params: Any, **inputs: Any) -> Any:
-            model._module = module
-            # Inside of what watches the modules: the first interceptor of Flax is the outermost.
-            with contextlib.nullcontext() if fault is None else fault.planted(model):
-                return self.twin.call_flax(model, params["params"], inputs)
+            # Put back behind the call: the next fault's side is made of the model's own module.
+            own, model._module = model._module, module
+            try:
+                # Inside of what watches the modules: Flax's first interceptor is the outermost.
+                with contextlib.nullcontext() if fault is None else fault.planted(model):
+                    return self.twin.call_flax(model, params["params"], inputs)
+            finally:
+                model._module = own
 
         return FlaxSide(model.module, params, call=as_users_call, **self.inputs)
 
