@@ -13,7 +13,6 @@ from parity.deepseek_v3 import cases as mla_moe
 from parity.deepseek_v3 import reference
 from parity.megalodon import cases as megalodon
 from parity.megalodon.reference.installed import why_unavailable
-from parity.megalodon.runner import JaxSubject
 from parity.port import Port, compare
 
 pytestmark = pytest.mark.sweep
@@ -41,24 +40,12 @@ def mla_moe_port() -> Port:
     return Port("mla-moe", original, port, loss="output.loss")
 
 
-def megalodon_port(change=lambda model: model) -> Port:
+def megalodon_port(change=lambda model: model):
     if reason := why_unavailable():
         pytest.skip(reason)
-    from parity.megalodon.reference.live import LiveReference
-    from parity.sides import EquinoxSide, TorchSide
+    from parity.megalodon.port import port
 
-    case = megalodon.by_name("plain")
-    original = TorchSide(
-        LiveReference().load(case.config, case.weights),
-        case.batch.ids,
-        call=lambda m, i: {"logits": m(input_ids=i, use_cache=False).logits},
-    )
-    port = EquinoxSide(
-        change(JaxSubject("float32").load(case)),
-        jnp.asarray(case.batch.ids),
-        call=lambda m, i: {"logits": m(i)[0]},
-    )
-    return Port("megalodon", original, port, gradients=False, bfloat16=False)
+    return port(megalodon.by_name("plain"), change)
 
 
 def test_mla_moe_holds_with_the_gradients_of_its_loss():

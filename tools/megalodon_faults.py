@@ -1,0 +1,111 @@
+"""Megalodon's own planted bugs looked for as in any port; a table of docs/ports-detection.md.
+
+    python -m tools.megalodon_faults                 # compare every bug that was not compared yet
+    python -m tools.megalodon_faults rope_base_ignored   # only these, again
+    python -m tools.megalodon_faults --write         # put the table in the page
+
+Needs megalodon-hf. What was said of each is a file of its own in build/megalodon_faults. Bugs whose
+witness is a stream or a trajectory are left out: their state is carried from call to call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from parity.engine.quantity import Quantity, Role
+from parity.faults import FAULTS, Fault
+from parity.megalodon import cases
+from parity.port import PortError, compare
+from stability.experiments.document import renew
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "ports-detection.md"
+RESULTS = ROOT / "build" / "megalodon_faults"
+TABLE = "Megalodon's own bugs"
+Record = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare what is asked for, or write the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="names of bugs")
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
+    parser.add_argument("--part", default="0/1", help="K/N: every Nth bug, from the Kth on")
+    chosen = parser.parse_args(arguments)
+    if chosen.write:
+        records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+        renew(DOCUMENT, f"<!-- {TABLE}: begin -->", f"<!-- {TABLE}: end -->", table(records))
+        return
+    warnings.simplefilter("ignore")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    part, parts = map(int, chosen.part.split("/"))
+    known = [f for f in FAULTS if not f.name.startswith("healthy") and is_one_call(f.witness)]
+    for fault in known[part::parts]:
+        path = RESULTS / f"{fault.name}.json"
+        if fault.name not in chosen.names if chosen.names else path.exists():
+            continue
+        control = RESULTS / f"healthy {fault.witness}.json"
+        if not control.exists():
+            control.write_text(json.dumps(said(fault.witness, None), indent=1))
+        path.write_text(json.dumps(record := said(fault.witness, fault), indent=1))
+        print(f"{fault.name} ({fault.stage}): {record['says']}", flush=True)
+        jax.clear_caches()
+
+
+def is_one_call(name: str) -> bool:
+    """Whether a case is one that `parity.megalodon.port` takes."""
+    case = cases.by_name(name)
+    return not (case.cuts or case.steps or case.known_difference)
+
+
+def said(name: str, fault: Fault | None) -> Record:
+    """Return what is said of a case with a fault planted, or with none."""
+    from parity.megalodon.port import port
+
+    case = cases.by_name(name)
+    backward = fault is not None and Quantity(fault.stage).role in (Role.GRADIENT, Role.COTANGENT)
+    record = {"fault": fault and fault.name, "case": name, "family": fault and fault.family.value}
+    record["expected"] = fault and fault.stage
+    try:
+        if fault is None:
+            report = compare(port(case))
+        else:
+            with fault.planted():
+                report = compare(port(case, gradients=backward))
+    except (ValueError, PortError) as error:
+        return record | {"found": True, "told": True, "says": str(error).splitlines()[0]}
+    told = any("loses digits" in notice for notice in report.notices)
+    return record | {
+        "found": not report.holds,
+        "told": told or not report.holds,
+        "says": report.sentence(),
+    }
+
+
+def table(records: Iterable[Record]) -> str:
+    """Return a row per family, and what was not found."""
+    planted = [r for r in records if r["fault"]]
+    controls = [r for r in records if not r["fault"]]
+    lines = ["| family | bugs | found | told without a failure |", "| --- | --- | --- | --- |"]
+    for family in (*dict.fromkeys(r["family"] for r in planted), "all"):
+        own = [r for r in planted if family in (r["family"], "all")]
+        found = sum(r["found"] for r in own)
+        lines.append(f"| {family} | {len(own)} | {found} | {sum(r['told'] for r in own) - found} |")
+    missed = [r["fault"] for r in planted if not r["told"]]
+    alarms = [r["case"] for r in controls if r["found"]]
+    lines += ["", f"Not found: {', '.join(f'`{name}`' for name in missed) or 'none'}. "]
+    lines[-1] += f"Of {len(controls)} healthy cases {len(alarms)} raised an alarm."
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
