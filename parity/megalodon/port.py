@@ -28,7 +28,7 @@ def port(
     *,
     gradients: bool = False,
 ) -> Port:
-    """Return a case as a port: logits and loss of one call without a cache, every position.
+    """Return a case as a port: logits and loss of one call without a cache, where not padded.
 
     Args:
         case: the work; no stream and no trajectory.
@@ -66,4 +66,13 @@ def port(
         call=ours,
         **{name: jnp.asarray(x) for name, x in mask.items()},
     )
-    return Port("megalodon", original, twin, loss=LOSS, gradients=gradients, bfloat16=False)
+    # What either computes at padding is its own business.
+    return Port(
+        "megalodon",
+        original,
+        twin,
+        valid=batch.mask if batch.padded else None,
+        loss=LOSS,
+        gradients=gradients,
+        bfloat16=False,
+    )
