@@ -24,7 +24,7 @@ SEEDS = 4
 """Runs by which a floor is measured. A response is a norm over all elements of a stage, and four of
 them agree within some ten per cent; the factors of the table are 6 and more."""
 COSTLY = 8.0
-"""Floors of a port over its original's from which that is told. Of eight healthy pairs the largest
+"""Floors of a port over its original's from which that is told. Of seven healthy pairs the largest
 was 2.3 at any stage (variances as differences of squares against sums of squares, means near 0);
 such a variance under a mean of 30 deviations has 68."""
 Arrays = Mapping[str, np.ndarray]
