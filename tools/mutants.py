@@ -39,6 +39,8 @@ from tools.mutant_list import CONTROLS, MUTANTS, ROOT, Mutant
 from tools.mutant_list.survivors import ARGUED
 
 DOCUMENT = ROOT / "docs" / "mutants.md"
+RESULTS = ROOT / "tools" / "mutant_list" / "results.jsonl"
+"""In the repository: a machine runs what no other has run with the edit as it is."""
 COUNTS, TABLE, SURVIVORS, EQUIVALENT = "counts", "mutants", "survivors", "controls"
 """What stands in the comments around each table of the document."""
 LIMIT = 300
@@ -68,8 +70,8 @@ class Result:
     """`pytest` or `night`."""
     place: str
     """The first test that failed, or verdict and stage of the night; empty where nothing did."""
-    reason: str
-    seconds: float
+    reason: str = ""
+    seconds: float = 0.0
 
     @property
     def found(self) -> bool:
@@ -362,7 +364,7 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
         RuntimeError: the tests or a night do not run, or are not green, without a fault.
     """
     warm()
-    cache = results.path.with_name("healthy.json")
+    cache = ROOT / "build" / "mutants" / "healthy.json"
 
     def asked(mutant: Mutant, side: str) -> bool:
         known = results.of(mutant, side)
@@ -492,8 +494,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 where enough mutants were found, and no control."""
     everything = (*MUTANTS, *CONTROLS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    default = ROOT / "build" / "mutants" / "results.jsonl"
-    parser.add_argument("--results", type=Path, default=default, help="where results go")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go")
     parser.add_argument("--only", action="append", help="only this mutant, again (repeatable)")
     packages = sorted({m.package for m in everything})
     parser.add_argument("--package", choices=packages, help="only mutants of this package")

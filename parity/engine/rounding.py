@@ -57,13 +57,21 @@ class Signs:
 
     def moved(self, value: Any, roundoff: float) -> Any:
         """Return a float64 value as an operation of this unit roundoff leaves it."""
-        factor = 1 + self._draw(value.shape) * jnp.asarray(roundoff * self.operations)
+        moves = self._draw(value.shape)
+        if jnp.iscomplexobj(value):
+            # Each part of a product is off by what both parts of its factors are: so is the angle.
+            moves = jax.lax.complex(moves, self._draw(value.shape))
+        factor = 1 + moves * jnp.asarray(roundoff * self.operations)
         return value * factor.astype(value.dtype)
 
     def constant(self, value: Any) -> Any:
         """Return what a program holds in float32 or less, moved as its making would have."""
         # Not `result_type`: a weak float32 literal would be float64 by it, and is not.
         dtype = getattr(value, "dtype", None) or jnp.result_type(value)
+        if dtype == jnp.complex64:
+            # A rotation is a cosine and a sine, each a table of its own.
+            parts = np.asarray(value)
+            return jax.lax.complex(*map(self.constant, (np.real(parts), np.imag(parts))))
         if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.float64:
             return value
         short, wide = is_short(value), jnp.asarray(value, jnp.float64)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from parity.sides.complex_pairs import as_pairs
+
 
 def path_name(path: Sequence[Any]) -> str:
     """Return a path of a pytree as dotted text, such as `layers.0.weight`."""
@@ -34,8 +36,13 @@ def mark(name: str, value: Any) -> Any:
 
 
 def floating(x: Any) -> bool:
-    """Whether a leaf is an array of floating point numbers."""
+    """Whether a leaf is an array of floating point numbers, real or complex."""
     return hasattr(x, "dtype") and hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def is_complex(x: Any) -> bool:
+    """Whether a leaf is an array of complex numbers."""
+    return floating(x) and jnp.issubdtype(x.dtype, jnp.complexfloating)
 
 
 def is_array(x: Any) -> bool:
@@ -49,16 +56,24 @@ def is_key(x: Any) -> bool:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return the arrays among the leaves of a pytree."""
-    return [x for x in jax.tree.leaves(tree) if is_array(x)]
+    """Return the arrays among the leaves of a pytree; complex ones as pairs."""
+    leaves = (x for x in jax.tree.leaves(tree) if is_array(x))
+    return [as_pairs(np.asarray(x)) if is_complex(x) else x for x in leaves]
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Return a pytree with its floating arrays in another dtype."""
-    return jax.tree.map(
-        lambda x: np.asarray(x).astype(dtype, copy=False) if is_array(x) and floating(x) else x,
-        tree,
-    )
+    """Return a pytree with its floating arrays in another dtype.
+
+    Complex ones are of that width, and of float32's where there are none so narrow.
+    """
+    paired = jnp.complex128 if jnp.dtype(dtype) == jnp.float64 else jnp.complex64
+
+    def in_dtype(x: Any) -> Any:
+        if not is_array(x) or not floating(x):
+            return x
+        return np.asarray(x).astype(paired if is_complex(x) else dtype, copy=False)
+
+    return jax.tree.map(in_dtype, tree)
 
 
 def as_array(x: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from parity.engine.jaxprs import aval
 from parity.engine.operations import Operation
+from parity.sides.complex_pairs import as_pairs
 from parity.sides.jax_leaves import (
     arrays_of,
     as_array,
@@ -59,10 +60,10 @@ class JaxSide:
         self._programs: dict[tuple[Precision, bool], Traced] = {}
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every array among the parameters by its path."""
+        """Return every array among the parameters by its path; complex ones as pairs."""
         leaves = jax.tree_util.tree_leaves_with_path(self.params)
         return {
-            self.parameter_name(path_name(path)): np.asarray(leaf)
+            self.parameter_name(path_name(path)): as_pairs(np.asarray(leaf))
             for path, leaf in leaves
             if is_array(leaf) and not is_key(leaf)
         }
@@ -77,7 +78,7 @@ class JaxSide:
         named = {str(i): x for i, x in enumerate(inputs)} | keywords
         leaves = jax.tree_util.tree_leaves_with_path(named)
         return {
-            path_name(path): np.asarray(jax.random.key_data(x) if is_key(x) else x)
+            path_name(path): as_pairs(np.asarray(jax.random.key_data(x) if is_key(x) else x))
             for path, x in leaves
             if is_array(x)
         }
@@ -100,7 +101,7 @@ class JaxSide:
                 marks, results = program.evaluate_in_float64(arrays, how)
             else:
                 marks, results = program.evaluate(arrays, how.forced)
-            stages = {name: np.asarray(x) for name, x in marks.items() if floating(x)}
+            stages = {name: as_pairs(np.asarray(x)) for name, x in marks.items() if floating(x)}
             _check_names(how.forced, stages, "stage")
             stages |= dict(zip(program.outputs, map(np.asarray, results), strict=True))
             gradients = {} if how.cotangents is None else self._gradients(how, arrays, wide)

@@ -87,13 +87,20 @@ class Lift(TorchDispatchMode):
 
     def moved(self, x: torch.Tensor, units: float) -> torch.Tensor:
         """Return a tensor moved by so many units, up or down at random."""
-        signs = torch.randint(0, 2, x.shape, generator=self.signs, dtype=torch.int8).to(x.device)
-        result = x * (1 + (2.0 * signs.to(x.dtype) - 1) * (units * UNIT_ROUNDOFF))
+        moves = self._draw(x)
+        if x.is_complex():
+            # Each part of a product is off by what both parts of its factors are: so is the angle.
+            moves = torch.complex(moves, self._draw(x))
+        result = x * (1 + moves * (units * UNIT_ROUNDOFF))
         # The lowest number there is, which masks scores, has no number below it.
         return torch.where(result.isfinite(), result, x)
 
+    def _draw(self, x: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, x.shape, generator=self.signs, dtype=torch.int8).to(x.device)
+        return 2.0 * signs.to(x.real.dtype) - 1
+
     def _rounded(self, x: Any, units: float, name: str) -> Any:
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+        if not isinstance(x, torch.Tensor) or x.dtype not in NARROW or not x.numel():
             return x
         if name.endswith("_"):  # in place: the same tensor goes on
             return x.copy_(self.moved(x, units))
@@ -102,7 +109,7 @@ class Lift(TorchDispatchMode):
     def _summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Move one factor of each product in a sum, as adding up its terms would."""
         which, terms = _terms(name, args)
-        if which is None or not args[which].is_floating_point():
+        if which is None or args[which].dtype not in NARROW:
             return args
         changed = self.moved(args[which], math.sqrt(1 + terms / 11))
         return (*args[:which], changed, *args[which + 1 :])
@@ -121,6 +128,8 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
         dims = (dims,) if isinstance(dims, int) else dims
         shape = args[0].shape
         return 0, math.prod(shape[d] for d in dims) if dims else max(1, args[0].numel())
+    if name in ("_fft_r2c", "_fft_c2c", "_fft_c2r"):
+        return 0, math.prod(args[0].shape[d] for d in args[1])
     if name in ("cumsum", "_softmax", "_log_softmax"):
         dim = args[1]
         return 0, args[0].shape[dim] if args[0].ndim else 1

@@ -50,10 +50,11 @@ class TorchSide:
         """Whether float64 is hidden from the module, which refuses what it sees of it."""
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return every parameter and every floating buffer by path; a tied one by its first."""
+        """Return every parameter and every floating buffer by path; a tied one by its first, a
+        complex one as pairs."""
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
-        named |= {name: b for name, b in buffers if b.is_floating_point() and name not in named}
+        named |= {name: b for name, b in buffers if _floating(b) and name not in named}
         return {name: _array(tensor) for name, tensor in named.items()}
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -120,7 +121,7 @@ class TorchSide:
                 raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
             results = dict(fields_of(result, OUTPUT))
             # Copied: it may be a buffer, which the next run writes to.
-            outputs = {n: x.clone() for n, x in results.items() if _floating(x)}
+            outputs = {n: _pairs(x).clone() for n, x in results.items() if _floating(x)}
             if not outputs:
                 kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in results.items()}
                 raise SideError(f"expected the module to return floating tensors, got {kinds}")
@@ -134,7 +135,7 @@ class TorchSide:
 
     def _in(self, precision: Precision) -> torch.nn.Module:
         floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))
-        if precision is Precision.FLOAT32 and all(d is torch.float32 for d in floats):
+        if precision is Precision.FLOAT32 and {*floats} <= {torch.float32, torch.complex64}:
             return self.module
         if precision not in self._copies:
             self._copies[precision] = _in_dtype(_copy(self.module), DTYPES[precision])
@@ -155,7 +156,7 @@ def _watched(
                 while unique in stages:
                     unique, count = f"{name}#{count}", count + 1
                 # Copied, since an operation in place further on would change it.
-                stages[unique] = x.detach().clone()
+                stages[unique] = _pairs(x.detach()).clone()
                 names[name] = unique
             if not any(unique in forced for unique in names.values()):
                 return None
@@ -178,7 +179,8 @@ def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
         if name not in by:
             return value
         # Copied, since the module may write to it; as the other is, whatever dtype it says it has.
-        other = torch.from_numpy(np.array(by[name])).to(value, copy=True)
+        other = torch.from_numpy(np.array(by[name])).to(_pairs(value), copy=True)
+        other = torch.view_as_complex(other) if value.is_complex() else other
         return other.reshape(value.shape)
     if isinstance(value, Mapping):
         entries = {k: _replaced(v, f"{name}.{k}", by) for k, v in value.items()}
@@ -212,7 +214,7 @@ def _gradients(
             allow_unused=True,
         )
     return {
-        name: np.zeros(tuple(p.shape), _array(p).dtype) if g is None else _array(g)
+        name: np.zeros_like(_array(p)) if g is None else _array(g)
         for (name, p), g in zip(named.items(), gradients, strict=True)
     }
 
@@ -232,7 +234,7 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
     with lifted(how.seed) as mode, torch.no_grad():
         mode.signs = generator
         for name, table in tables.items():
-            if table.is_floating_point() and name not in how.shared:
+            if _floating(table) and name not in how.shared:
                 table.copy_(_moved_table(mode, table))
         for inner in moved.modules():
             for name, value in vars(inner).items():
@@ -243,6 +245,8 @@ def _with_moved_tables(module: torch.nn.Module, how: Run) -> torch.nn.Module:
 
 def _moved_table(mode: Lift, table: torch.Tensor) -> torch.Tensor:
     """Return a table as rounding may have left it; 0, 1 and what a mask is made of are exact."""
+    if table.is_complex():
+        return torch.view_as_complex(_moved_table(mode, _pairs(table)).contiguous())
     short = torch.from_numpy(is_short(_array(table))).to(table.device)
     return torch.where(short, table, mode.moved(table, 1.0))
 
@@ -259,14 +263,7 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     if not any(x.is_complex() for x in (*module.parameters(), *module.buffers())):
         # The module's own way, where it has one: some keep what they refuse to hold in a dtype.
         return module.to(dtype)
-    pairs = torch.complex128 if dtype is torch.float64 else torch.complex64
-
-    def converted(x: torch.Tensor) -> torch.Tensor:
-        if x.is_complex():
-            return x.to(pairs)
-        return x.to(dtype) if x.is_floating_point() else x
-
-    return module._apply(converted)
+    return module._apply(lambda x: x.to(_dtype_like(x, dtype)))
 
 
 @contextlib.contextmanager
@@ -308,15 +305,28 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
     """Return an input of one run: a copy, since a module may change it in place."""
     if not isinstance(x, torch.Tensor):
         return x
-    return x.to(dtype, copy=True) if x.is_floating_point() else x.clone()
+    return x.to(_dtype_like(x, dtype), copy=True)
+
+
+def _dtype_like(x: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor in a run in `dtype`: no complex number is narrower than two of
+    float32, and whole numbers stay."""
+    if x.is_complex():
+        return torch.complex128 if dtype is torch.float64 else torch.complex64
+    return dtype if x.is_floating_point() else x.dtype
 
 
 def _floating(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _pairs(x: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor (...,) as its parts (..., 2); see `parity.sides.complex_pairs`."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
-    held = x.detach().cpu()
+    held = _pairs(x.detach()).cpu()
     if held.dtype is torch.bfloat16:
         return held.float().numpy().astype(ml_dtypes.bfloat16)
     return held.numpy()

@@ -18,7 +18,8 @@ from parity.engine.jaxprs import aval, equations
 from parity.engine.marks import Change, Marks
 from parity.engine.operations import Operation, Recorder
 from parity.engine.rounding import Signs, pool
-from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_key
+from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
+from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_complex, is_key
 from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
 
 COMPILER_OPTIONS = {"xla_llvm_disable_expensive_passes": True}
@@ -47,7 +48,7 @@ class Traced:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Return marks and results, computed operation by operation in their own dtypes."""
         marks = Marks()
-        changes = {name: Change(True, value) for name, value in forced.items()}
+        changes = self._changes(forced)
         results = Evaluation().run(self.closed, self._arguments(arrays), marks, changes)
         return _taken(marks), results
 
@@ -62,7 +63,9 @@ class Traced:
         forced = {
             name: Change(
                 np.asarray(name in how.forced),
-                np.asarray(how.forced.get(name, np.zeros(shape.shape)), shape.dtype),
+                from_pairs(how.forced[name], shape.dtype)
+                if name in how.forced
+                else np.zeros(shape.shape, shape.dtype),
             )
             for name, shape in self._marks.items()
         }
@@ -86,7 +89,7 @@ class Traced:
             nonlocal recorder
             recorder = Recorder()
             marks = Marks()
-            changes = {name: Change(True, value) for name, value in forced.items()}
+            changes = self._changes(forced)
             how = Evaluation(True, notices={}, recorder=recorder)
             results = how.run(self.closed, values, marks, changes)
             ends = marks.values | dict(zip(self.outputs, results, strict=True))
@@ -97,7 +100,7 @@ class Traced:
             return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
 
         computed = jax.jit(evaluate, compiler_options=self._options)(values)
-        results = {i: np.asarray(x) for i, x in computed.items()}
+        results = {i: as_pairs(np.asarray(x)) for i, x in computed.items()}
         return {i: recorder.operations[i] for i in results}, results
 
     @property
@@ -137,7 +140,8 @@ class Traced:
             order.update(marks.values)
 
         variables = [aval(v) for v in self.closed.jaxpr.invars]
-        jax.eval_shape(note, [_wide_shape(v) for v in variables])
+        with jax.enable_x64(True):
+            jax.eval_shape(note, [_wide_shape(v) for v in variables])
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in order.items()}
 
     @cached_property
@@ -148,6 +152,16 @@ class Traced:
             variables += (*eqn.outvars, *eqn.invars)
         shapes = (getattr(aval(v), "shape", ()) for v in variables)
         return max(map(math.prod, shapes), default=1)
+
+    def _changes(self, forced: Mapping[str, Any]) -> dict[str, Change]:
+        """Return the changes that force marks; one of an unknown name changes nothing."""
+        known = self._marks if forced else {}
+        dtypes = {name: known[name].dtype for name in forced if name in known}
+        complex_ = {n for n, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.complexfloating)}
+        return {
+            name: Change(True, from_pairs(x, dtypes[name]) if name in complex_ else x)
+            for name, x in forced.items()
+        }
 
     def _arguments(self, arrays: Sequence[Any], wide: bool = False) -> list[Any]:
         """Return arrays as the program takes them; in float64 where it is to be evaluated in it."""
@@ -176,7 +190,10 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
 
     def call(values: Sequence[Any]) -> list[Any]:
         rest = iter(values)
-        whole = [next(rest) if is_array(x) else x for x in leaves]
+        whole = [
+            (traced_complex(next(rest)) if is_complex(x) else next(rest)) if is_array(x) else x
+            for x in leaves
+        ]
         params, (inputs, keywords) = jax.tree.unflatten(structure, whole)
         result = function(params, *inputs, **keywords)
         paths = jax.tree_util.tree_leaves_with_path(result)
@@ -188,7 +205,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
             raise SideError(f"expected the function to return floating arrays, got {kinds}")
         names[:] = results
         others[:] = (name for name, x in fields.items() if is_array(x) and name not in results)
-        return list(results.values())
+        return list(map(traced_pairs, results.values()))
 
     def gradients(*values: Any) -> Any:
         constant, cotangents = list(values[: len(arrays)]), values[len(arrays) :]

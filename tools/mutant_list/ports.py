@@ -12,6 +12,7 @@ _ALIGNMENT = "test_alignment.py"
 _RETURNED = "test_returned.py"
 _CONSEQUENCES = "test_consequences.py"
 _TABLES = "test_tables_and_masks.py"
+_COMPLEX = "test_complex.py"
 
 COMPARE = of(
     "parity/port/compare.py",
@@ -214,15 +215,15 @@ TORCH = of(
     (
         "stages_are_views",
         "a stage is what an operation in place made of it later",
-        "stages[unique] = x.detach().clone()",
-        "stages[unique] = x.detach()",
+        "stages[unique] = _pairs(x.detach()).clone()",
+        "stages[unique] = _pairs(x.detach())",
         _TORCH,
     ),
     (
         "inputs_are_shared",
         "a module that changes its input in place changes the next run's",
-        "return x.to(dtype, copy=True) if x.is_floating_point() else x.clone()",
-        "return x.to(dtype) if x.is_floating_point() else x",
+        "return x.to(_dtype_like(x, dtype), copy=True)",
+        "return x.to(_dtype_like(x, dtype))",
         f"{_TORCH} {_PORT}",
     ),
     (
@@ -249,8 +250,8 @@ TORCH = of(
     (
         "imaginary_parts_lost",
         "complex tables lose their imaginary parts in float64",
-        "            return x.to(pairs)",
-        "            return x.real.to(dtype)",
+        "return module._apply(lambda x: x.to(_dtype_like(x, dtype)))",
+        "return module._apply(lambda x: x.real.to(dtype) if _floating(x) else x)",
         _RETURNED,
     ),
     (
@@ -298,6 +299,31 @@ TORCH_LIFT = of(
         "        return tree_map(lambda x: self._rounded(x, units, name), result)",
         "        return result",
         _TORCH,
+    ),
+    (
+        "torch_rounding_keeps_angles",
+        "rounding moves the modulus of a complex number alone",
+        "moves = torch.complex(moves, self._draw(x))",
+        "moves = torch.complex(moves, 0 * moves)",
+        _COMPLEX,
+    ),
+)
+
+COMPLEX = of(
+    "parity/sides/complex_pairs.py",
+    (
+        "imaginary_parts_dropped",
+        "a side gives the real part of what is complex, twice",
+        "    return np.ascontiguousarray(x)[..., None].view(np.finfo(x.dtype).dtype)",
+        "    return np.stack([x.real, x.real], axis=-1)",
+        _COMPLEX,
+    ),
+    (
+        "complex_outputs_conjugated",
+        "what a JAX side returns has the other sign of the imaginary part",
+        "jnp.stack([x.real, x.imag], axis=-1)",
+        "jnp.stack([x.real, -x.imag], axis=-1)",
+        _COMPLEX,
     ),
 )
 
@@ -371,6 +397,13 @@ ALIGNMENT = of(
 EVALUATION = of(
     "parity/engine/rounding.py",
     (
+        "rounding_keeps_angles",
+        "rounding moves the modulus of a complex number alone",
+        "jax.lax.complex(moves, self._draw(value.shape))",
+        "jax.lax.complex(moves, 0 * moves)",
+        _COMPLEX,
+    ),
+    (
         "jax_rounds_nothing",
         "the result of an operation is not moved",
         "return value * factor.astype(value.dtype)",
@@ -395,5 +428,5 @@ EVALUATION = of(
 
 MUTANTS = (
     *(*COMPARE, *SIDE_RUNS, *LOCALISATION, *ROUNDING, *CONSEQUENCES, *PROJECTION, *SAME_INPUTS),
-    *(*TORCH, *TORCH_LIFT, *MATCHING, *ALIGNMENT, *EVALUATION),
+    *(*TORCH, *TORCH_LIFT, *COMPLEX, *MATCHING, *ALIGNMENT, *EVALUATION),
 )

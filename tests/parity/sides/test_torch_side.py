@@ -274,3 +274,24 @@ def test_bfloat16_parameters_and_other_methods():
     assert trace.stages[OUTPUT].dtype == np.float32
     assert module.up.weight.dtype is torch.bfloat16
     assert str(side.run(Run(Precision.BFLOAT16)).stages[OUTPUT].dtype) == "bfloat16"
+
+
+class Halves(torch.nn.Module):
+    """Writes to what it is called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x, places):
+        places += 1
+        return x.mul_(0.5) * self.scale + places
+
+
+def test_what_a_module_writes_to_its_inputs_reaches_no_other_run():
+    x, places = np.ones(4, np.float32), np.arange(4)
+    side = TorchSide(Halves(), x, places)
+    outputs = [side.run(Run(precision)).stages["output"] for precision in Precision for _ in "ab"]
+    for output in outputs:
+        np.testing.assert_array_equal(output.astype(np.float64), 0.5 * 3.0 + np.arange(4) + 1)
+    np.testing.assert_array_equal(side.inputs()["1"], np.arange(4))
