@@ -25,6 +25,7 @@ from scipy.fft import next_fast_len
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
 from megalodon_jax.layers.entry import check_inputs, check_parameters, check_sizes
+from megalodon_jax.layers.turns import cos_sin
 from megalodon_jax.sharding.axes import AnyMesh, as_varied, mesh_of, on_shards, shards, spec_of
 from megalodon_jax.sharding.sequence import incoming_state, last_shards
 
@@ -351,9 +352,9 @@ def _powers64(
     j = jnp.asarray(np.array(exponents, np.float64))
     # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
     phase = turns[..., None] * j
-    angle = (2.0 * math.pi) * (phase - jnp.round(phase))
+    cos, sin = cos_sin(phase - jnp.round(phase))
     radius = jnp.exp(log_radius[..., None] * j)
-    return radius * jnp.cos(angle), radius * jnp.sin(angle)
+    return radius * cos, radius * sin
 
 
 def _log_poles(

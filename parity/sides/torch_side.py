@@ -149,7 +149,9 @@ def _watched(
     def hook_of(path: str) -> Callable[..., Any]:
         def hook(_module: Any, _inputs: Any, result: Any) -> Any:
             names = {}
-            for name, x in fields_of(result, path):
+            # One tensor is what most modules return, and walking it costs as much as copying it.
+            one = isinstance(result, torch.Tensor)
+            for name, x in [(path, result)] if one else fields_of(result, path):
                 if not _floating(x):
                     continue
                 count, unique = 2, name

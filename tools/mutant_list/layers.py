@@ -343,8 +343,8 @@ EMA = of(
     (
         "ema_poles_conjugated",
         "poles turn the other way",
-        "return radius * jnp.cos(angle), radius * jnp.sin(angle)",
-        "return radius * jnp.cos(angle), -radius * jnp.sin(angle)",
+        "return radius * cos, radius * sin",
+        "return radius * cos, -radius * sin",
         _ORACLE,
     ),
     (
@@ -459,6 +459,24 @@ EMA = of(
         "schedule",
         "test_complex_ema.py::test_initial_parameters_follow_their_distributions "
         "test_model_init.py",
+    ),
+)
+
+TURNS = of(
+    "megalodon_jax/layers/turns.py",
+    (
+        "turns_series_one_short",
+        "the series of sine and cosine end a few terms early",
+        "TERMS = 9",
+        "TERMS = 6",
+        "test_turns.py",
+    ),
+    (
+        "turns_half_is_none",
+        "half a turn is taken for none in the cosine",
+        "jnp.where(quarters == 2.0, -cosine, cosine))",
+        "cosine)",
+        "test_turns.py",
     ),
 )
 
@@ -774,4 +792,4 @@ STACK = of(
     ),
 )
 
-MUTANTS = (*ATTEND, *EMA, *NORMS, *ROTARY, *TIMENORM, *DROPOUT, *FFN, *LINEAR, *STACK)
+MUTANTS = (*ATTEND, *EMA, *TURNS, *NORMS, *ROTARY, *TIMENORM, *DROPOUT, *FFN, *LINEAR, *STACK)
