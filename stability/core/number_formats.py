@@ -82,18 +82,30 @@ class Format:
         floor = np.where(np.asarray(x) == 0, self.min_exponent, normal)
         return np.ldexp(1.0, floor - self.mantissa_bits)
 
-    def distinct(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def distinct(
+        self, x: np.ndarray, times: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct values x has once stored, float64, and how often each occurs.
 
         A format of 16 bits has at most 65,536 values, so a statement about all of them is exact
         and costs the same for a leaf of any size.
+
+        Args:
+            x: values of any shape.
+            times: how often each of them occurs; None once.
         """
         kind = np.uint8 if self.bytes == 1 else np.uint16
         counts = np.zeros(1 << (8 * self.bytes), np.int64)
         flat = np.asarray(x).reshape(-1)
         for start in range(0, flat.size, _BLOCK):
-            stored = self.encode(flat[start : start + _BLOCK])
-            counts += np.bincount(stored.view(kind), minlength=counts.size)
+            block = slice(start, start + _BLOCK)
+            part = flat[block]
+            stored = part if part.dtype == self.dtype else self.encode(part)
+            bits = stored.view(kind)
+            if times is None:
+                counts += np.bincount(bits, minlength=counts.size)
+            else:
+                np.add.at(counts, bits, times[block])
         patterns = np.flatnonzero(counts)
         return patterns.astype(kind).view(self.dtype).astype(np.float64), counts[patterns]
 

@@ -114,6 +114,15 @@ def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
     return leaves
 
 
+def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
+    """Return the leaf of this name, or the one that differs in what a wrapper put before it."""
+    name = printable(name)
+    if name in leaves:
+        return leaves[name]
+    fitting = [x for n, x in leaves.items() if n.endswith(f".{name}") or name.endswith(f".{n}")]
+    return fitting[0] if len(fitting) == 1 else None
+
+
 def parameters_of(source: Any) -> dict[str, Leaf]:
     """Return the leaves of `source`, insisting that an optimiser could train every one of them.
 
@@ -181,18 +190,22 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
         size: elements to draw; a smaller leaf is returned whole.
         matrix: keep two axes and draw whole rows and columns in the leaf's own proportions.
     """
-    values = np.asarray(values, np.float32)
     rng = np.random.default_rng(seed_of(name))
     if values.size <= size:
-        return values if matrix else values.reshape(-1)
-    if not matrix:
-        return values.reshape(-1)[np.sort(rng.choice(values.size, size, replace=False))]
-    scale = math.sqrt(size / values.size)
-    sizes = [max(2, int(n * scale)) for n in values.shape]
-    rows, columns = (
-        np.sort(rng.choice(n, k, replace=False)) for n, k in zip(values.shape, sizes, strict=True)
-    )
-    return values[np.ix_(rows, columns)]
+        part = values if matrix else values.reshape(-1)
+    elif not matrix:
+        drawn = np.sort(rng.choice(values.size, size, replace=False))
+        # A view of one row in many does not become an array of them all.
+        part = values[np.unravel_index(drawn, values.shape)]
+    else:
+        scale = math.sqrt(size / values.size)
+        sizes = [max(2, int(n * scale)) for n in values.shape]
+        rows, columns = (
+            np.sort(rng.choice(n, k, replace=False))
+            for n, k in zip(values.shape, sizes, strict=True)
+        )
+        part = values[np.ix_(rows, columns)]
+    return np.asarray(part, np.float32)
 
 
 def seed_of(name: str) -> int:

@@ -4,7 +4,8 @@
 the narrow optimisers what helps, `frozen_watch` the same question inside a training loop.
 """
 
-from stability.storage.diagnose import Diagnosis, report
+from stability.storage.diagnose import report
+from stability.storage.diagnosis import Diagnosis
 from stability.storage.ema_pole_findings import memory_rows
 from stability.storage.ema_poles import Poles, find_poles
 from stability.storage.frozen_watch import Watch, watch_torch

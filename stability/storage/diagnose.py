@@ -24,7 +24,7 @@ from megalodon_jax.convert import read_config
 from megalodon_jax.weights import EMBEDDING, HEAD
 from stability.core.checkpoint_files import CheckpointFiles, open_checkpoint
 from stability.core.findings import Finding, Severity, non_finite, notes
-from stability.core.number_formats import BF16, FORMATS, Format
+from stability.core.number_formats import BF16, FORMATS, Format, format_of
 from stability.core.parameter_leaves import (
     Leaf,
     check_names,
@@ -35,20 +35,14 @@ from stability.core.parameter_leaves import (
     listed,
     sample,
 )
-from stability.storage import ema_pole_findings, embedding_rows
+from stability.storage import ema_pole_findings, embedding_rows, simulate
+from stability.storage.diagnosis import SHOWN, Diagnosis
+from stability.storage.known_gradients import KnownGradients
 from stability.storage.optimiser_state import audit_state
 from stability.storage.remedies import NOTHING, REMEDIES, SIZE, Remedy, Trial, try_remedies
 from stability.storage.remedies import STEPS as REMEDY_STEPS
-from stability.storage.simulate import (
-    FLOAT32,
-    GRADIENTS,
-    SAMPLE,
-    STEPS,
-    Gradients,
-    Storage,
-    Survival,
-    run,
-)
+from stability.storage.schedule import Schedule
+from stability.storage.simulate import FLOAT32, GRADIENTS, Outcome, Storage, Survival, run
 from stability.storage.survival import (
     FROZEN_SHARE,
     SOURCE,
@@ -56,77 +50,12 @@ from stability.storage.survival import (
     frozen_finding,
     measure,
     numbers_of,
-    predict,
+    predict_each,
 )
 from stability.storage.torch_recipe import recipe
 from stability.storage.torch_state import TorchState, audit_torch, idle_rows, read_state, trained_by
-from stability.storage.update_rules import Optimiser
-from stability.storage.whole_run import WholeRun, whole_run
-
-SHOWN = 3
-"""Remedies named for each kind of leaf, best first."""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What is wrong with a checkpoint, worst first, and what each remedy would do."""
-
-    findings: list[Finding]
-    """Worst severity first; within one, what concerns most elements first."""
-    trials: dict[str, list[Trial]]
-    """By kind of leaf (path with layer numbers replaced by *): remedies, best first."""
-    representatives: dict[str, str]
-    """By kind: the leaf its remedies were tried on, the worst of its kind."""
-    predictions: dict[str, dict[str, Prediction]]
-    """By leaf and format name."""
-    basis: list[str]
-    """What the numbers rest on: optimiser, gradients, samples."""
-    seconds: float
-    whole: WholeRun | None = None
-    """What storage costs the run; None where there are no parameters."""
-    storage: str = BF16.name
-    torch: tuple[str, ...] = ()
-    """Where torch trains it: what helps, as lines of a torch script."""
-
-    def worst(self) -> Severity:
-        """Return the worst severity there is."""
-        return max((f.severity for f in self.findings), key=Severity.gravity)
-
-    def text(self) -> str:
-        """Return the diagnosis for a terminal: one entry per problem and kind of leaf."""
-        groups: dict[tuple[str, str, str], list[Finding]] = defaultdict(list)
-        for f in self.findings:
-            if f.severity.gravity() >= Severity.WARNING.gravity():
-                # Moments are of one kind across parameters: what is wrong is how they are kept.
-                moment = f"optimiser state *.{f.subject.rpartition('.')[2]}"
-                kind = moment if f.probe == "optimiser" else kind_of(f.subject)
-                groups[f.probe, kind, f.metric].append(f)
-        lines = [line for key, found in groups.items() for line in self._entry(key[1], found)]
-        if not lines:
-            rows = any(f.probe == "embedding_rows" for f in self.findings)
-            looked_at = ", and no embedding row is zero" if rows else ""
-            lines = [f"Nothing found: no parameter freezes, collapses or is not finite{looked_at}."]
-            if not self.predictions:
-                lines = ["Nothing found: every moment decays, is finite and does not underflow."]
-        run = ["", *self.whole.lines(self.storage)] if self.whole is not None else []
-        wrong = any(
-            f.probe in ("survival", "optimiser") for group in groups.values() for f in group
-        )
-        torch = ["", *self.torch] if self.torch and wrong else []
-        return "\n".join([*lines, *run, *torch, "", *self.basis, f"{self.seconds:.1f} s"])
-
-    def _entry(self, kind: str, findings: Sequence[Finding]) -> list[str]:
-        first = findings[0]
-        name = first.subject if len(findings) == 1 else f"{kind} ({len(findings)} leaves)"
-        lines = [f"{first.severity.upper()} {name}: {first.message}"]
-        if first.metric == "frozen_fraction" and kind in self.trials:
-            trials = self.trials[kind]
-            torch = bool(self.torch)
-            lines += [f"    fix: {t.describe(torch)}" for t in trials[:SHOWN]]
-            lines += [f"    not: {t.describe(torch)}" for t in trials if not t.works][:SHOWN]
-        elif first.remedy:
-            lines.append(f"    fix: {first.remedy}")
-        return lines
+from stability.storage.update_rules import GRADIENT_RMS, Optimiser
+from stability.storage.whole_run import whole_run
 
 
 def report(
@@ -139,7 +68,9 @@ def report(
     batches: Any = None,
     loss: Any = None,
     state: Any = None,
-    gradients: Gradients = GRADIENTS,
+    gradients: simulate.Gradients = GRADIENTS,
+    known: Callable[[Mapping[str, Leaf]], KnownGradients] | None = None,
+    schedule: Schedule | None = None,
     remedies: Sequence[Remedy] = (NOTHING, *REMEDIES),
     say: Callable[[str], None] = lambda line: None,
     step: Callable[[int, int], None] = lambda done, planned: None,
@@ -157,7 +88,10 @@ def report(
         batches: data for `loss`, one entry per step; None measures on synthetic gradients.
         loss: (parameters, batch) -> scalar; None with batches takes a Megalodon's own.
         state: an optimiser state to audit as well (optax, or torch's `state_dict()`).
-        gradients: the distribution of synthetic gradients.
+        gradients: the distribution of synthetic gradients, where nothing says what they are.
+        known: gets the parameters that are trained, and returns what is known of their gradients,
+            as `known_gradients.measured` does; None asks the optimiser states.
+        schedule: rates of the run; None takes the optimiser's own for all of it.
         remedies: which are tried on the worst leaf of each frozen kind.
         say: gets a line at each stage.
         step: gets how many parts are done, and of how many.
@@ -165,15 +99,14 @@ def report(
     Raises:
         FileNotFoundError: the path holds no checkpoint.
         ValueError: nothing in it can be trained, the names are another model's, the optimiser is
-            unknown, or batches came without a loss.
+            unknown, batches came without a loss, or gradients are another model's.
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
     states = [read_state(at, kept, leaves) for at, kept in files.states.items()] if files else []
-    if isinstance(optimiser, Optimiser):
-        rule, whose = optimiser, ""
-    else:
-        rule, whose = trained_by(states, optimiser, **(settings or {}))
+    rule, whose = optimiser, ""
+    if not isinstance(rule, Optimiser):
+        rule, whose = trained_by(states, rule, **(settings or {}))
     findings = _audited(states, state, rule)
     origin = [f"{files.summary[0].upper()}{files.summary[1:]}."] if files else []
     if not leaves:
@@ -184,52 +117,76 @@ def report(
             )
         basis = [*origin, f"No parameters here, the optimiser state alone; {rule.describe()}."]
         return Diagnosis(ranked(findings, {}), {}, {}, {}, basis, time.perf_counter() - clock)
-    walk = _walk(leaves, rule, lambda done: step(done, len(leaves) + len(remedies) + 2))
-    leaves, predictions = walk.leaves, walk.predictions
-    findings += walk.findings
-    planned = walk.seen + len(remedies) + 2
+    planned = len(leaves) + len(remedies) + 2
+    trainable = {n: leaf for n, leaf in leaves.items() if leaf.floating}
+    push = known(trainable) if known is not None else _of_states(states, trainable)
+    walk = _walk(leaves, rule, push, lambda done: step(done, planned))
+    leaves, findings = walk.leaves, findings + walk.findings
     say(f"training samples of {len(leaves)} leaves, in {fmt.name} and in float32")
-
-    def measured(storage: Format | None) -> dict[str, Survival]:
-        if batches is not None:
-            return measure(source, batches, rule, storage, loss=loss)
-        shapes = {n: leaf.shape for n, leaf in leaves.items()}
-        stored = FLOAT32 if storage is None else Storage("nearest", storage.name)
-        outcomes = run(walk.samples, rule, stored, gradients, STEPS, SAMPLE, shapes)
-        return {n: outcome.survival() for n, outcome in outcomes.items()}
-
-    narrow, control = measured(fmt), measured(None)
+    trained = {}
+    if batches is not None:
+        narrow, control = (measure(source, batches, rule, kind, loss=loss) for kind in (fmt, None))
+    else:
+        trained = {kind: _train(walk, rule, kind, gradients, push)
+                   for kind in (Storage("nearest", fmt.name), FLOAT32)}  # fmt: skip
+        narrow, control = ({n: o.survival() for n, o in found.items()}
+                           for found in trained.values())  # fmt: skip
     step(walk.seen + 2, planned)
     worst_of_kind = _representatives(leaves, narrow)
-    worst = {n: leaves[n] for n in worst_of_kind.values()}
-    if worst:
-        say(f"trying {len(remedies)} remedies on {len(worst)} kinds of leaves")
-    by_leaf = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients)
-    trials = {kind: by_leaf[name] for kind, name in worst_of_kind.items()}
+    trials = _trials(worst_of_kind, leaves, rule, fmt, remedies, gradients, push, say)
     for name, leaf in leaves.items():
         of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
-        findings += _leaf_findings(leaf, *survivals, predictions[name], fmt, rule, of_kind)
+        findings += _leaf_findings(leaf, *survivals, walk.predictions[name], fmt, rule, of_kind)
+    findings += _of_megalodon(leaves)
+    findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
+    whole = whole_run(
+        leaves, walk.samples, rule, fmt, gradients, known=push, schedule=schedule, say=say,
+        wide_moments=_wide_moments(states, leaves), trained=trained,
+    )  # fmt: skip
+    step(planned, planned)
+    basis = [*origin, *_basis(rule, whose, fmt, batches, gradients, push, leaves), *walk.left()]
+    basis += [line for each in states for line in each.schedule()]
+    return Diagnosis(
+        ranked(findings, {n: leaf.size for n, leaf in leaves.items()}), trials, worst_of_kind,
+        walk.predictions, basis, time.perf_counter() - clock, whole, fmt.name,
+        tuple(recipe(rule)) if _of_torch(source, files, leaves) else (),
+    )  # fmt: skip
+
+
+def _train(
+    walk: _Walk, rule: Optimiser, storage: Storage, gradients: simulate.Gradients,
+    known: KnownGradients | None,
+) -> dict[str, Outcome]:  # fmt: skip
+    shapes, rows = {n: leaf.shape for n, leaf in walk.leaves.items()}, known and known.rows
+    return run(
+        walk.samples, rule, storage, gradients, simulate.STEPS, simulate.SAMPLE, shapes, rows
+    )
+
+
+def _trials(
+    worst_of_kind: Mapping[str, str], leaves: Mapping[str, Leaf], rule: Optimiser, fmt: Format,
+    remedies: Sequence[Remedy], gradients: simulate.Gradients, known: KnownGradients | None,
+    say: Callable[[str], None],
+) -> dict[str, list[Trial]]:  # fmt: skip
+    """Return by kind what each remedy does to its worst leaf."""
+    worst = {n: leaves[n] for n in worst_of_kind.values()}
+    if worst:
+        say(f"trying {len(remedies)} remedies on {len(worst)} kinds of leaves")
+    rows = known and known.rows
+    by_leaf = try_remedies(worst, rule, fmt, remedies=remedies, gradients=gradients, known=rows)
+    return {kind: by_leaf[name] for kind, name in worst_of_kind.items()}
+
+
+def _of_megalodon(leaves: Mapping[str, Leaf]) -> list[Finding]:
+    """Return the findings on what a Megalodon alone has."""
+    findings = []
     if any(n.endswith("cema.alpha") for n in leaves):
-        findings += ema_pole_findings.findings(
-            {n: x.load() for n, x in leaves.items() if ".cema." in n}
-        )
+        of_ema = {n: x.load() for n, x in leaves.items() if ".cema." in n}
+        findings += ema_pole_findings.findings(of_ema)
     if EMBEDDING in leaves:
         findings += embedding_rows.findings({EMBEDDING: leaves[EMBEDDING]})
-    whole = whole_run(
-        leaves, walk.samples, rule, fmt, gradients, say=say, **_weighed(states, leaves, rule)
-    )
-    step(planned, planned)
-    sizes = {n: leaf.size for n, leaf in leaves.items()}
-    basis = [*origin, *_basis(rule, whose, fmt, batches, gradients, leaves), *walk.left()]
-    basis += [line for each in states for line in each.schedule()]
-    seconds = time.perf_counter() - clock
-    findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
-    found = ranked(findings, sizes)
-    torch = tuple(recipe(rule)) if _of_torch(source, files, leaves) else ()
-    return Diagnosis(
-        found, trials, worst_of_kind, predictions, basis, seconds, whole, fmt.name, torch
-    )
+    return findings
 
 
 def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, Leaf]) -> bool:
@@ -239,24 +196,23 @@ def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, L
     return isinstance(source, Mapping) and any(hasattr(x, "detach") for x in source.values())
 
 
-def _weighed(
-    states: Sequence[TorchState], leaves: Mapping[str, Leaf], rule: Optimiser
-) -> dict[str, Any]:
-    """Return what optimiser states say of the run: sizes of gradients, and how moments are kept."""
-    drawn = {}
+def _of_states(states: Sequence[TorchState], leaves: Mapping[str, Leaf]) -> KnownGradients | None:
+    """Return what optimiser states say of gradients; None where they leave a parameter out."""
+    rows = {}
     for each in states:
         for name in set(each.moments) & set(leaves):
-            if (rows := each.gradients(name)) is not None:
-                matrix = rule.matrix(leaves[name].shape)
-                drawn[name] = rows.sampled(name, SAMPLE, matrix)
-    known = len(drawn) == len(leaves)
+            if (known := each.gradients(name)) is not None:
+                rows[name] = known
+    if set(rows) != set(leaves):
+        return None
+    return KnownGradients(rows, "as in the optimiser state")
+
+
+def _wide_moments(states: Sequence[TorchState], leaves: Mapping[str, Leaf]) -> bool:
+    """Whether states say that narrow parameters are trained with moments in float32."""
     wide = [each.wide_moments() for each in states if each.moments]
     narrow = any(leaf.dtype not in ("float32", "float64") for leaf in leaves.values())
-    return {
-        "sizes": {n: d[0] for n, d in drawn.items()} if known else None,
-        "signals": {n: d[1] for n, d in drawn.items()} if known else None,
-        "wide_moments": narrow and bool(wide) and all(wide),
-    }
+    return narrow and bool(wide) and all(wide)
 
 
 def _audited(states: Sequence[TorchState], state: Any, rule: Optimiser) -> list[Finding]:
@@ -330,7 +286,12 @@ class _Walk:
         )
 
 
-def _walk(leaves: Mapping[str, Leaf], rule: Optimiser, step: Callable[[int], None]) -> _Walk:
+def _walk(
+    leaves: Mapping[str, Leaf],
+    rule: Optimiser,
+    known: KnownGradients | None,
+    step: Callable[[int], None],
+) -> _Walk:
     """Read every leaf once: what can be probed, its sample and predictions, what to say of others.
 
     Raises:
@@ -349,14 +310,17 @@ def _walk(leaves: Mapping[str, Leaf], rule: Optimiser, step: Callable[[int], Non
                 Finding("leaves", note, name, "elements", size, nan, SOURCE, message)
             )
             continue
-        values = leaf.read()
+        values = leaf.load()
+        if format_of(values.dtype) is None:
+            values = np.asarray(values, np.float32)
         if count := int(values.size - np.count_nonzero(np.isfinite(values))):
             walk.findings.append(non_finite(name, count, leaf.size, SOURCE, ", not probed"))
         elif leaf.size:
             decay = decays(name, leaf.shape, megalodon)
             walk.leaves[name] = leaf
-            walk.samples[name] = sample(values, name, SAMPLE, rule.matrix(leaf.shape))
-            walk.predictions[name] = {f.name: predict(values, rule, f, decay) for f in FORMATS}
+            walk.samples[name] = sample(values, name, simulate.SAMPLE, rule.matrix(leaf.shape))
+            rms = known.rows[name].rms() if known is not None else GRADIENT_RMS
+            walk.predictions[name] = predict_each(values, rule, FORMATS, decay, rms)
     if not walk.leaves:
         raise ValueError(
             f"none of {len(leaves)} leaves can be probed: expected finite floating-point "
@@ -404,24 +368,26 @@ def _basis(
     whose: str,
     fmt: Format,
     batches: Any,
-    gradients: Gradients,
+    gradients: simulate.Gradients,
+    known: KnownGradients | None,
     good: Mapping[str, Leaf],
 ) -> list[str]:
     total = sum(leaf.size for leaf in good.values())
-    sampled = sum(min(SAMPLE, leaf.size) for leaf in good.values())
+    sampled = sum(min(simulate.SAMPLE, leaf.size) for leaf in good.values())
     lines = [f"{len(good)} leaves, {total:,} parameters; "
              f"{rule.describe()}{whose and f', {whose}'}; storage "
              f"{fmt.name}."]  # fmt: skip
     lines.append("Predicted shares count every element.")
     if batches is None:
         lines.append(
-            f"Measured: {STEPS} steps on {sampled:,} elements, at most {SAMPLE:,} of a leaf, drawn "
-            f"by its name; {gradients.describe()}."
+            f"Measured: {simulate.STEPS} steps on {sampled:,} elements, at most "
+            f"{simulate.SAMPLE:,} of a leaf, drawn by its name; {(known or gradients).describe()}."
         )
+        lines += known.remarks if known is not None else ()
     else:
         lines.append(f"Measured: training on {len(batches)} batches.")
     lines.append(
         f"Remedies: {REMEDY_STEPS:,} steps on at most {SIZE:,} elements of the worst leaf of each "
-        "kind, synthetic gradients; bytes per parameter leave out the optimiser's moments."
+        "kind, gradients drawn likewise; bytes per parameter leave out the optimiser's moments."
     )
     return lines

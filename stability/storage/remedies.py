@@ -14,7 +14,7 @@ import numpy as np
 
 from stability.core.number_formats import BF16, Format
 from stability.core.parameter_leaves import Leaf, sample
-from stability.storage.simulate import GRADIENTS, Gradients, Storage, Survival, run
+from stability.storage.simulate import GRADIENTS, Gradients, Known, Storage, Survival, run
 from stability.storage.update_rules import Optimiser
 
 ENOUGH = 0.05
@@ -129,6 +129,7 @@ def try_remedies(
     gradients: Gradients = GRADIENTS,
     steps: int = STEPS,
     size: int = SIZE,
+    known: Known = None,
 ) -> dict[str, list[Trial]]:
     """Return the trials of every leaf, best first; remedies that make no sense for it are left out.
 
@@ -140,6 +141,7 @@ def try_remedies(
         gradients: the distribution gradients are drawn from.
         steps: optimiser steps.
         size: elements sampled of each leaf.
+        known: gradients of leaves that are not those of `gradients`.
 
     Raises:
         RuntimeError: the compiler removed the rounding.
@@ -154,7 +156,7 @@ def try_remedies(
         sensible = {n: x for n, x in samples.items() if not remedy.near_one or _about_one(x)}
         starts = {n: remedy.prepare(x, fmt) for n, x in sensible.items()}
         tuned = optimiser.with_lr(optimiser.lr * remedy.lr)
-        outcomes = run(starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes)
+        outcomes = run(starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes, known)
         for name, outcome in outcomes.items():
             first_loss = _lost_at_start(remedy, sensible[name], starts[name], fmt)
             trial = Trial(remedy, outcome.survival(), remedy.bytes(fmt), first_loss)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from megalodon_jax.optimiser import optimiser_update
 from stability.core.number_formats import BF16, Format, by_name, format_of
 from stability.core.parameter_leaves import Leaf, decays, is_megalodon, sample, seed_of
 from stability.core.rounding import check_conversion, check_rounding, nearest
+from stability.storage.known_gradients import RowGradients
 from stability.storage.narrow_optimisers import (
     StochasticState,
     apply_updates,
@@ -41,21 +42,43 @@ ROWS = 16
 """Leaves that run together: one compiled program for as many."""
 
 
-def cast_storage(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def cast_storage(
+    inner: optax.GradientTransformation, beta2: float = 0.999
+) -> optax.GradientTransformation:
     """Round parameters and moments to nearest: what a model and its optimiser do in few bits.
 
-    The inner one is `tally`, whose sum stays what was asked for.
+    A second moment is rounded twice, as torch does: it is multiplied by beta2, and then the square
+    is added. Rounded once, of both, it would decay by what is added less.
+
+    Args:
+        inner: a `tally`, whose sum stays what was asked for.
+        beta2: decay rate of the second moments.
     """
     stored = nearest_storage(inner)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        moves, state = stored.update(updates, state, params)
         fmt = format_of(params["leaf"].dtype)
+        if fmt is None:
+            return stored.update(updates, state, params)
+
+        def decayed(part: Any) -> Any:
+            if not isinstance(part, optax.ScaleByAdamState):
+                return part
+            # Optax multiplies by beta2 once more, which leaves the rounded product.
+            nu = jax.tree.map(lambda x: nearest(beta2 * x, fmt) / beta2, part.nu)
+            return part._replace(nu=nu)
 
         def kept(x: jax.Array) -> jax.Array:
             moment = x.ndim > 0 and jnp.issubdtype(x.dtype, jnp.floating)
-            return x if fmt is None or not moment else nearest(x, fmt)
+            return nearest(x, fmt) if moment else x
 
+        tallied = state.inner
+        adam = jax.tree.map(
+            decayed, tallied.inner, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState)
+        )
+        moves, state = stored.update(
+            updates, state._replace(inner=tallied._replace(inner=adam)), params
+        )
         tallied = state.inner
         rounded = jax.tree.map(kept, tallied.inner)
         return moves, state._replace(inner=tallied._replace(inner=rounded))
@@ -72,6 +95,10 @@ WRAPPERS: dict[str, Callable[[optax.GradientTransformation], optax.GradientTrans
     "kahan float32": partial(kahan, compensation_dtype=jnp.float32),
     "master": float32_master,
 }
+
+
+Known: TypeAlias = Mapping[str, RowGradients] | None
+"""Gradients by leaf, where something says what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +132,30 @@ class Gradients:
         signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
         return jnp.ones(shape) if self.uphill else signs
 
-    def draw(self, d: jax.Array, key: jax.Array, step: jax.Array, signal: Any = None) -> jax.Array:
+    def draw(
+        self, d: jax.Array, key: jax.Array, step: jax.Array, rms: Any = None, signal: Any = None
+    ) -> jax.Array:
         """Return the gradient at a step (from 1), float32, in the shape of d.
 
         Args:
             d: directions.
             key: of the leaf.
             step: from 1.
-            signal: in the shape of d, in place of the one all elements have.
+            rms: in the shape of d, in place of the one all elements have.
+            signal: likewise.
         """
+        rms = self.rms if rms is None else rms
+        signal = self.signal if signal is None else signal
         z = jax.random.normal(jax.random.fold_in(key, step), d.shape)
-        if signal is None:
-            return self.rms * (self.signal * d + self._noise * z)
-        return self.rms * (signal * d + jnp.sqrt(1.0 - jnp.square(signal)) * z)
+        return rms * (signal * d + jnp.sqrt(1.0 - jnp.square(signal)) * z)
+
+    def of(
+        self, name: str, sampled: np.ndarray, size: int, matrix: bool, known: Known = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return rms and signal of each sampled element of a leaf: as known, else those here."""
+        if known is None or name not in known:
+            return np.full(sampled.shape, self.rms), np.full(sampled.shape, self.signal)
+        return known[name].sampled(name, size, matrix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +228,7 @@ def run(
     steps: int = STEPS,
     size: int = SAMPLE,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-    signals: Mapping[str, np.ndarray] | None = None,
+    known: Known = None,
 ) -> dict[str, Outcome]:
     """Train a sample of every leaf for `steps` steps and return what happened to it.
 
@@ -203,7 +241,7 @@ def run(
         steps: optimiser steps.
         size: elements sampled of each leaf, `leaves.sample`.
         shapes: of whole leaves, where `values` are samples already.
-        signals: of the samples' elements, where gradients do not all have that of `gradients`.
+        known: gradients of leaves that are not those of `gradients`.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -214,70 +252,72 @@ def run(
         check_rounding(storage.format)
     megalodon = is_megalodon(values)
     groups: dict[Any, list[str]] = defaultdict(list)
-    samples = {}
+    samples: dict[str, np.ndarray] = {}
+    pushes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, leaf in values.items():
         full = (shapes or {}).get(name, leaf.shape)
         matrix = optimiser.matrix(full)
         whole = leaf.read() if isinstance(leaf, Leaf) else leaf
         samples[name] = sample(whole, name, size, matrix)
+        pushes[name] = gradients.of(name, samples[name], size, matrix, known)
         shape = samples[name].shape if matrix else (_padded(samples[name].size, size),)
         scaled = _scaled(optimiser, full, shape) if matrix else optimiser
         decay = decays(name, full, megalodon) and optimiser.step(full, True).decay > 0
         groups[shape, scaled, decay].append(name)
     out: dict[str, Outcome] = {}
     for (shape, scaled, decay), names in groups.items():
-        compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients, signals is not None)
+        compiled = _runner(scaled.with_lr(1.0), decay, storage, gradients)
         compiled = partial(compiled, lr=np.float32(scaled.lr), steps=np.int32(steps))
         stacked = (_rows(len(names), shape), *shape)
         for start in range(0, len(names), ROWS):
             part = names[start : start + ROWS]
-            of_part = None if signals is None else [signals[n] for n in part]
-            out |= _run_rows(compiled, part, [samples[n] for n in part], stacked, storage, of_part)
+            rows = [(samples[n], *pushes[n]) for n in part]
+            out |= _run_rows(compiled, part, rows, stacked, storage)
     return {name: out[name] for name in values}
 
 
 def _run_rows(
     compiled: Any,
     names: Sequence[str],
-    samples: Sequence[np.ndarray],
+    samples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
     shape: Any,
     storage: Storage,
-    signals: Sequence[np.ndarray] | None,
 ) -> dict[str, Outcome]:
-    rows = np.zeros(shape, np.float32)
-    pushes = None if signals is None else np.zeros(shape, np.float32)
+    """Run leaves together: of each its values, and the rms and signal of its gradients."""
+    rows, rms, signals = (np.zeros(shape, np.float32) for _ in range(3))
     seeds = np.zeros(len(rows), np.uint32)
-    for i, (name, values) in enumerate(zip(names, samples, strict=True)):
-        rows[i].reshape(-1)[: values.size] = storage.start(values).reshape(-1)
-        if pushes is not None and signals is not None:
-            pushes[i].reshape(-1)[: values.size] = signals[i].reshape(-1)
+    for i, (name, (values, *push)) in enumerate(zip(names, samples, strict=True)):
+        for row, part in zip((rows, rms, signals), (storage.start(values), *push), strict=True):
+            row[i].reshape(-1)[: values.size] = part.reshape(-1)
         seeds[i] = seed_of(name)
-    last, intended, changed = (np.asarray(a) for a in compiled(rows, pushes, seeds))
+    last, intended, changed = (np.asarray(a) for a in compiled(rows, rms, signals, seeds))
     return {
         name: Outcome(*(a[i].reshape(-1)[: values.size] for a in (rows, last, intended, changed)))
-        for i, (name, values) in enumerate(zip(names, samples, strict=True))
+        for i, (name, (values, *_)) in enumerate(zip(names, samples, strict=True))
     }
 
 
 @lru_cache(maxsize=64)
-def _runner(
-    optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients, signals: bool
-) -> Any:
-    """Return the compiled run: values, signals, seeds, lr, steps -> last, intended, changed.
+def _runner(optimiser: Optimiser, decay: bool, storage: Storage, gradients: Gradients) -> Any:
+    """Return the compiled run: values, rms, signals, seeds, lr, steps -> last, intended, changed.
 
-    Values and signals are (rows, *shape), seeds (rows,); without signals of their own, None.
+    The first three are (rows, *shape), seeds (rows,).
 
     The optimiser's own rate is 1: every one of them scales by its rate last, so a program that is
     given the rate takes the same steps, and a probe at another rate or length compiles nothing.
     """
     unscaled, dtype = optimiser.transform(decay), jnp.dtype(storage.dtype)
+    wrapper = WRAPPERS[storage.wrapper]
+    if wrapper is cast_storage:
+        # Optax's Muon has Adam's own rates for what is no matrix.
+        wrapper = partial(cast_storage, beta2=getattr(optimiser, "beta2", 0.999))
 
     def one(
-        values: jax.Array, signal: jax.Array | None, seed: jax.Array, lr: jax.Array,
+        values: jax.Array, rms: jax.Array, signal: jax.Array, seed: jax.Array, lr: jax.Array,
         steps: jax.Array,
     ) -> Any:  # fmt: skip
         scaled = optax.chain(unscaled, optax.scale(lr))  # pyright: ignore[reportArgumentType]
-        transform = WRAPPERS[storage.wrapper](tally(scaled))
+        transform = wrapper(tally(scaled))
         params = {"leaf": values.astype(dtype)}
         state = transform.init(params)
         if isinstance(state, StochasticState):
@@ -288,7 +328,7 @@ def _runner(
 
         def step(index: jax.Array, carry: Any) -> Any:
             params, state, changed = carry
-            grads = {"leaf": gradients.draw(directions, key, index, signal)}
+            grads = {"leaf": gradients.draw(directions, key, index, rms, signal)}
             updates, state = optimiser_update(transform, grads, state, params)
             after = apply_updates(params, updates)
             moved = after["leaf"].astype(jnp.float32) != params["leaf"].astype(jnp.float32)
@@ -300,11 +340,11 @@ def _runner(
 
     @jax.jit
     def rows(
-        values: jax.Array, pushes: jax.Array | None, seeds: jax.Array, lr: jax.Array,
+        values: jax.Array, rms: jax.Array, signals: jax.Array, seeds: jax.Array, lr: jax.Array,
         steps: jax.Array,
     ) -> Any:  # fmt: skip
-        over = (0, 0 if signals else None, 0, None, None)
-        return jax.vmap(one, over)(values, pushes, seeds, lr, steps)
+        over = (0, 0, 0, 0, None, None)
+        return jax.vmap(one, over)(values, rms, signals, seeds, lr, steps)
 
     return rows
 

@@ -9,6 +9,7 @@ docs/stability.md "Update survival".
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from stability.core.findings import RESTORE, Finding, Severity, judge, notes
-from stability.core.number_formats import BF16, Format
+from stability.core.number_formats import BF16, Format, format_of
 from stability.core.parameter_leaves import Leaf, decays, is_megalodon, leaves_of, parameters_of
 from stability.storage.simulate import (
     FLOAT32,
@@ -29,7 +30,7 @@ from stability.storage.simulate import (
     run,
 )
 from stability.storage.training import Loss, train_stored
-from stability.storage.update_rules import AdamW, Optimiser, Step
+from stability.storage.update_rules import GRADIENT_RMS, AdamW, Optimiser, Step
 
 FROZEN_SHARE = 0.5
 """A leaf with more frozen elements than moving ones no longer trains as a whole."""
@@ -72,22 +73,50 @@ class Prediction:
 
 
 def predict(
-    leaf: np.ndarray, optimiser: Optimiser | float, fmt: Format = BF16, decay: bool = False
+    leaf: np.ndarray,
+    optimiser: Optimiser | float,
+    fmt: Format = BF16,
+    decay: bool = False,
+    rms: float = GRADIENT_RMS,
 ) -> Prediction:
     """Predict the fate of a leaf's updates, exactly, over its distinct stored values.
 
     Args:
-        leaf: values of any shape, float32.
+        leaf: values of any shape, float32 or a narrow format.
         optimiser: decides how large a step is; a number is the learning rate of AdamW.
         fmt: the storage format.
         decay: whether weight decay applies to this leaf.
+        rms: of its gradients.
+    """
+    return predict_each(leaf, optimiser, (fmt,), decay, rms)[fmt.name]
+
+
+def predict_each(
+    leaf: np.ndarray,
+    optimiser: Optimiser | float,
+    formats: Sequence[Format],
+    decay: bool = False,
+    rms: float = GRADIENT_RMS,
+) -> dict[str, Prediction]:
+    """Predict as `predict` does for several formats, by name.
+
+    A leaf that is stored in 16 bits is counted once: what it becomes in another format follows from
+    its distinct values.
     """
     leaf = np.asarray(leaf)
-    if leaf.size == 0:
-        return Prediction(0.0, 0.0)
     rule = optimiser if isinstance(optimiser, Optimiser) else AdamW(optimiser)
-    step = rule.step(leaf.shape, decay)
-    p, counts = fmt.distinct(leaf)
+    step = rule.step(leaf.shape, decay, rms)
+    if leaf.size == 0 or not step.size:
+        # What has no gradient is not trained, and loses nothing.
+        return {fmt.name: Prediction(0.0, 0.0) for fmt in formats}
+    own = format_of(leaf.dtype)
+    values, counts = own.distinct(leaf) if own is not None else (leaf, None)
+    return {fmt.name: _predict(*fmt.distinct(values, counts), rule, step, fmt) for fmt in formats}
+
+
+def _predict(
+    p: np.ndarray, counts: np.ndarray, rule: Optimiser, step: Step, fmt: Format
+) -> Prediction:
     total = int(counts.sum())
     # With u the whole step is scaled, decay included, by a factor on the learning rate.
     frozen = float(counts @ _lost_share(p, step, 1.0, fmt)) / total

@@ -17,8 +17,10 @@ from megalodon_jax.tensor_files import printable
 from megalodon_jax.torch_files import to_numpy
 from stability.core.findings import Finding, Severity, judge, non_finite
 from stability.core.number_formats import Format
-from stability.core.parameter_leaves import Leaf, sample
+from stability.core.parameter_leaves import Leaf, leaf_called
+from stability.storage.known_gradients import RowGradients
 from stability.storage.optimiser_state import FIRST_MOMENTS, SECOND_MOMENTS, SOURCE, audit_state
+from stability.storage.simulate import GRADIENTS
 from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
 
@@ -83,7 +85,8 @@ class TorchState:
         """Return what the moments say of a parameter's gradients, by row; None without both.
 
         After t steps the mean is the moment over 1 - beta^t. Of a gradient with signal s the first
-        moment is on average s^2 + (1 - s^2) (1 - beta1) / (1 + beta1) of the second, squared.
+        moment is on average s^2 + (1 - s^2) n of the second, squared, with n = (1 - beta1) (1 +
+        beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1: the signal is assumed.
         """
         kept = self.moments.get(name, {})
         if not {"exp_avg", "exp_avg_sq"} <= set(kept):
@@ -96,30 +99,13 @@ class TorchState:
             first, second = first / (1 - beta1**steps), second / (1 - beta2**steps)
         axes = tuple(range(1, first.ndim)) if first.ndim > 1 else None
         share = np.divide(first**2, second, out=np.zeros_like(first), where=second > 0)
-        noise = (1 - beta1) / (1 + beta1)
-        signal = np.sqrt(np.clip((np.mean(share, axes) - noise) / (1 - noise), 0, 1))
+        forgotten = beta1**steps if steps else 0.0
+        noise = (1 - beta1) / (1 + beta1) * (1 + forgotten) / (1 - forgotten)
+        signal = np.full(np.shape(np.mean(share, axes)), GRADIENTS.signal)
+        if steps != 1:
+            signal = np.sqrt(np.clip((np.mean(share, axes) - noise) / (1 - noise), 0, 1))
         size = np.mean(np.sqrt(second), axes)
         return RowGradients(np.asarray(size), np.asarray(signal), first.shape)
-
-
-@dataclass(frozen=True)
-class RowGradients:
-    """Gradients of a parameter by row of its first axis; of a vector, of all of it."""
-
-    sizes: np.ndarray
-    """Root mean square of an element, over steps, mean over the row: (rows,) or ()."""
-    signals: np.ndarray
-    """`simulate.Gradients.signal`: (rows,) or ()."""
-    shape: tuple[int, ...]
-
-    def sampled(self, name: str, size: int, matrix: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes and signals of the elements that `sample` draws of the parameter."""
-
-        def part(rows: np.ndarray) -> np.ndarray:
-            column = np.reshape(rows, (*rows.shape, *(1,) * (len(self.shape) - rows.ndim)))
-            return sample(np.broadcast_to(column, self.shape), name, size, matrix)
-
-        return part(self.sizes), part(self.signals)
 
 
 def read_state(place: str, state: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> TorchState:
@@ -230,7 +216,7 @@ def _matched(
     for key, name in zip(keys, own, strict=False):
         by_name = {leaf.name: leaf for leaf in free}
         if isinstance(name, str):
-            leaf = by_name.get(printable(name)) or _by_suffix(printable(name), by_name)
+            leaf = leaf_called(name, by_name)
         else:
             shape = _shape(entries.get(key, {}))
             later = [x for x in free[position:] if x.shape == shape]
@@ -241,12 +227,6 @@ def _matched(
         if leaf is not None or isinstance(name, str):
             names[key] = leaf.name if leaf is not None else printable(name)
     return names
-
-
-def _by_suffix(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
-    """Return the one leaf that differs from a name in what a wrapper put before it."""
-    fitting = [x for n, x in leaves.items() if n.endswith(f".{name}") or name.endswith(f".{n}")]
-    return fitting[0] if len(fitting) == 1 else None
 
 
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:

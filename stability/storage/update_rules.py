@@ -66,8 +66,14 @@ class Optimiser:
         """
         raise NotImplementedError
 
-    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
-        """Return the size of a settled step on a leaf of this shape."""
+    def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
+        """Return the size of a settled step on a leaf of this shape.
+
+        Args:
+            shape: of the leaf.
+            decay: whether weight decay applies to it.
+            rms: of its gradients, where steps depend on that.
+        """
         raise NotImplementedError
 
     def matrix(self, shape: tuple[int, ...]) -> bool:
@@ -97,7 +103,7 @@ class AdamW(Optimiser):
             weight_decay=self.weight_decay, mask=_mask(decay),
         )  # fmt: skip
 
-    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+    def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
         """Return lr: r = |m| / sqrt(v) is 1 for a gradient that keeps its sign and size."""
         return Step(self.lr, False, self.lr * self.weight_decay * decay)
 
@@ -118,7 +124,7 @@ class Lion(Optimiser):
             self.lr, self.beta1, self.beta2, weight_decay=self.weight_decay, mask=_mask(decay)
         )
 
-    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+    def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
         """Return lr."""
         return Step(self.lr, False, self.lr * self.weight_decay * decay)
 
@@ -140,9 +146,9 @@ class SGD(Optimiser):
         """Return `optax.sgd`; it does not decay."""
         return optax.sgd(self.lr, momentum=self.momentum)
 
-    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+    def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
         """Return lr times the root mean square of the velocity of independent gradients."""
-        velocity = GRADIENT_RMS / math.sqrt(1 - self.momentum**2)
+        velocity = rms / math.sqrt(1 - self.momentum**2)
         return Step(self.lr * velocity, True, 0.0)
 
 
@@ -175,7 +181,7 @@ class Muon(Optimiser):
             muon_weight_dimension_numbers=numbers,
         )
 
-    def step(self, shape: tuple[int, ...], decay: bool) -> Step:
+    def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
         """Return the root mean square entry of an orthogonal matrix, scaled as optax does.
 
         Entries of a (out, in) matrix with orthonormal rows or columns have mean square
