@@ -24,8 +24,11 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 
 @click.command(
     epilog=examples(
-        "stability checkpoint",
-        "stability model.safetensors --optimiser lion --json",
+        "stability parity/data/byte_lm",
+        "stability parity/data/byte_lm --schedule cosine:warmup=100,steps=2000,end=0.1",
+        "stability parity/data/byte_lm --gradients docs/examples/my_gradients.py",
+        "stability parity/data/byte_lm --text parity/data/byte_lm/heldout.txt",
+        "stability parity/data/byte_lm --optimiser lion --lr 1e-4 --json",
         "stability --subject mla-moe --size small --fp8-params true",
     )
 )
@@ -59,6 +62,18 @@ from reports.cli.subjects import SUBJECTS, examine_subject
     help="Measure by training a Megalodon on this file's bytes, not on drawn gradients.",
 )
 @click.option(
+    "--gradients",
+    type=FILE,
+    help="A Python file: its function gradients() yields a torch module and its loss for each "
+    "batch, or gradients by name, in place of drawn ones.",
+)
+@click.option(
+    "--schedule",
+    metavar="KIND:steps=N,...",
+    help="Rates of the run: constant, cosine or linear, its steps, warmup, and end as a share of "
+    "the rate.  [default: one rate]",
+)
+@click.option(
     "--what-if",
     is_flag=True,
     help="Instead: what low-precision products would cost, by matrix, and rules that follow.",
@@ -67,8 +82,8 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @quiet_option
 @click.pass_context
 def stability(
-    ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, what_if, as_json, quiet,
-    subject, **subject_options,
+    ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, gradients, schedule, what_if,
+    as_json, quiet, subject, **subject_options,
 ) -> None:  # fmt: skip
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
@@ -97,14 +112,21 @@ def stability(
     asked = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
     asked |= dict(zip(("beta1", "beta2"), betas or (None, None), strict=True))
     settings = {name: value for name, value in asked.items() if value is not None}
-    diagnosis = module.diagnose(path, optimiser, settings, storage, text, report)
+    if text is not None and gradients is not None:
+        raise click.UsageError("--text trains on gradients of its own; leave --gradients out.", ctx)
+    diagnosis = module.diagnose(
+        path, optimiser, settings, storage, text, report, gradients, schedule
+    )
     report.stop()
     click.echo(json.dumps(module.as_document(diagnosis)) if as_json else diagnosis.text())
     ctx.exit(REGRESSED if module.broken(diagnosis) else OK)
 
 
 _OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
-_OF_CHECKPOINT = ("optimiser", "lr", "weight_decay", "betas", "eps", "storage", "text", "what_if")
+_OF_CHECKPOINT = (
+    *("optimiser", "lr", "weight_decay", "betas", "eps", "storage", "text", "gradients"),
+    *("schedule", "what_if"),
+)
 
 
 def _check_together(ctx: click.Context, subject: str | None) -> None:

@@ -90,7 +90,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers("ports"))
     if not marks:
         return
-    from reports.ports import PortFileError, as_ports
+    from reports.ports import as_ports
+    from reports.user_module import UserFileError
 
     # By keyword: a mark that is called with a function alone marks that function.
     functions = [mark.kwargs["of"] for mark in marks if "of" in mark.kwargs]
@@ -102,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
     try:
         ports = [port for each in functions for port in as_ports(each(), f"{each.__name__}()")]
-    except PortFileError as error:
+    except UserFileError as error:
         raise pytest.Collector.CollectError(str(error)) from error
     metafunc.parametrize("port", ports, ids=[port.title for port in ports])
 

@@ -1,12 +1,11 @@
 """Ports of anybody's: the file that names them, their comparison, and what a run keeps of it."""
 
 from reports.ports.document import document_of
-from reports.ports.files import PortFileError, as_ports, ports_of, side_of
+from reports.ports.files import as_ports, ports_of, side_of
 from reports.ports.run import Options, compare_ports, select, store_ports, with_documents
 
 __all__ = [
     "Options",
-    "PortFileError",
     "as_ports",
     "compare_ports",
     "document_of",

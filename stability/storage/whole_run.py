@@ -341,7 +341,7 @@ def _parts(lost: np.ndarray) -> str:
         return "all along" if lost.all() else "never"
     edges = np.flatnonzero(np.diff(np.concatenate([[0], lost.astype(int), [0]]))) / len(lost)
     pairs = zip(edges[::2], edges[1::2], strict=True)
-    return "in " + " and ".join(f"{first:.0%} to {last:.0%} of the run" for first, last in pairs)
+    return f"from {' and from '.join(f'{a:.0%} to {b:.0%}' for a, b in pairs)} of the run"
 
 
 def _cost(missing: Mapping[str, Missing], push: Mapping[str, float]) -> float:

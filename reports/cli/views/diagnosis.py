@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megalodon_jax.convert import load_from_pretrained
 from reports.cli.console import Progress
 from reports.text import for_json
+from reports.user_module import UserFileError, functions_of, guarded, guarded_items
 from reports.user_text import check_text
 from stability.core.checkpoint_files import open_checkpoint
 from stability.core.findings import Severity
 from stability.core.number_formats import by_name
-from stability.storage.diagnose import Diagnosis, report
+from stability.core.parameter_leaves import Leaf
+from stability.storage.diagnose import report
+from stability.storage.diagnosis import Diagnosis
+from stability.storage.known_gradients import KnownGradients, measured
+from stability.storage.schedule import parse
+from stability.storage.simulate import GRADIENTS
 from stability.storage.torch_state import read_state, trained_by
 from stability.storage.update_rules import optimiser as optimiser_by_name
 from stability.suite import LENGTH, Checkpoint
@@ -26,6 +34,8 @@ def diagnose(
     storage: str,
     text: Path | None,
     progress: Progress,
+    gradients: Path | None = None,
+    schedule: str | None = None,
 ) -> Diagnosis:
     """Diagnose the checkpoint at `path`.
 
@@ -36,6 +46,8 @@ def diagnose(
         storage: name of the storage format in question.
         text: a file whose bytes a Megalodon trains on; None measures on drawn gradients.
         progress: gets lines, and how far it is.
+        gradients: a Python file whose `gradients()` says what those of the run are.
+        schedule: rates of the run, as `schedule.parse` reads them.
 
     Raises:
         FileNotFoundError: the checkpoint or the text is not there.
@@ -43,6 +55,7 @@ def diagnose(
             does not fit the vocabulary.
     """
     fmt = by_name(storage)
+    rates = None if schedule is None else parse(schedule)
     if optimiser is not None:
         # What the optimiser does not have is refused before anything is read.
         optimiser_by_name(optimiser, **settings)
@@ -50,9 +63,11 @@ def diagnose(
     progress(f"{path}: {files.summary}")
     progress(f"probing {path} for {fmt.name} storage")
     if text is None:
+        known = None if gradients is None else partial(_measured, gradients, progress)
         return report(
-            files, optimiser, settings=settings, fmt=fmt, say=progress, step=progress.step
-        )
+            files, optimiser, settings=settings, fmt=fmt, known=known, schedule=rates,
+            say=progress, step=progress.step,
+        )  # fmt: skip
     states = [read_state(at, kept, files.leaves) for at, kept in files.states.items()]
     rule, _ = trained_by(states, optimiser, **settings)
     model = load_from_pretrained(path)
@@ -60,7 +75,34 @@ def diagnose(
     check_text(text, model.config.vocab_size, LENGTH, otherwise)
     batches = Checkpoint(text.parent, text).batches()
     progress(f"training {len(batches)} steps on {text.name}")
-    return report(model, rule, fmt=fmt, batches=batches)
+    return report(model, rule, fmt=fmt, batches=batches, schedule=rates)
+
+
+FUNCTION = "gradients"
+"""What a file calls the function that returns or yields gradients."""
+
+
+def _measured(file: Path, progress: Progress, leaves: Mapping[str, Leaf]) -> KnownGradients:
+    """Return what the function `gradients()` of a file says of these parameters' gradients.
+
+    Raises:
+        UserFileError: the file is not there, fails, or says nothing that can be used.
+    """
+    progress(f"taking gradients from {file}")
+    with functions_of(file, FUNCTION) as functions:
+        if FUNCTION not in functions:
+            raise UserFileError(
+                f"{file} has no function `{FUNCTION}`: expected `def {FUNCTION}()` that yields a "
+                "torch module and its loss for each batch, or gradients by parameter name"
+            )
+        answer = guarded(file, functions[FUNCTION])
+        batches = guarded_items(file, answer) if isinstance(answer, Iterator) else [answer]
+        try:
+            return measured(batches, leaves, file.name, GRADIENTS.signal)
+        except UserFileError:
+            raise
+        except ValueError as error:
+            raise UserFileError(f"{FUNCTION}() of {file}: {error}") from error
 
 
 def broken(diagnosis: Diagnosis) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from parity.port import Port
-from reports.ports import PortFileError, ports_of
+from reports.ports import ports_of
+from reports.user_module import UserFileError
 from tests.reports.ports.scripts import CASES, write_port
 
 
@@ -44,7 +45,7 @@ def test_a_file_that_names_no_port_is_told_what_was_expected(
 ) -> None:
     path = tmp_path / "my_port.py"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(PortFileError) as refused, ports_of(path):
+    with pytest.raises(UserFileError) as refused, ports_of(path):
         pass
     assert told in str(refused.value)
     assert "my_port.py" in str(refused.value)
@@ -53,13 +54,13 @@ def test_a_file_that_names_no_port_is_told_what_was_expected(
 def test_two_ports_of_one_title_are_refused(tmp_path: Path) -> None:
     path = write_port(tmp_path, "\n\ndef port():\n    return [one(), one()]\n")
     told = "several ports called mlp: give each a name or a case"
-    with pytest.raises(PortFileError, match=told), ports_of(path):
+    with pytest.raises(UserFileError, match=told), ports_of(path):
         pass
 
 
 @pytest.mark.parametrize(("name", "told"), [("no.py", "is not there"), ("", "is a folder")])
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str, told: str) -> None:
-    with pytest.raises(PortFileError, match=told), ports_of(tmp_path / name):
+    with pytest.raises(UserFileError, match=told), ports_of(tmp_path / name):
         pass
 
 
@@ -78,7 +79,7 @@ def test_an_error_of_the_file_is_shown_by_its_own_lines_alone(
 ) -> None:
     path = tmp_path / "my_port.py"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(PortFileError) as refused, ports_of(path):
+    with pytest.raises(UserFileError) as refused, ports_of(path):
         pass
     shown = str(refused.value)
     assert line in shown and error in shown
