@@ -101,9 +101,9 @@ class TorchState:
         share = np.divide(first**2, second, out=np.zeros_like(first), where=second > 0)
         forgotten = beta1**steps if steps else 0.0
         noise = (1 - beta1) / (1 + beta1) * (1 + forgotten) / (1 - forgotten)
-        signal = np.full(np.shape(np.mean(share, axes)), GRADIENTS.signal)
+        signal = np.full_like(share := np.mean(share, axes), GRADIENTS.signal)
         if steps != 1:
-            signal = np.sqrt(np.clip((np.mean(share, axes) - noise) / (1 - noise), 0, 1))
+            signal = np.sqrt(np.clip((share - noise) / (1 - noise), 0, 1))
         size = np.mean(np.sqrt(second), axes)
         return RowGradients(np.asarray(size), np.asarray(signal), first.shape)
 
@@ -190,7 +190,7 @@ def idle_rows(
         leaf, second = leaves.get(name), kept.get("exp_avg_sq")
         if leaf is None or second is None or len(leaf.shape) != 2 or not decay:
             continue
-        rows = ~np.any(_wide(second) != 0, axis=1)
+        rows = ~np.any(to_numpy(second) != 0, axis=1)
         share = float(np.mean(rows)) if rows.size else 0.0
         if not share:
             continue
@@ -235,16 +235,17 @@ def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _spoiled(path: str, moment: Any) -> list[Finding]:
-    values = _wide(moment)
+    # Asked of the bits as they are: a copy in float32 would cost more than the question.
+    values = to_numpy(moment)
     count = int(values.size - np.count_nonzero(np.isfinite(values)))
     return [non_finite(path, count, values.size, SOURCE)] if count else []
 
 
 def _underflown(path: str, first: Any, second: Any) -> list[Finding]:
-    moved, empty = _wide(first) != 0, _wide(second) == 0
+    moved, empty = to_numpy(first) != 0, to_numpy(second) == 0
     if not moved.any():
         return []
-    share = float(np.mean(empty[moved]))
+    share = float(np.count_nonzero(empty & moved) / np.count_nonzero(moved))
     message = (
         f"{share:.0%} of the elements with a first moment have a second moment of 0: their squares "
         "underflow, and their steps are the first moment divided by epsilon"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import Leaf, leaves_of
 from stability.storage.diagnose import report
-from stability.storage.simulate import GRADIENTS, SAMPLE
+from stability.storage.known_gradients import KnownGradients, RowGradients
+from stability.storage.schedule import Schedule, parse
+from stability.storage.simulate import FLOAT32, GRADIENTS, SAMPLE, STEPS, Storage, run
 from stability.storage.torch_recipe import recipe
 from stability.storage.torch_state import idle_rows, read_state, trained_by
 from stability.storage.update_rules import SGD, AdamW, Lion, Muon
-from stability.storage.whole_run import DIMINISHING, WORKS, WholeRun, family_of, whole_run
+from stability.storage.whole_run import DIMINISHING, PARTS, WORKS, WholeRun, family_of, whole_run
 
 NORM, MATRIX, BIAS = "norm.weight", "fc.weight", "fc.bias"
 TREE = {
@@ -28,9 +31,13 @@ TREE = {
 def asked(sizes: dict[str, float] | None = None, **options) -> WholeRun:
     leaves: dict[str, Leaf] = leaves_of(TREE)
     samples = {n: np.reshape(x, -1) for n, x in TREE.items()}
-    drawn = None if sizes is None else {n: np.full(x.size, sizes[n]) for n, x in samples.items()}
+    known = None
+    if sizes is not None:
+        signal = np.array(GRADIENTS.signal)
+        rows = {n: RowGradients(np.array(sizes[n]), signal, x.shape) for n, x in TREE.items()}
+        known = KnownGradients(rows, "as a test says")
     assert max(x.size for x in samples.values()) < SAMPLE
-    return whole_run(leaves, samples, AdamW(3e-4), BF16, GRADIENTS, sizes=drawn, **options)
+    return whole_run(leaves, samples, AdamW(3e-4), BF16, GRADIENTS, known=known, **options)
 
 
 @cache
@@ -77,11 +84,12 @@ def test_the_size_of_gradients_decides_and_not_the_fidelity_of_a_leaf() -> None:
     loud = asked({NORM: 1e-6, MATRIX: 1.0, BIAS: 1e-6})
     assert loud.families[0].name == "matrices"
     assert returns(loud)["norms alone in float32"] < returns(alike())["norms alone in float32"]
-    assert "as in the optimiser state" in loud.basis
+    assert loud.basis == "gradients as a test says; 200 steps at one rate, no schedule given"
+    assert alike().basis.startswith("all gradients taken to be alike; ")
 
 
 def test_more_of_a_way_that_is_missing_costs_more_than_in_proportion() -> None:
-    families = {f.name: f for f in asked({NORM: 1.0, MATRIX: 1.0, BIAS: 1.0}).families}
+    families = {f.name: f for f in asked(wide_moments=True).families}
     norm, matrix = families["norms"], families["matrices"]
     missing = (1 - matrix.arrives) / (1 - norm.arrives)
     assert matrix.cost / norm.cost == pytest.approx(
@@ -92,12 +100,114 @@ def test_more_of_a_way_that_is_missing_costs_more_than_in_proportion() -> None:
 
 
 def _push_ratio() -> float:
-    from stability.storage.simulate import FLOAT32, STEPS, run
-
     shapes = {n: x.shape for n, x in TREE.items()}
     out = run(TREE, AdamW(3e-4), FLOAT32, GRADIENTS, STEPS, SAMPLE, shapes)
     push = {n: np.abs(o.intended, dtype=np.float64).sum() for n, o in out.items()}
     return float(push[MATRIX] / push[NORM])
+
+
+def steps_of_torch(dtype: torch.dtype, size: int = 2048) -> np.ndarray:
+    """Steps of torch's AdamW with moments in a dtype, on the gradients the simulation draws from.
+
+    The parameter is zero at every step, so that its own rounding takes nothing from them.
+    """
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.zeros(size, dtype=dtype))
+    optimizer = torch.optim.AdamW([parameter], lr=3e-4, weight_decay=0.0)
+    push = torch.randint(0, 2, (size,)) * 2.0 - 1
+    total = np.zeros(size)
+    for _ in range(STEPS):
+        drawn = 0.3 * push + (1 - 0.3**2) ** 0.5 * torch.randn(size)
+        parameter.grad = (1e-3 * drawn).to(torch.bfloat16).to(dtype)
+        parameter.data.zero_()
+        optimizer.step()
+        total += parameter.detach().double().numpy()
+    return total
+
+
+def test_moments_in_bfloat16_shorten_steps_as_much_as_those_of_torch() -> None:
+    """A second moment that is rounded once decays by what is added less, and costs a fortieth."""
+    wide, narrow = steps_of_torch(torch.float32), steps_of_torch(torch.bfloat16)
+    of_torch = 1 - float((narrow * np.sign(wide)).sum() / np.abs(wide).sum())
+    bias = {BIAS: np.zeros(2048, np.float32)}
+    control, cast = (
+        run(bias, AdamW(3e-4), storage)[BIAS].intended
+        for storage in (FLOAT32, Storage("cast", BF16.name))
+    )
+    simulated = 1 - float((cast * np.sign(control)).sum() / np.abs(control).sum())
+    # Two draws of one share; a quarter of it is far from a fortieth.
+    assert simulated == pytest.approx(of_torch, rel=0.25)
+    assert of_torch > 0.01
+
+
+def test_moments_cost_more_in_a_longer_run() -> None:
+    shares = {
+        steps: returns(asked(schedule=Schedule("constant", steps)))["moments alone in float32"]
+        for steps in (200, 1000)
+    }
+    assert shares[200] < shares[1000]
+
+
+def test_a_schedule_says_when_updates_are_lost() -> None:
+    run = asked(schedule=parse("linear:warmup=100, steps=1000, end=0"))
+    (line,) = run.lost
+    assert "norms all along" in line
+    # A matrix loses most where the rate is small: first of all, and at the end.
+    (matrices,) = re.findall(r"matrices from 0% to (\d+)% and from (\d+)% to 100% of the run", line)
+    warm, decayed = (int(share) for share in matrices)
+    assert 0 < warm < 10 < decayed < 100
+    factor = parse("linear:warmup=100,steps=1000,end=0").factor
+    # The rate at which half of the way is lost is the same on the way up as on the way down.
+    assert float(factor(np.array(warm / 100))) == pytest.approx(
+        float(factor(np.array(decayed / 100))), abs=2 / PARTS
+    )
+    assert line in run.lines("bfloat16")
+    assert "linear rate, 1,000 steps, 100 of warmup, down to 0% of the rate" in run.basis
+    assert asked(schedule=Schedule("constant", 200)).lost[0].count("never") == 2
+
+
+def test_a_schedule_at_one_rate_is_what_is_assumed_without_one() -> None:
+    found = returns(asked(schedule=Schedule("constant", STEPS)))
+    # One leaf of a kind each: the same numbers, but for a rate between two that were tried.
+    assert found == pytest.approx(returns(alike()), abs=0.05)
+
+
+def test_factors_of_a_schedule_are_those_of_torch() -> None:
+    rate = 0.5
+    for text, kind, options in (
+        ("cosine:steps=40,end=0.1", "CosineAnnealingLR", {"T_max": 40, "eta_min": 0.1 * rate}),
+        ("linear:steps=40,end=0.2", "LinearLR",
+         {"start_factor": 1.0, "end_factor": 0.2, "total_iters": 40}),
+    ):  # fmt: skip
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+        of_torch, rates = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options), []
+        for _ in range(41):
+            rates.append(optimizer.param_groups[0]["lr"] / rate)
+            optimizer.step()
+            of_torch.step()
+        assert parse(text).factor(np.arange(41) / 40) == pytest.approx(rates, rel=1e-12), text
+    assert parse("constant:steps=10,warmup=4").factor(np.array([0.1, 0.2, 0.4, 1.0])) == (
+        pytest.approx([0.25, 0.5, 1.0, 1.0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cosin:steps=10", "unknown schedule 'cosin'"),
+        ("cosine", "says no steps"),
+        ("cosine:steps=ten", "'ten' is no number"),
+        ("cosine:steps=10,warm=3", "at 'warm=3'"),
+        ("constant:steps=10,end=0.5", "at 'end=0.5'"),
+        ("cosine:steps=10,warmup=10", "expected fewer steps of warmup"),
+        ("cosine:steps=10,end=2", "end=2 must be in"),
+        ("cosine:steps=10,steps=20", "at 'steps=20'"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(text, told) -> None:
+    with pytest.raises(ValueError, match="schedule") as refused:
+        parse(text)
+    assert told in str(refused.value)
 
 
 def test_what_loses_nothing_needs_no_remedy() -> None:
@@ -136,6 +246,8 @@ def state_of(model: torch.nn.Module, **settings):
 @pytest.mark.parametrize(("decay", "found"), [(0.1, 0.5), (0.0, None), (100.0, 0.0)])
 def test_rows_that_decay_alone_would_move_are_counted(decay, found) -> None:
     model = torch.nn.Embedding(8, 4).to(torch.bfloat16)
+    # A step of the rate moves these, and is lost where the spacing is larger.
+    torch.nn.init.constant_(model.weight, 0.01)
     optimizer = state_of(model, weight_decay=decay)
     leaves = leaves_of(model.state_dict())
     state = read_state("optimizer", optimizer.state_dict(), leaves)
