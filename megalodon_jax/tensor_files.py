@@ -27,9 +27,10 @@ _DTYPES = {
 }
 _DTYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
+_DTYPES |= {"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
 _DTYPES |= {"BOOL": "bool", "C64": "complex64"}
 """NumPy's and ml_dtypes' names of what safetensors names in capitals."""
-_OWN = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"})
+_OWN = frozenset(name for name in _DTYPES.values() if name.startswith("float8"))
 """What safetensors does not hand to NumPy: ml_dtypes has it, so it is read here."""
 
 
@@ -101,7 +102,8 @@ class FileTensor:
             try:
                 start = json.loads(file.read(length))[self.name]["data_offsets"][0]
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{self.file} no longer holds {self.name}: {error!r}") from error
+                name = printable(self.name)
+                raise ValueError(f"{self.file} no longer holds {name}: {error!r}") from error
         place = 8 + length + int(start)
         return np.memmap(self.file, self.dtype, "r", place, self.shape).view(np.ndarray)
 

@@ -194,10 +194,11 @@ def _load(file: Path) -> Any:
             f"{file} is a torch file and torch is not installed: pip install "
             "'megalodon-numerics[torch]', or export the checkpoint as safetensors."
         ) from error
-    archive = start.startswith(_ZIP)
-    names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if archive else []
-    stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
+    archive, names = start.startswith(_ZIP), []
     try:
+        if archive:
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+        stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
         # What is said of protocols and deprecated storages is for those who saved it.
         with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
             warnings.simplefilter("ignore")
@@ -234,6 +235,17 @@ def _unreadable(file: Path, error: Exception) -> str:
         return (
             f"{file} is not tensors alone: reading it would run {asked[1]}, which is not done. "
             f"Where it was trained, {_SAVE}."
+        )
+    # 149 begins a frame: what protocols from 4 on begin with.
+    if re.search(r"Unsupported operand 149\b", str(error)):
+        return (
+            f"{file} is pickled with a newer protocol than the 2 that torch reads without running "
+            "what is in it. Where it was saved, leave pickle_protocol out: torch.save(..., FILE)."
+        )
+    if "UntypedStorage" in str(error):
+        return (
+            f"{file} is of torch's format before 1.6, which keeps no float8: torch itself cannot "
+            "read it back. Where it was saved, leave _use_new_zipfile_serialization out."
         )
     if type(error).__name__ == "UnpicklingError":
         return (

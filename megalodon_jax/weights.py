@@ -20,6 +20,7 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.roles import SENSITIVE, Role, dotted, named_leaves, replace_leaves, role_of
+from megalodon_jax.tensor_files import printable
 
 __all__ = [
     "EMBEDDING",
@@ -109,7 +110,7 @@ def shape_problems(
     extra = sorted(set(shapes) - set(expected) - set(optional))
     return [
         *(f"missing {name} {shape}" for name, shape in expected.items() if name not in shapes),
-        *(f"unexpected {name} {shapes[name]}" for name in extra),
+        *(f"unexpected {printable(name)} {shapes[name]}" for name in extra),
         *(
             f"{name} has shape {shapes[name]}, expected {shape}"
             for name, shape in expected.items()

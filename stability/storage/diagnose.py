@@ -310,7 +310,10 @@ def _walk(
                 Finding("leaves", note, name, "elements", size, nan, SOURCE, message)
             )
             continue
-        values = leaf.load()
+        try:
+            values = leaf.load()
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be read: {error}") from error
         if format_of(values.dtype) is None:
             values = np.asarray(values, np.float32)
         if count := int(values.size - np.count_nonzero(np.isfinite(values))):
