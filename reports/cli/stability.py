@@ -142,7 +142,10 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 
 
 @click.command(
-    epilog=examples("activations checkpoint --text book.txt", "activations checkpoint --json")
+    epilog=examples(
+        "activations parity/data/byte_lm --text parity/data/byte_lm/heldout.txt",
+        "activations parity/data/byte_lm --json",
+    )
 )
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(

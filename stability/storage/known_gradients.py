@@ -147,7 +147,7 @@ def _nothing(leaf: Leaf) -> RowGradients:
 def _named(batch: Any, number: int) -> dict[str, Any]:
     """Return the gradients of one batch by parameter name."""
     if isinstance(batch, Mapping) or not isinstance(batch, (tuple, list)):
-        named = {n: x for n, x in named_leaves(batch).items() if hasattr(x, "shape")}
+        named = {n: x for n, x in named_leaves(batch).items() if n and hasattr(x, "shape")}
         if not named:
             raise ValueError(
                 f"batch {number} is a {type(batch).__name__}: expected gradients by parameter "

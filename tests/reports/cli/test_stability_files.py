@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from megalodon_jax.convert import open_tensors
 from megalodon_jax.torch_files import read_torch_file
+from stability.storage import simulate
 from tests.helpers import cli
 
 
@@ -56,8 +59,29 @@ def words(result) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.fixture
+def still(monkeypatch) -> None:
+    """No leaf moves, whatever trains it: what is asked is what a file holds, not what a run does.
+
+    Compiling a run takes seconds, for each rule, shape and storage anew.
+    """
+    monkeypatch.setattr(simulate, "_runner", lambda *_: partial(_stepped, moves=False))
+
+
+@pytest.fixture
+def moving(monkeypatch) -> None:
+    """Every leaf goes the way that was asked for."""
+    monkeypatch.setattr(simulate, "_runner", lambda *_: partial(_stepped, moves=True))
+
+
+def _stepped(rows, *_, lr, steps, moves):
+    way = np.full(rows.shape, -lr * steps)
+    return rows + moves * way, way, np.full(rows.shape, moves)
+
+
 def test_model_and_optimiser_of_one_file_are_both_audited(tmp_path) -> None:
-    content = of(*trained(torch.bfloat16, betas=(0.8, 0.999))) | {"epoch": 3, "rng": torch.ones(2)}
+    # Without decay all leaves run together.
+    content = of(*trained(torch.bfloat16, weight_decay=0.0)) | {"epoch": 3, "rng": torch.ones(2)}
     lines = words(cli("stability", saved(tmp_path, content), "--quiet"))
     (taken,) = [line for line in lines if line.startswith("Taken")]
     assert taken == (
@@ -71,7 +95,7 @@ def test_model_and_optimiser_of_one_file_are_both_audited(tmp_path) -> None:
     assert any(line.startswith("3 leaves, 80 parameters") for line in lines)
 
 
-def test_moments_in_float32_and_a_faster_decay_are_no_finding(tmp_path) -> None:
+def test_moments_in_float32_and_a_faster_decay_are_no_finding(tmp_path, moving) -> None:
     """The control: the same file with what is wrong put right."""
     for name, content in (("wide", trained()), ("fast", trained(torch.bfloat16, betas=(0.8, 0.9)))):
         result = cli("stability", saved(tmp_path, of(*content), f"{name}.pt"), "--lr", "0.1")
@@ -105,7 +129,7 @@ def data_parallel(model, optimiser) -> dict:
     ],
 )
 def test_checkpoints_of_other_scripts_are_walked_for_their_parts(
-    tmp_path, content, name, taken
+    tmp_path, content, name, taken, still
 ) -> None:
     path = saved(tmp_path, content(*trained()), name)
     result = cli("stability", path, "--lr", "0.1")
@@ -116,7 +140,7 @@ def test_checkpoints_of_other_scripts_are_walked_for_their_parts(
     assert names in read_torch_file(path).tensors
 
 
-def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path) -> None:
+def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path, still) -> None:
     model, optimiser = trained(torch.bfloat16)
     folder = tmp_path / "checkpoint-100"
     folder.mkdir()
@@ -129,7 +153,7 @@ def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path) -> None:
     assert "WARNING optimiser state *.exp_avg_sq" in result.stdout
 
 
-def test_the_one_file_of_a_folder_is_taken_and_several_are_named(tmp_path) -> None:
+def test_the_one_file_of_a_folder_is_taken_and_several_are_named(tmp_path, still) -> None:
     save_file({"norm.weight": torch.ones(8)}, tmp_path / "my_weights_v2.safetensors")
     assert cli("stability", tmp_path, "--quiet").stdout.startswith("WARNING norm.weight")
     save_file({"norm.weight": torch.ones(8)}, tmp_path / "other.safetensors")
@@ -145,7 +169,7 @@ def test_an_optimiser_alone_is_audited_alone(tmp_path) -> None:
     assert "No parameters here" in result.stdout
 
 
-def test_squares_that_underflow_and_moments_that_are_not_finite_are_errors(tmp_path) -> None:
+def test_squares_that_underflow_and_moments_that_are_not_finite_are_errors(tmp_path, still) -> None:
     model, optimiser = trained()
     kept = optimiser.state[model.norm.weight]
     kept["exp_avg_sq"].zero_()
@@ -158,7 +182,7 @@ def test_squares_that_underflow_and_moments_that_are_not_finite_are_errors(tmp_p
     assert "8 of 8 values are NaN or infinite" in result.stdout
 
 
-def test_what_trained_it_can_be_said_better_than_the_file_does(tmp_path) -> None:
+def test_what_trained_it_can_be_said_better_than_the_file_does(tmp_path, still) -> None:
     path = saved(tmp_path, of(*trained()))
     result = cli("stability", path, "--weight-decay", "0.3", "--betas", "0.8", "0.9", "--quiet")
     settings = "AdamW(lr=0.0002, beta2=0.9, weight_decay=0.3, beta1=0.8, eps=1e-08)"
@@ -169,7 +193,7 @@ def test_what_trained_it_can_be_said_better_than_the_file_does(tmp_path) -> None
 
 
 @pytest.mark.parametrize("write", [save_file, torch.save], ids=["safetensors", "torch"])
-def test_float8_is_read_and_what_no_optimiser_moves_is_named(tmp_path, write) -> None:
+def test_float8_is_read_and_what_no_optimiser_moves_is_named(tmp_path, write, still) -> None:
     tensors = {
         "norm.weight": torch.ones(8).to(torch.float8_e4m3fn),
         "fc.weight": torch.full((4, 4), 0.5).to(torch.float8_e5m2),
@@ -214,6 +238,27 @@ def cut_of_old(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def newer(path: Path) -> None:
+    torch.save({"weight": torch.ones(64)}, path, pickle_protocol=4)
+
+
+def float8_of_old(path: Path) -> None:
+    torch.save({"weight": torch.ones(64).to(torch.float8_e5m2)}, path,
+               _use_new_zipfile_serialization=False)  # fmt: skip
+
+
+def damaged(path: Path) -> None:
+    torch.save({"weight": torch.ones(64)}, path)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"data.pkl") + len(b"data.pkl")
+    content[start : start + 60] = b"x" * 60
+    path.write_bytes(content)
+
+
+def without_values(path: Path) -> None:
+    torch.save({"m\n.weight": torch.empty(4, 4, device="meta")}, path)
+
+
 def text(path: Path) -> None:
     path.write_text("hello", encoding="utf-8")
 
@@ -244,6 +289,10 @@ def no_weights(path: Path) -> None:
         (whole_of_old, "it would run torch.nn.modules.linear.Linear, which is not done"),
         (cut, "is cut off"),
         (cut_of_old, "is cut off or damaged"),
+        (newer, "pickled with a newer protocol than the 2 that torch reads"),
+        (float8_of_old, "keeps no float8: torch itself cannot read it back"),
+        (damaged, "is not readable as tensors: it is damaged"),
+        (without_values, "m\\n.weight cannot be read: a tensor of shape (4, 4)"),
         (text, "is not a checkpoint: expected a safetensors file, or a torch file"),
         (nothing, "is empty"),
         (archive, "is a zip archive of something else than torch"),
@@ -270,7 +319,7 @@ def test_the_control_does_run_where_the_protection_is_off(tmp_path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-def test_names_reach_the_terminal_without_their_escapes(tmp_path) -> None:
+def test_names_reach_the_terminal_without_their_escapes(tmp_path, still) -> None:
     path = tmp_path / "small.safetensors"
     save_file({"norm\x1b[31m.weight\n2": torch.ones(8)}, path)
     result = cli("stability", path)
@@ -280,7 +329,97 @@ def test_names_reach_the_terminal_without_their_escapes(tmp_path) -> None:
     assert "norm\\x1b[31m.weight\\n2" in {f["subject"] for f in found}
 
 
-def test_a_terminal_sees_how_far_it_is(tmp_path, monkeypatch) -> None:
+def test_an_old_file_of_torch_is_read(tmp_path, still) -> None:
+    path = saved(tmp_path, of(*trained(torch.bfloat16)), _use_new_zipfile_serialization=False)
+    assert (
+        "Taken: model (4 tensors), optimizer (optimiser state of 3)"
+        in cli("stability", path, "--quiet").stdout
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_float8_without_a_negative_zero_is_read_as_it_was_written(tmp_path, dtype) -> None:
+    tensor = torch.tensor([[0.5, -2.0], [0.0, 240.0]]).to(dtype)
+    save_file({"fc.weight": tensor, "other": torch.ones(3)}, tmp_path / "small.safetensors")
+    read = open_tensors(tmp_path / "small.safetensors")["fc.weight"].read()
+    assert np.array_equal(np.asarray(read, np.float32), tensor.float().numpy())
+
+
+SCRIPT = """
+import torch
+from beside import Tied
+
+def gradients():
+    model = Tied()
+    model.load_state_dict(torch.load({path!r})["model"])
+    for seed in range({batches}):
+        ids = torch.randint(0, 8, (6,), generator=torch.Generator().manual_seed(seed))
+        yield model, torch.nn.functional.cross_entropy(model(ids), ids)
+"""
+
+
+def script(tmp_path: Path, path: Path, batches: int = 3, text: str = SCRIPT) -> Path:
+    (tmp_path / "beside.py").write_text(
+        "import sys\nTied = sys.modules['" + __name__ + "'].Tied\n", encoding="utf-8"
+    )
+    file = tmp_path / "my_gradients.py"
+    file.write_text(text.format(path=str(path), batches=batches), encoding="utf-8")
+    return file
+
+
+def test_a_script_of_ten_lines_gives_the_gradients_of_the_run(tmp_path, still) -> None:
+    path = saved(tmp_path, of(*trained()))
+    result = cli("stability", path, "--gradients", script(tmp_path, path))
+    assert any("gradients as my_gradients.py gave them in 3 batches" in x for x in words(result))
+    assert "taking gradients from" in result.stderr
+    # Without one the state says what gradients are, and without a state nothing does.
+    assert "gradients as in the optimiser state" in cli("stability", path, "--quiet").stdout
+    path = saved(tmp_path, {"norm.weight": torch.ones(8)})
+    result = cli("stability", path, "--quiet", "--schedule", "cosine:warmup=5,steps=50")
+    assert any("all gradients taken to be alike; cosine rate, 50 steps, 5 of warmup" in x
+               for x in words(result))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (SCRIPT.replace("gradients", "gradient"), "has no function `gradients`"),
+        (SCRIPT.replace("range({batches})", "range(0)"), "my_gradients.py: no batch"),
+        (SCRIPT.replace("yield model, ", "yield "), "batch 1 is a Tensor: expected gradients by"),
+        (SCRIPT.replace("model(ids), ids)", "model(ids), seed)"), "yield model, torch.nn.func"),
+        (SCRIPT.replace("(6,)", "(6"), "SyntaxError"),
+    ],
+)
+def test_a_script_that_gives_no_gradients_is_told_what_was_expected(
+    tmp_path, still, text, told
+) -> None:
+    path = saved(tmp_path, of(*trained()))
+    result = cli("stability", path, "--gradients", script(tmp_path, path, text=text), "--quiet")
+    assert result.exit_code == 2, result.output
+    assert told in result.output
+    assert "internal error" not in result.output
+    assert "known_gradients.py" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--schedule", "cosine:steps=ten"], "'ten' is no number"),
+        (["--gradients", "nowhere.py"], "nowhere.py is not there"),
+        (["--gradients", "a.py", "--text", "b.txt"], "leave --gradients out"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_a_file_is_probed(
+    tmp_path, options, told
+) -> None:
+    path = saved(tmp_path, {"norm.weight": torch.ones(8)})
+    result = cli("stability", path, *options)
+    assert result.exit_code == 2
+    assert told in result.output
+    assert "training samples" not in result.output
+
+
+def test_a_terminal_sees_how_far_it_is(tmp_path, monkeypatch, still) -> None:
     from reports.cli import console
 
     path, steps = saved(tmp_path, {"norm.weight": torch.ones(8)}), []
