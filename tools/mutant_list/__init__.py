@@ -10,12 +10,14 @@ from tools.mutant_list import (
     ports,
     reports,
     stability,
+    torch_runs,
 )
 from tools.mutant_list.mutant import ROOT, Mutant
 
 MUTANTS = (
     *(*layers.MUTANTS, *model.MUTANTS, *interchange.MUTANTS),
     *(*parity.MUTANTS, *reports.MUTANTS, *stability.MUTANTS, *ports.MUTANTS, *meshes.MUTANTS),
+    *torch_runs.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

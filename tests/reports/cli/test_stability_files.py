@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from megalodon_jax.convert import open_tensors
 from megalodon_jax.torch_files import read_torch_file
+from stability.core.parameter_leaves import stored_leaves
 from stability.storage import simulate
 from tests.helpers import cli
 
@@ -138,6 +139,19 @@ def test_checkpoints_of_other_scripts_are_walked_for_their_parts(
     assert left in result.stdout.split("left: ")[1]
     names = {"lightning": "net.norm.weight", "data_parallel": "norm.weight"}[content.__name__]
     assert names in read_torch_file(path).tensors
+
+
+def test_wrappers_of_wrappers_are_taken_off(tmp_path) -> None:
+    names = {f"module._orig_mod.{n}": x for n, x in Tied().state_dict().items()}
+    tensors = read_torch_file(saved(tmp_path, {"model": names})).tensors
+    assert list(tensors) == list(Tied().state_dict())
+
+
+def test_halves_of_a_fused_matrix_are_two_parameters(tmp_path) -> None:
+    fused = torch.randn(4, 2)
+    content = {"q.weight": fused[:2], "k.weight": fused[2:], "tied.weight": fused[:2]}
+    leaves = stored_leaves(read_torch_file(saved(tmp_path, content)).tensors)
+    assert list(leaves) == ["q.weight", "k.weight"]
 
 
 def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path, still) -> None:

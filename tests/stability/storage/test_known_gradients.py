@@ -52,6 +52,18 @@ def test_a_module_and_its_loss_are_the_gradients_by_name() -> None:
     assert by_module.source == "as a test gave them in 3 batches"
 
 
+def test_a_module_that_has_gradients_already_begins_anew() -> None:
+    of = model()
+    leaves = leaves_of(of.state_dict())
+    clean = measured(losses(of, 1), leaves, "a test", SIGNAL)
+    for p in of.parameters():
+        p.grad = torch.full_like(p, 100.0)
+    again = measured(losses(of, 1), leaves, "a test", SIGNAL)
+    assert {n: x.rms() for n, x in again.rows.items()} == {
+        n: x.rms() for n, x in clean.rows.items()
+    }
+
+
 @pytest.mark.parametrize("signal", [0.0, 0.6, 1.0])
 def test_signals_are_the_share_that_keeps_its_sign(signal) -> None:
     rng = np.random.default_rng(0)

@@ -166,6 +166,19 @@ def test_a_schedule_says_when_updates_are_lost() -> None:
     assert asked(schedule=Schedule("constant", 200)).lost[0].count("never") == 2
 
 
+def test_what_is_lost_at_a_small_rate_is_little_of_the_run() -> None:
+    families = {f.name: f for f in asked(schedule=parse("linear:steps=200")).families}
+    at_once = {f.name: f for f in asked(schedule=Schedule("constant", 200)).families}
+    # Of a rate that falls to 0 the last tenth, at which a matrix loses all, is a hundredth.
+    assert 0.5 < families["matrices"].arrives < at_once["matrices"].arrives
+    rates = parse("linear:steps=200").factor((np.arange(PARTS) + 0.5) / PARTS)
+    lost = asked(schedule=parse("linear:steps=200")).lost[0]
+    (begin,) = re.findall(r"matrices from (\d+)% to 100%", lost)
+    share = rates[int(int(begin) / 100 * PARTS) :].sum() / rates.sum()
+    # What is lost is at most all of those parts, and half of the others.
+    assert 1 - families["matrices"].arrives < share + 0.5 * (1 - share)
+
+
 def test_a_schedule_at_one_rate_is_what_is_assumed_without_one() -> None:
     found = returns(asked(schedule=Schedule("constant", STEPS)))
     # One leaf of a kind each: the same numbers, but for a rate between two that were tried.
@@ -305,6 +318,38 @@ def test_moments_say_how_large_gradients_are_and_whether_they_keep_their_sign() 
     assert rows.sizes == pytest.approx([0.5, 2.0], rel=0.05)
     assert rows.signals[0] == pytest.approx(0.6, abs=0.05)
     assert rows.signals[1] < 0.2
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_state_of_few_steps_does_not_take_noise_for_a_push(steps) -> None:
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.zeros(4096))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    for _ in range(steps):
+        parameter.grad = torch.randn(4096)
+        optimizer.step()
+    leaves = leaves_of({"w": parameter.detach()})
+    rows = read_state("optimizer", optimizer.state_dict(), leaves).gradients("w")
+    assert rows is not None
+    # Of one step nothing can be told, and what is assumed stands; noise of three is no push of 0.3.
+    assert (
+        float(rows.signals) == pytest.approx(GRADIENTS.signal) if steps == 1 else rows.signals < 0.3
+    )
+
+
+@pytest.mark.parametrize(
+    "rule", [AdamW(1e-3, 0.97, 0.2, 0.8, 1e-6), SGD(0.3, 0.7)], ids=lambda r: r.name
+)
+def test_a_recipe_runs_as_it_is_written(rule) -> None:
+    lines = [line for line in recipe(rule) if "round_stochastically(optimizer)" in line]
+    scope = {"torch": torch, "model": torch.nn.Linear(2, 2).to(torch.bfloat16)}
+    exec("from stability.storage.torch_narrow import *\n" + lines[0].strip(), scope)
+    optimizer = scope["optimizer"]
+    assert isinstance(optimizer, getattr(torch.optim, type(rule).__name__))
+    scope["model"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    leaves = leaves_of(scope["model"].state_dict())
+    assert read_state("optimizer", optimizer.state_dict(), leaves).rule() == rule
 
 
 @pytest.mark.parametrize("rule", [AdamW(1e-3), SGD(), Lion(), Muon()], ids=lambda r: r.name)
