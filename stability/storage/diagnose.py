@@ -117,7 +117,9 @@ def report(
             )
         basis = [*origin, f"No parameters here, the optimiser state alone; {rule.describe()}."]
         return Diagnosis(ranked(findings, {}), {}, {}, {}, basis, time.perf_counter() - clock)
-    planned = len(leaves) + len(remedies) + 2
+    # Of a large model reading takes longest, of a small one the three stages behind it.
+    stage = max(10, 2 * len(leaves) // 5)
+    planned = len(leaves) + 3 * stage
     trainable = {n: leaf for n, leaf in leaves.items() if leaf.floating}
     push = known(trainable) if known is not None else _of_states(states, trainable)
     walk = _walk(leaves, rule, push, lambda done: step(done, planned))
@@ -131,9 +133,10 @@ def report(
                    for kind in (Storage("nearest", fmt.name), FLOAT32)}  # fmt: skip
         narrow, control = ({n: o.survival() for n, o in found.items()}
                            for found in trained.values())  # fmt: skip
-    step(walk.seen + 2, planned)
+    step(walk.seen + stage, planned)
     worst_of_kind = _representatives(leaves, narrow)
     trials = _trials(worst_of_kind, leaves, rule, fmt, remedies, gradients, push, say)
+    step(walk.seen + 2 * stage, planned)
     for name, leaf in leaves.items():
         of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
