@@ -28,6 +28,9 @@ TREE = {
 }
 
 
+TREE_OF_MATRIX = {MATRIX: TREE[MATRIX]}
+
+
 def asked(sizes: dict[str, float] | None = None, **options) -> WholeRun:
     leaves: dict[str, Leaf] = leaves_of(TREE)
     samples = {n: np.reshape(x, -1) for n, x in TREE.items()}
@@ -135,8 +138,8 @@ def test_moments_in_bfloat16_shorten_steps_as_much_as_those_of_torch() -> None:
         for storage in (FLOAT32, Storage("cast", BF16.name))
     )
     simulated = 1 - float((cast * np.sign(control)).sum() / np.abs(control).sum())
-    # Two draws of one share; a quarter of it is far from a fortieth.
-    assert simulated == pytest.approx(of_torch, rel=0.25)
+    # Two draws of one share, which are nearer to each other than to a fortieth of it.
+    assert of_torch / 2 < simulated < 2 * of_torch
     assert of_torch > 0.01
 
 
@@ -167,22 +170,26 @@ def test_a_schedule_says_when_updates_are_lost() -> None:
 
 
 def test_what_is_lost_at_a_small_rate_is_little_of_the_run() -> None:
-    families = {f.name: f for f in asked(schedule=parse("linear:steps=200")).families}
-    at_once = {f.name: f for f in asked(schedule=Schedule("constant", 200)).families}
-    # Of a rate that falls to 0 the last tenth, at which a matrix loses all, is a hundredth.
-    assert 0.5 < families["matrices"].arrives < at_once["matrices"].arrives
-    rates = parse("linear:steps=200").factor((np.arange(PARTS) + 0.5) / PARTS)
-    lost = asked(schedule=parse("linear:steps=200")).lost[0]
-    (begin,) = re.findall(r"matrices from (\d+)% to 100%", lost)
-    share = rates[int(int(begin) / 100 * PARTS) :].sum() / rates.sum()
-    # What is lost is at most all of those parts, and half of the others.
-    assert 1 - families["matrices"].arrives < share + 0.5 * (1 - share)
+    text = "linear:steps=200"
+    families = {f.name: f for f in asked(schedule=parse(text), wide_moments=True).families}
+    rates = parse(text).factor((np.arange(PARTS) + 0.5) / PARTS)
+    lost = []
+    for rate in rates[:: PARTS // 10]:
+        shapes = {MATRIX: TREE[MATRIX].shape}
+        rule = AdamW(3e-4 * float(rate))
+        (outcome,) = run(TREE_OF_MATRIX, rule, Storage(), shapes=shapes).values()
+        intended = np.asarray(outcome.intended, np.float64)
+        gone = ((outcome.last - outcome.first) * np.sign(intended)).sum()
+        lost.append(1 - gone / np.abs(intended).sum())
+    weighed = float(np.average(lost, weights=rates[:: PARTS // 10]))
+    # Every fifth of the parts is tried here, at its own rate, not between those that were tried.
+    found = 1 - families["matrices"].arrives
+    assert abs(found - weighed) < abs(found - float(np.mean(lost)))
 
 
 def test_a_schedule_at_one_rate_is_what_is_assumed_without_one() -> None:
-    found = returns(asked(schedule=Schedule("constant", STEPS)))
-    # One leaf of a kind each: the same numbers, but for a rate between two that were tried.
-    assert found == pytest.approx(returns(alike()), abs=0.05)
+    found = returns(asked(schedule=Schedule("constant", STEPS), wide_moments=True))
+    assert found == pytest.approx(returns(asked(wide_moments=True)))
 
 
 def test_factors_of_a_schedule_are_those_of_torch() -> None:
