@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
-from megalodon_jax.weights import Role, build_model, named_leaves, role_of, weight_table
+from megalodon_jax.weights import (
+    Role,
+    build_model,
+    named_leaves,
+    role_of,
+    shape_problems,
+    weight_table,
+)
 from tests.helpers import arrays, tiny
 
 V, D, Z, E, F, N, OUT = 17, 8, 8, 12, 10, 2, 19
@@ -158,6 +165,11 @@ def test_building_reports_every_problem_in_one_error() -> None:
         "model.layers.0.attn.gamma holds int32, expected floating-point numbers",
     ):
         assert problem in message
+
+
+def test_names_of_a_file_are_listed_without_their_escapes() -> None:
+    names = {"evil\x1b[31m\nname": np.ones(3)}
+    assert shape_problems({}, names) == ["unexpected evil\\x1b[31m\\nname (3,)"]
 
 
 def test_a_tied_head_may_repeat_the_embedding_and_nothing_else() -> None:

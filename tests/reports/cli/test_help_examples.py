@@ -114,10 +114,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_run(tmp_path / "runs", replace(port, manifest=replace(port.manifest, id="a-port-mlp")))
     newest = run(*rows, suites=suites)
     write_run(tmp_path / "runs", newest, lambda _: "<p></p>")
-    # Checkpoints, texts and shards of the reader's own.
-    (tmp_path / "checkpoint").symlink_to(ROOT / "parity" / "data" / "byte_lm")
-    (tmp_path / "model.safetensors").symlink_to(ROOT / "parity/data/byte_lm/model.safetensors")
-    (tmp_path / "book.txt").write_text("In the beginning was the word.", encoding="utf-8")
+    # Shards of the reader's own.
     shard = {"kind": "shard", "suites": suites, "plan": ["plain"]}
     write_run(tmp_path / "shards", run(*rows, shard={"index": 1, "count": 1}, **shard))
     monkeypatch.chdir(tmp_path)
