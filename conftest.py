@@ -34,7 +34,7 @@ pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
-GUARDED = ("torch_ref", "cuda", "browser", "flax_models")
+GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "trackers")
 
 
 def pytest_addoption(parser):
@@ -207,14 +207,21 @@ def missing(name):
         return "no CUDA device"
     if name == "flax_models":
         return no_flax_models()
+    if name == "trackers":
+        return not_installed(("mlflow", "wandb"), "mlflow,wandb")
     return None
+
+
+def not_installed(modules, extra):
+    """Return which modules are not installed and the extra that brings them, or None."""
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"no {', '.join(absent)}: pip install 'megalodon-numerics[{extra}]'" if absent else None
 
 
 def no_flax_models():
     """Return why Flax models of Transformers cannot be compared with their originals, or None."""
-    lacking = [n for n in ("flax", "torch", "transformers") if importlib.util.find_spec(n) is None]
-    if lacking:
-        return f"no {', '.join(lacking)}: pip install 'megalodon-numerics[dev]'"
+    if absent := not_installed(("flax", "torch", "transformers"), "dev"):
+        return absent
     found = importlib.metadata.version("transformers")
     if int(found.partition(".")[0]) >= 5:
         return f"transformers {found} has no Flax models: pip install 'transformers<5'"

@@ -13,6 +13,10 @@ from reports.cli.names import Name
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
 SCHEMAS = Path(__file__).parent / "schemas"
+TEXTS = ("junit", "openmetrics")
+ARROW = "arrow"
+TRACKERS = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_PROJECT and WANDB_DIR"}
+"""Experiment trackers, and the variables that say where a run goes."""
 
 
 @click.command(
@@ -24,38 +28,84 @@ SCHEMAS = Path(__file__).parent / "schemas"
     )
 )
 @click.argument("run", shell_complete=known_runs)
-@click.argument("form", metavar="FORMAT", type=click.Choice(["junit", "openmetrics", "arrow"]))
+@click.argument("form", metavar="FORMAT", type=click.Choice([*TEXTS, ARROW, *TRACKERS]))
 @click.option("--to", type=FILE, help="Where to write it.  [default: stdout; arrow wants a file]")
+@click.option(
+    "--history",
+    "earlier",
+    is_flag=True,
+    help="mlflow, wandb: earlier runs as steps before it, so that trends are curves.",
+)
 @runs_option
-def export(run: str, form: str, to: Path | None, out: Path) -> None:
+def export(run: str, form: str, to: Path | None, earlier: bool, out: Path) -> None:
     """Write a stored run in FORMAT, for a tool that people look at already.
 
     junit: a test per case and comparison, for the test tab of a CI system. openmetrics: gauges with
     the time of the run, for Prometheus and Grafana; needs prometheus_client. arrow: every
-    measurement, for data frames and experiment trackers.
+    measurement, for data frames. mlflow, wandb: a run of an experiment tracker, with curves and the
+    stored files, written by its own client to where its own variables say (MLFLOW_TRACKING_URI;
+    WANDB_MODE=offline).
 
     The run is judged as `gate` does, but the exit code is 0 once the file is written.
     """
-    if form == "arrow" and to is None:
+    if form == ARROW and to is None:
         raise click.UsageError("an Arrow file is not text; say where it goes: --to FILE.")
-    from megalodon_jax.files import written_aside
-    from reports.exports import arrow_file, junit, openmetrics
-    from reports.registry.lookup import find_run, judge_stored
+    if form in TRACKERS and to is not None:
+        raise click.UsageError(f"{form} is told where by {TRACKERS[form]}, not by --to.")
+    if earlier and form not in TRACKERS:
+        raise click.UsageError(
+            f"--history is for {' and '.join(TRACKERS)}; {form} takes one run at a time."
+        )
+    from reports.registry.lookup import find_run
 
     folder = find_run(out, run)
-    judged = judge_stored(folder)
-    if form == "arrow":
-        assert to is not None
-        with written_aside(to) as aside:
-            arrow_file(judged.run, judged.decision, folder, aside)
+    if form in TRACKERS:
+        click.echo(_track(folder, form, earlier))
+    elif to is None:
+        sys.stdout.write(_text(folder, form))
     else:
-        text = {"junit": junit, "openmetrics": openmetrics}[form](judged.run, judged.decision)
-        if to is None:
-            sys.stdout.write(text)
-            return
-        with written_aside(to) as aside:
-            aside.write_text(text, encoding="utf-8")
-    click.echo(to.resolve())
+        _write(folder, form, to)
+        click.echo(to.resolve())
+
+
+def _text(folder: Path, form: str) -> str:
+    from reports.exports import junit, openmetrics
+    from reports.registry.lookup import judge_stored
+
+    judged = judge_stored(folder)
+    return {"junit": junit, "openmetrics": openmetrics}[form](judged.run, judged.decision)
+
+
+def _write(folder: Path, form: str, to: Path) -> None:
+    from megalodon_jax.files import written_aside
+    from reports.exports import arrow_file
+    from reports.registry.lookup import judge_stored
+
+    with written_aside(to) as aside:
+        if form == ARROW:
+            judged = judge_stored(folder)
+            arrow_file(judged.run, judged.decision, folder, aside)
+        else:
+            aside.write_text(_text(folder, form), encoding="utf-8")
+
+
+def _track(folder: Path, form: str, earlier: bool) -> str:
+    """Log a run, and those before it where asked, each judged by what was before it."""
+    from reports.exports import step, to_mlflow, to_wandb
+    from reports.registry.lookup import judge_stored
+    from reports.store.schema import StoreError
+
+    last = judge_stored(folder)
+    steps = []
+    for name in last.history.runs if earlier else ():
+        try:
+            judged = judge_stored(folder.parent / name)
+        except StoreError as error:
+            click.echo(f"left out: {name}: {error}", err=True)
+        else:
+            steps.append(step(judged.run, judged.decision))
+    steps.append(step(last.run, last.decision))
+    return {"mlflow": to_mlflow, "wandb": to_wandb}[form](steps, folder)
 
 
 def schema_names() -> list[str]:

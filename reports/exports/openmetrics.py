@@ -8,16 +8,15 @@ thousands. Source: docs/commands.md "For other tools".
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from reports.exports.levels import largest_shares
 from reports.store.runs import Run
 from reports.verdict.decide import Decision
-from reports.verdict.document import suite_of
 
 PREFIX = "megalodon_numerics"
 
@@ -61,7 +60,7 @@ def openmetrics(run: Run, decision: Decision) -> str:
         gauge(
             "tolerance_used_ratio",
             "Largest share of its tolerance that a gate uses; above 1 it is broken.",
-            _shares(run),
+            largest_shares(run.measurements),
             "suite",
             "case",
             "edge",
@@ -86,17 +85,3 @@ def openmetrics(run: Run, decision: Decision) -> str:
     registry = CollectorRegistry()
     registry.register(Collector())  # pyright: ignore[reportArgumentType]
     return generate_latest(registry).decode()
-
-
-def _shares(run: Run) -> dict[tuple[str, ...], float]:
-    """Return the largest share by suite, case, edge and kind; infinite where a value is no number
-    or could not be compared.
-    """
-    shares: dict[tuple[str, ...], float] = {}
-    for m in run.measurements:
-        if m.verdict.value == "info":
-            continue
-        share = math.inf if math.isnan(m.fraction) or math.isnan(m.value) else m.fraction
-        key = (suite_of(m), m.case, m.edge, m.kind.value)
-        shares[key] = max(share, shares.get(key, 0.0))
-    return shares

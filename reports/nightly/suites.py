@@ -28,6 +28,7 @@ from parity.megalodon.suite import Reference, Suite, culprit
 from parity.mesh import suite as meshes
 from parity.pooling import POOLED
 from parity.tolerances import NoiseFloors
+from reports.nightly import accounts
 from reports.nightly.shards import (
     CONTROLS_PART,
     KNOWN_DIFFERENCES_PART,
@@ -196,6 +197,8 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
             ours, device = mla_moe.side(case), device_kind()
             once, again = (mla_moe.compare(case, answer, ours, device=device) for _ in range(2))
             suite.measurements += mark_repeats(once.measurements, again.measurements)
+            if (account := accounts.of_port(once.report)) is not None:
+                suite.explanations.append(account)
             pool = mla_moe.pooled(case, answer.kind == "live", device)
             suite.responses[case.title, "rel_l2"] = pool.first
             suite.measurements += pool.measurements

@@ -1,4 +1,7 @@
-"""The words of the glossary on the page: each shows its sentence on hover, where it stands first.
+"""The words of the glossary on the page: each opens its sentence, where it stands first.
+
+A word is a button that opens a popover, which HTML does by itself: for mouse, finger and keyboard,
+without a script, and Escape closes it. A mouse that rests on it sees the sentence too.
 
 `glossary.md` is the copy of docs/glossary.md that is installed with the page; a test equates them.
 Source: docs/reports.md "The page".
@@ -15,7 +18,7 @@ from markupsafe import Markup, escape
 
 ORDINARY = {"kind", "drift", "healthy"}
 """Words of the glossary that the page has in their everyday meaning too, and does not explain."""
-_SKIPPED = "a|abbr|button|code|label|noscript|script|select|style|template|title"
+_SKIPPED = "a|button|code|label|noscript|script|select|style|summary|template|title"
 _PIECES = re.compile(r"(\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:\{\{.*?\}\}|\{%.*?%\}|[^>])*>)", re.S)
 
 
@@ -30,17 +33,26 @@ def glossary() -> dict[str, str]:
 
 
 def explain(text: str) -> Markup:
-    """Return data as markup; a word of the glossary shows its sentence on hover."""
-    if sentence := glossary().get(text):
-        return Markup('<abbr title="{}">{}</abbr>').format(sentence, text)
-    return escape(text)
+    """Return data as markup; a word of the glossary opens its sentence."""
+    return _word(text, text) if text in glossary() else escape(text)
 
 
-class Hover(Extension):
+def anchor(word: str) -> str:
+    """Return the id of the popover of a word."""
+    return f"w-{re.sub(r'[^A-Za-z0-9]+', '-', word)}"
+
+
+def _word(word: str, text: str) -> Markup:
+    """Return `text` as a button that opens the sentence of `word`."""
+    markup = '<button type="button" class="word" popovertarget="{}" title="{}">{}</button>'
+    return Markup(markup).format(anchor(word), glossary()[word], text)
+
+
+class Words(Extension):
     """Explains words in the text of a template, never in the data that is filled in later.
 
-    The first use in a section or macro, on each way through its conditions and loops, becomes an
-    `abbr` whose title is the sentence.
+    The first use in a section or macro, on each way through its conditions and loops, becomes the
+    button.
     """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
@@ -59,7 +71,7 @@ class Hover(Extension):
             if word not in unused:
                 return match[0]
             unused.discard(word)
-            return Markup('<abbr title="{}">{}</abbr>').format(glossary()[word], match[0])
+            return _word(word, match[0])
 
         for piece in _PIECES.split(source):
             if opened := re.match(rf'<({_SKIPPED})\b|<(\w+)[^>]*class="sr"', piece):

@@ -50,13 +50,19 @@ function compare(a, b) {
   return x === y ? 0 : x - y;
 }
 
+// What a button that sorts is to hold: a button holds no other, so words are explained elsewhere.
+function contents(head) {
+  for (const word of head.querySelectorAll(".word")) word.replaceWith(...word.childNodes);
+  return head.childNodes;
+}
+
 function sortable(table) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.append(...head.childNodes);
+    button.append(...contents(head));
     head.append(button);
     button.addEventListener("click", () => {
       const down = head.getAttribute("aria-sort") !== "descending";

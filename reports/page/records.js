@@ -306,7 +306,7 @@ const explorer = (() => {
       table.scrollIntoView({ block: "nearest" });
     });
   for (const head of table.tHead.querySelectorAll("[data-key]")) {
-    const button = el("button", { type: "button" }, ...head.childNodes);
+    const button = el("button", { type: "button" }, ...contents(head));
     head.append(button);
     button.addEventListener("click", () =>
       change({ sort: state.sort === `-${head.dataset.key}` ? head.dataset.key : `-${head.dataset.key}` }));

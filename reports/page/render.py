@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from parity.engine.measurement import Kind
 from reports.page import svg
-from reports.page.glossary import Hover, explain, glossary
+from reports.page.glossary import Words, anchor, explain, glossary
 from reports.page.sections import (
     architectures,
     documents,
@@ -61,7 +61,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
-        extensions=[Hover],
+        extensions=[Words],
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -71,11 +71,13 @@ def environment() -> Environment:
         edge=edge_name,
         metric=metric_name,
         breakable=_breakable,
+        whole_numbers=_whole_numbers,
         explain=explain,
         record=records.id_of,
     )
     drawing.globals.update(
         glossary=glossary(),
+        anchor=anchor,
         sparkline=svg.sparkline,
         trend=svg.trend,
         heat_map=svg.heat_map,
@@ -99,6 +101,13 @@ def _share_tick(level: float) -> str:
 def _breakable(text: str) -> Markup:
     """Let a long dotted name wrap after its dots; the pieces are escaped as they are joined."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])", text))
+
+
+def _whole_numbers(text: str) -> Markup:
+    """Keep a number with an exponent on one line: a browser breaks 1.5e-01 at its sign."""
+    pieces = re.split(r"(\d[\d.]*e[+-]\d+)", text)
+    whole = Markup('<span class="nowrap">{}</span>')
+    return Markup("").join(whole.format(p) if i % 2 else p for i, p in enumerate(pieces))
 
 
 def _drilled(

@@ -7,37 +7,31 @@ from what is stored. Source: docs/reports.md "Store".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from parity.engine.deviation import Worst
 from parity.engine.localize import Stage
 from parity.megalodon.explanation import Explanation
+from reports.store.failures import WORST, read_rows, write_rows
 
 EXPLANATIONS = "explanations.parquet"
 _STAGE = pa.struct(
     [("name", pa.string())] + [(name, pa.float64()) for name in ("free", "forced", "tolerance")]
 )
-_WORST = pa.struct(
-    [("index", pa.list_(pa.int64())), ("actual", pa.float64()), ("expected", pa.float64())]
-)
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("case", "edge", "quantity")]
     + [(name, pa.float64()) for name in ("value", "tolerance")]
-    + [("meaning", pa.string()), ("stages", pa.list_(_STAGE)), ("worst", _WORST)]
+    + [("meaning", pa.string()), ("stages", pa.list_(_STAGE)), ("worst", WORST)]
     + [("parameters", pa.list_(pa.string())), ("note", pa.string())]
 )
 
 
 def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> None:
     """Write the accounts of a run into its folder; none leaves no file."""
-    if explanations:
-        rows = [asdict(explanation) for explanation in explanations]
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), folder / EXPLANATIONS)
+    write_rows(folder / EXPLANATIONS, explanations, _SCHEMA)
 
 
 def read_explanations(folder: Path) -> tuple[Explanation, ...]:
@@ -46,18 +40,7 @@ def read_explanations(folder: Path) -> tuple[Explanation, ...]:
     Raises:
         ValueError: the file is damaged, or was not written by this tool.
     """
-    path = folder / EXPLANATIONS
-    if not path.exists():
-        return ()
-    try:
-        rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
-        return tuple(_row(row) for row in rows)
-    except (OSError, pa.ArrowException, TypeError, KeyError) as error:
-        raise ValueError(
-            f"expected readable accounts of failing cases in {path}, but reading gave: {error}; "
-            "the file is damaged: restore the folder, or delete the file to see the run without "
-            "them"
-        ) from error
+    return read_rows(folder / EXPLANATIONS, _SCHEMA, _row, "accounts of failing cases")
 
 
 def _row(row: dict[str, Any]) -> Explanation:

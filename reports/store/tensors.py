@@ -6,29 +6,24 @@ Source: docs/reports.md "Store": tensors only for failures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from parity.engine.deviation import Deviation, Worst
+from reports.store.failures import INDICES, WORST, read_rows, write_rows
 
 TENSORS = "tensors.parquet"
-_INDICES = pa.list_(pa.int64())
-_WORST = pa.struct([("index", _INDICES), ("actual", pa.float64()), ("expected", pa.float64())])
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("case", "edge", "quantity", "dtype")]
-    + [("shape", _INDICES), ("histogram", _INDICES), ("worst", pa.list_(_WORST))]
+    + [("shape", INDICES), ("histogram", INDICES), ("worst", pa.list_(WORST))]
 )
 
 
 def write_tensors(folder: Path, tensors: Sequence[Deviation]) -> None:
     """Write the failing tensors of a run into its folder; none leaves no file."""
-    if tensors:
-        rows = [asdict(tensor) for tensor in tensors]
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), folder / TENSORS)
+    write_rows(folder / TENSORS, tensors, _SCHEMA)
 
 
 def read_tensors(folder: Path) -> tuple[Deviation, ...]:
@@ -37,17 +32,7 @@ def read_tensors(folder: Path) -> tuple[Deviation, ...]:
     Raises:
         ValueError: the file is damaged, or was not written by this tool.
     """
-    path = folder / TENSORS
-    if not path.exists():
-        return ()
-    try:
-        rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
-        return tuple(_row(row) for row in rows)
-    except (OSError, pa.ArrowException, TypeError, KeyError) as error:
-        raise ValueError(
-            f"expected readable tensors in {path}, but reading gave: {error}; the file is damaged: "
-            "restore the folder, or delete the file to see the run without them"
-        ) from error
+    return read_rows(folder / TENSORS, _SCHEMA, _row, "tensors")
 
 
 def _row(row: dict[str, Any]) -> Deviation:

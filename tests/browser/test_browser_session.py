@@ -138,3 +138,42 @@ def test_axe_finds_nothing_where_it_starts(visit, red: str, scheme: str) -> None
     page = visit(red, color_scheme=scheme, **PHONE)
     page.open_details()
     assert violations(page.page) == []
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_word_opens_by_keyboard_and_escape_closes_it(visit, red: str, scripted: bool) -> None:
+    page = visit(red, java_script_enabled=scripted).page
+    word = page.locator("#word button")
+    meaning = page.locator("#w-REGRESSED")
+    assert not meaning.is_visible()
+    word.press("Enter")
+    assert meaning.is_visible()
+    assert "the verdict where a tolerance broke" in meaning.inner_text()
+    # It lies beside its word and over nothing of it.
+    box, below = word.bounding_box(), meaning.bounding_box()
+    assert below["y"] >= box["y"] + box["height"]
+    page.keyboard.press("Escape")
+    assert not meaning.is_visible()
+    word.press("Space")
+    assert meaning.is_visible()
+
+
+def test_a_word_opens_by_touch_and_closes_beside_it(visit, red: str) -> None:
+    page = visit(red, has_touch=True, **PHONE)
+    meaning = page.page.locator("#w-REGRESSED")
+    page.page.locator("#word button").tap()
+    assert meaning.is_visible()
+    assert page.overflow() <= 0
+    assert violations(page.page) == []
+    page.page.touchscreen.tap(5, 5)
+    assert not meaning.is_visible()
+
+
+def test_the_first_screen_says_since_when_what_acts_there_and_what_to_run(visit, red: str) -> None:
+    page = visit(red, height=720).page
+    following = page.locator("#verdict .next")
+    assert "aaaaaaaaaa..bbbbbbbbbb" in following.inner_text()
+    assert "model.layers.0.attn.rmsnorm" in following.inner_text()
+    assert in_view(page, "#verdict .next")
+    assert in_view(page, "#verdict .replay code")
+    assert "parity explain plain" in page.locator("#verdict .replay code").inner_text()

@@ -721,7 +721,87 @@ SUITES = of(
     ),
 )
 
+SINCE = of(
+    "reports/verdict/since.py",
+    (
+        "nan_held",
+        "a gate that was no number is said to have held",
+        "if share <= 1:",
+        "if not share > 1:",
+        "test_since.py",
+    ),
+    (
+        "since_the_oldest_run",
+        "a gate fails since the oldest run in which it held",
+        "in reversed(measured):",
+        "in measured:",
+        "test_since.py",
+    ),
+    (
+        "unclean_commit_acquitted",
+        "one commit acquits the code though there were uncommitted changes",
+        '"" if planted or unclean else',
+        '"" if planted else',
+        "test_since.py",
+    ),
+)
+
+EXPORTS = of(
+    "reports/exports/levels.py",
+    (
+        "nan_uses_no_tolerance",
+        "a value that is no number uses nothing of its tolerance, for other tools",
+        "share = math.inf if",
+        "share = 0.0 if",
+        "test_export_trackers.py test_export_command.py",
+    ),
+    (
+        "last_share_not_largest",
+        "other tools get the last gate of a group, not the closest one",
+        "shares[group] = max(share, shares.get(group, 0.0))",
+        "shares[group] = share",
+        "test_export_command.py test_export_trackers.py",
+    ),
+)
+
+STEPS = of(
+    "reports/exports/steps.py",
+    (
+        "last_case_of_a_curve",
+        "a curve of a tracker is that of the last case, not of the closest",
+        "values[name] = max(share, values.get(name, 0.0))",
+        "values[name] = share",
+        "test_export_trackers.py",
+    ),
+    (
+        "first_training_loss",
+        "the loss that a tracker draws is where training began",
+        "or (None,))[-1]",
+        "or (None,))[0]",
+        "test_export_trackers.py",
+    ),
+    (
+        "every_gate_held",
+        "each gate counts as held in a tracker",
+        "if m.verdict is Verdict.PASS)",
+        "if m.verdict is not Verdict.INFO)",
+        "test_export_trackers.py",
+    ),
+)
+
+ACCOUNTS = of(
+    "reports/nightly/accounts.py",
+    (
+        "account_without_the_worst",
+        "the account of a port has no worst element",
+        "place.worst[0] if place.worst else None",
+        "None",
+        "test_red_night.py::test_a_port_of_the_night_has_its_account_in_the_same_form",
+    ),
+)
+
 MUTANTS = (
+    *(*SINCE, *EXPORTS, *STEPS, *ACCOUNTS),
     *(*VERDICTS, *CHANGES, *SETTLED, *DRIFT, *LEVELS, *REGISTRY),
     *(*STORE, *WHOLE, *HOST, *FINGERPRINT, *SUITES),
 )

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from parity.engine.localize import Stage
 from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.cases import SUITE
 from parity.megalodon.explanation import Explanation
+from parity.tolerances import PORT_EDGES
 from reports.page.sections.stages import stage_row
 from reports.page.sections.tables import group_id
 from reports.store.manifest import Manifest
@@ -54,13 +56,16 @@ def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[st
     cases = list(dict.fromkeys((m.case, suite_of(m)) for m in failing))
     accounts = {explanation.case: explanation for explanation in run.explanations}
     errors = [f for f in run.findings if f.severity is Severity.ERROR]
+    shown = [
+        _case(case, suite, accounts.get(case), _notes(failing, case), run.manifest)
+        for case, suite in cases[:CASES]
+    ]
     return {
+        "first": _first(rows, shown),
         "rows": rows,
         "since": any(row["since"] for row in rows),
         "omitted": max(0, len(decision.starts) - ROWS),
-        "cases": [
-            _case(case, suite, accounts.get(case), run.manifest) for case, suite in cases[:CASES]
-        ],
+        "cases": shown,
         "cases_omitted": max(0, len(cases) - CASES),
         "findings": [
             {
@@ -73,6 +78,18 @@ def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[st
         ],
         "findings_omitted": max(0, len(errors) - ROWS),
         "failing": len(failing) + len(errors),
+    }
+
+
+def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the first screen says of the first failure: since when it is there, what acts
+    where it starts, and the command that looks into it.
+    """
+    case = cases[0] if cases else {"account": None, "commands": []}
+    return {
+        "since": rows[0]["since"] if rows else None,
+        "parameters": case["account"]["parameters"] if case["account"] else [],
+        "commands": case["commands"][:1],
     }
 
 
@@ -169,16 +186,23 @@ def _since(m: Measurement, run: Run, history: History, runs: str) -> dict[str, s
 
 
 def _case(
-    case: str, suite: str, explanation: Explanation | None, manifest: Manifest
+    case: str, suite: str, explanation: Explanation | None, notes: list[str], manifest: Manifest
 ) -> dict[str, Any]:
     commands = account_commands(case, manifest.fault) if suite == SUITE else []
     again = {"label": f"measure {case} again", "command": command(case, manifest)}
     return {
         "name": label(case, 48),
         "account": explanation and _account(explanation),
+        "notes": notes,
         "explainable": bool(commands),
         "commands": [*commands, *([] if manifest.ports else [again])],
     }
+
+
+def _notes(failing: Sequence[Measurement], case: str) -> list[str]:
+    """Return what its comparisons say of a case beside the numbers, such as the collective."""
+    notes = (m.note for m in failing if m.case == case and m.note)
+    return [label(note, 400) for note in dict.fromkeys(notes)]
 
 
 def _account(explanation: Explanation) -> dict[str, Any]:
@@ -188,6 +212,7 @@ def _account(explanation: Explanation) -> dict[str, Any]:
     return {
         "sentence": _sentence(explanation),
         "edge": edge_name(explanation.edge),
+        "truth": "the original's" if explanation.edge in PORT_EDGES else "the oracle's",
         "near": [] if at is None else stages[max(0, at - AROUND) : at + AROUND + 1],
         "stages": stages,
         "worst": worst

@@ -15,6 +15,7 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference
+from parity.port import Report
 from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
 from reports.nightly import run as nightly_module
@@ -30,7 +31,7 @@ from reports.verdict.document import known_differences
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
-from tests.helpers import cli
+from tests.helpers import cli, double
 from tests.reports.nights import measurement
 
 
@@ -136,7 +137,8 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
 
 def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatch):
     dense, moe = map(mla_moe.by_name, ("dense", "moe"))
-    result = SimpleNamespace(measurements=[measurement(case=dense.title, edge="port32:original32")])
+    rows = [measurement(case=dense.title, edge="port32:original32")]
+    result = SimpleNamespace(measurements=rows, report=double(Report, measurements=()))
     first = {"logits": (1e-7, 2e-7)}
     nothing = SimpleNamespace(measurements=(), responses={}, first=first)
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))

@@ -5,22 +5,32 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
+from parity import FunctionSide, Port, compare
 from parity.engine.measurement import Verdict
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import by_name
 from parity.megalodon.recordings import RecordedReference
+from reports.nightly import accounts
 from reports.nightly import suites as suites_module
 from reports.nightly.shards import Shard, find_shards, merge_shards
 from reports.nightly.suites import EXPLAINED, run_parity
+from reports.page.render import render
+from reports.page.sections.starts import starts
 from reports.store.manifest import read_manifest
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import PAGE, RunKind
+from reports.verdict.decide import decide
+from reports.verdict.history import History
 from tests.helpers import cli
-from tests.reports.nights import altered, earlier, explained, failing, measurement
+from tests.reports.nights import altered, earlier, explained, failing, measurement, run
 from tests.test_citations import dangling
 
 FAULT = "rmsnorm_plus_one_dropped"
@@ -77,6 +87,47 @@ def test_an_account_that_breaks_down_is_said_and_changes_no_verdict(broken, monk
 def test_a_night_in_which_everything_fails_explains_the_first_ones(broken) -> None:
     suite = night(["plain"] * (EXPLAINED + 2))
     assert len(suite.explanations) == len(broken) == EXPLAINED
+
+
+def gelu_port(approximate: bool) -> Port:
+    """A port of two stages whose second is GELU: exact, or by its tanh approximation."""
+
+    def side(approximate: bool) -> FunctionSide:
+        def program(weights, x):
+            up = checkpoint_name(x @ weights["up"], "up")
+            return checkpoint_name(jax.nn.gelu(up, approximate=approximate), "down")
+
+        rng = np.random.default_rng(0)
+        weights = {"up": rng.normal(size=(6, 5)).astype(np.float32)}
+        return FunctionSide(program, weights, rng.normal(size=(3, 6)).astype(np.float32))
+
+    return Port("gelu", side(False), side(approximate), bfloat16=False)
+
+
+def test_a_port_of_the_night_has_its_account_in_the_same_form() -> None:
+    account = accounts.of_port(compare(gelu_port(True)))
+    assert account is not None
+    assert (account.quantity, account.edge) == ("down", "port64:original64")
+    assert account.culprit is not None
+    assert account.value > account.tolerance
+    assert account.worst is not None and account.worst.actual != account.worst.expected
+    night = run(failing(case=account.case, suite="gelu", quantity="down"))
+    red = replace(night, explanations=(account,))
+    [shown] = starts(red, decide(red, None), History(), "..")["cases"]
+    assert [stage["name"] for stage in shown["account"]["near"] if stage["here"]] == ["down"]
+    assert shown["account"]["truth"] == "the original's"
+
+
+def test_a_port_that_holds_has_none() -> None:
+    assert accounts.of_port(compare(gelu_port(False))) is None
+
+
+def test_a_case_without_an_account_says_what_its_comparison_said() -> None:
+    note = "differs from one device at psum 'model' in my_step.py:12"
+    night = run(failing(case="4x2", suite="mesh", note=note))
+    [shown] = starts(night, decide(night, None), History(), "..")["cases"]
+    assert (shown["account"], shown["notes"]) == (None, [note])
+    assert note in html.unescape(render(night, decide(night, None), History()))
 
 
 def test_shards_bring_their_accounts(tmp_path: Path) -> None:

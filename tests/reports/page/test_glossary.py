@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment
 
-from reports.page.glossary import ORDINARY, Hover, glossary
+from reports.page.glossary import ORDINARY, Words, glossary
 from reports.page.render import render
 from reports.verdict.decide import decide
 from reports.verdict.history import History
@@ -35,12 +35,12 @@ class Explained(HTMLParser):
         if tag in ("th", "p", "h2"):
             shown = values.get("scope") == "col" or values.get("class") == "lead" or tag == "h2"
             self._open.append((tag, shown))
-        self._title = (values.get("title") or "") if tag == "abbr" else self._title
+        self._title = (values.get("title") or "") if values.get("class") == "word" else self._title
 
     def handle_endtag(self, tag: str) -> None:
         if self._open and self._open[-1][0] == tag:
             self._open.pop()
-        self._title = "" if tag == "abbr" else self._title
+        self._title = "" if tag == "button" else self._title
 
     def handle_data(self, data: str) -> None:
         if self._title:
@@ -49,10 +49,10 @@ class Explained(HTMLParser):
             self.text.append(data)
 
 
-def hover(source: str) -> str:
+def explained(source: str) -> str:
     """Return the words that a template explains, in order."""
-    text = Hover(Environment()).preprocess(source, None)
-    return " ".join(re.findall(r'<abbr title="[^"]+">([^<]+)</abbr>', text))
+    text = Words(Environment()).preprocess(source, None)
+    return " ".join(re.findall(r'<button [^>]+ title="[^"]+">([^<]+)</button>', text))
 
 
 def test_the_page_carries_the_document_itself() -> None:
@@ -83,7 +83,16 @@ def test_every_entry_is_read_as_plain_text() -> None:
 def test_the_first_use_on_each_way_through_a_template_is_explained(source, words) -> None:
     # A word and its plural are one entry.
     expected = words.replace("Gates edge gate", "Gates edge").split()
-    assert hover(source).split() == expected
+    assert explained(source).split() == expected
+
+
+def test_every_word_opens_a_sentence_that_is_there_once() -> None:
+    page = render(regressed(realistic()), decide(regressed(realistic()), None), History())
+    opened = set(re.findall(r'popovertarget="([^"]+)"', page))
+    there = re.findall(r'<div popover class="meaning" id="([^"]+)">', page)
+    assert opened <= set(there)
+    assert len(opened) > 10
+    assert len(set(there)) == len(there) == len(glossary())
 
 
 def test_what_the_page_says_it_explains() -> None:

@@ -130,7 +130,7 @@ def test_every_verdict_is_shown_in_words_and_by_an_icon(word: Word) -> None:
         Word.NOT_COMPARABLE: run(measurement(verdict=Verdict.NOT_COMPARABLE)),
     }
     text = page_of(runs[word], earlier(measurement()))
-    heading = re.search(r'<h1 id="word"><abbr title="([^"]+)">([^<]+)</abbr></h1>', text)
+    heading = re.search(r'<h1 id="word"><button [^>]+ title="([^"]+)">([^<]+)</button></h1>', text)
     assert heading is not None and heading[2] == word
     assert heading[1].startswith("the verdict ")
     assert '<svg class="icon"' in text

@@ -1,0 +1,102 @@
+"""What experiment trackers draw of a stored run: one number per curve, and one step per run.
+
+Curves are named by suite, edge and kind of quantity, never by case or run, so that there are some
+dozens and every night continues them. Source: docs/commands.md "For other tools".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from parity.engine.measurement import Verdict
+from reports.exports.levels import largest_shares
+from reports.store.manifest import Manifest
+from reports.store.runs import Run
+from reports.verdict.decide import Decision
+from reports.verdict.document import suite_of
+
+PROJECT = "megalodon-numerics"
+"""Where runs go unless the tracker's own variable names another project or experiment."""
+LONGEST = 60
+"""Characters of a part of a name: MLflow takes 250 in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stored run, as a tracker takes it."""
+
+    run: str
+    created: datetime
+    exit_code: int
+    values: Mapping[str, float]
+    """By name of the curve; infinite where a gate could not be compared."""
+    facts: Mapping[str, str]
+    """What tells this run from others: verdict, commit, device, reference, planted fault."""
+
+
+def step(run: Run, decision: Decision) -> Step:
+    """Return a run as a step."""
+    manifest = run.manifest
+    return Step(
+        run.id,
+        datetime.fromisoformat(manifest.created),
+        int(decision.exit_code),
+        _values(run, decision),
+        {
+            "run": run.id,
+            "kind": manifest.kind.value,
+            "verdict": str(decision.word),
+            "sentence": decision.sentence,
+            "commit": manifest.commit or "",
+            "device": manifest.environment.device.kind or "",
+            "reference": manifest.environment.reference.kind or "",
+            "fault": manifest.fault or "",
+        },
+    )
+
+
+def _values(run: Run, decision: Decision) -> dict[str, float]:
+    values = {"exit_code": float(decision.exit_code)}
+    values |= {f"count/{name}": float(n) for name, n in asdict(decision.counts).items()}
+    gates = [m for m in run.measurements if m.verdict is not Verdict.INFO]
+    every = Counter(suite_of(m) for m in gates)
+    held = Counter(suite_of(m) for m in gates if m.verdict is Verdict.PASS)
+    for suite, n in every.items():
+        values[curve("gates", suite)] = float(n)
+        values[curve("gates_held", suite)] = float(held[suite])
+    for (suite, _, edge, kind), share in largest_shares(gates).items():
+        name = curve("tolerance_used", suite, edge, kind)
+        values[name] = max(share, values.get(name, 0.0))
+    for severity, n in Counter(f.severity.value for f in run.findings).items():
+        values[curve("findings", severity)] = float(n)
+    for suite, seconds in run.manifest.durations.items():
+        values[curve("seconds", suite)] = float(seconds)
+    return values | _losses(run.manifest)
+
+
+def _losses(manifest: Manifest) -> dict[str, float]:
+    """Return where the training of the probed checkpoint ended, in nats per token."""
+    training = (manifest.checkpoint and manifest.checkpoint.training) or {}
+    ends = {
+        "train": (training.get("train_loss") or (None,))[-1],
+        "validation": training.get("final_val_loss"),
+    }
+    return {f"loss/{name}": float(loss) for name, loss in ends.items() if loss is not None}
+
+
+def curve(*parts: str) -> str:
+    """Return a name that trackers take: letters, digits, `_`, `-`, `.` and `/` between the parts.
+
+    A colon is none of them, so `jax32:oracle` becomes `jax32-oracle`.
+    """
+    return "/".join(re.sub(r"[^A-Za-z0-9_.-]|^\.+", "-", part[:LONGEST]) for part in parts)
+
+
+def files(folder: Path) -> list[Path]:
+    """Return what is stored of a run, page included, to be kept beside its numbers."""
+    return sorted(path for path in folder.iterdir() if path.is_file())

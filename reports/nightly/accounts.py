@@ -1,0 +1,44 @@
+"""Accounts of a night's failing cases, in one form whichever comparison they are of.
+
+Source: docs/reports.md "What broke, and where".
+"""
+
+from __future__ import annotations
+
+from parity.engine.localize import first_divergence
+from parity.megalodon.explanation import Explanation
+from parity.port.report import Report
+
+
+def of_port(report: Report) -> Explanation | None:
+    """Return the account of a port that fails, from the stages it was fed the original's values
+    at; None of one that holds.
+    """
+    first = first_divergence(report.measurements)
+    if first is None:
+        return None
+    place, culprit = report.place, report.culprit
+    if culprit is None:
+        return Explanation(
+            report.title,
+            first.edge,
+            first.quantity,
+            first.value,
+            first.tolerance,
+            "No stage is wrong on its own, fed the original's values.",
+            place.stages,
+            note=first.note,
+        )
+    operation = place.operation
+    source = (operation.mask or operation.source) if operation is not None else ()
+    return Explanation(
+        report.title,
+        str(place.edge),
+        culprit.name,
+        culprit.forced,
+        culprit.tolerance,
+        "wrong on its own, fed the original's values",
+        place.stages,
+        place.worst[0] if place.worst else None,
+        note=f"First operation that the original does not do: {source[0]}" if source else "",
+    )
