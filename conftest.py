@@ -34,7 +34,7 @@ pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
-GUARDED = ("torch_ref", "cuda", "browser", "flax_models")
+GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "ray")
 
 
 def pytest_addoption(parser):
@@ -207,6 +207,8 @@ def missing(name):
         return "no CUDA device"
     if name == "flax_models":
         return no_flax_models()
+    if name == "ray" and importlib.util.find_spec("ray") is None:
+        return "no ray: pip install 'megalodon-numerics[ray]'"
     return None
 
 

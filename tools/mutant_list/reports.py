@@ -593,6 +593,9 @@ HOST = (
             "parts |= {n: v for n, v in environment.flags.items() if not v}",
             f"{_HOSTS}::test_whatever_chooses_kernels_is_another_machine_and_is_named",
         ),
+    ),
+    *of(
+        "parity/executors/machine.py",
         (
             "instructions_ignored",
             "processors with other vector units are one machine",
