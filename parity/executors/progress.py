@@ -71,13 +71,15 @@ class Progress:
         self._say(f"  {len(self.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the seconds that are left by the median item; None before the first is done."""
+        """Return the seconds left, items like the median one; None before the first is done."""
         left = self.planned - len(self.seconds)
         if not self.seconds or not left:
             return None if left else 0.0
         typical, now = statistics.median(self.seconds), time.time()
-        spent = sum(min(now - since, typical) for _, since in self.executor.running().values())
-        return max(left * typical - spent, 0.0) / max(min(self.executor.workers, left), 1)
+        ages = [now - since for _, since in self.executor.running().values()][:left]
+        # What took longer than most will take some longer still.
+        rest = [max(typical - age, age / 4) for age in ages] + [typical] * (left - len(ages))
+        return max(sum(rest) / max(min(self.executor.workers, left), 1), max(rest))
 
     def lines(self) -> list[str]:
         """Return how it goes: counts and estimate, each worker, and what took longest."""

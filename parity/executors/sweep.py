@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from megalodon_jax.files import folder_written_aside, read_json_object
 from parity.executors.item import Answer, Item, ItemError, State
 from parity.executors.progress import Progress
 
@@ -115,6 +114,9 @@ class Answers:
 
     def read(self, item: Item) -> Answer | None:
         """Return the stored answer of an item, without its files; None where there is none."""
+        # Not above: it brings JAX along, and a driver may be a small program.
+        from megalodon_jax.files import read_json_object
+
         path = self.path(item) / ANSWER
         return Answer.from_json(read_json_object(path)) if path.is_file() else None
 
@@ -124,6 +126,8 @@ class Answers:
 
     def write(self, item: Item, answer: Answer) -> None:
         """Store an answer; one that is there stays what it is."""
+        from megalodon_jax.files import folder_written_aside
+
         path = self.path(item)
         if path.exists():
             return
