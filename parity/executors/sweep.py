@@ -14,9 +14,9 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -76,7 +76,10 @@ class Answers:
     """The answers of a sweep in a folder, which one driver at a time may have."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        # Not above, for it brings JAX along; not when the first answer comes, which would wait.
+        from megalodon_jax import files
+
+        self.folder, self.disk = folder, files
 
     @classmethod
     @contextmanager
@@ -114,11 +117,8 @@ class Answers:
 
     def read(self, item: Item) -> Answer | None:
         """Return the stored answer of an item, without its files; None where there is none."""
-        # Not above: it brings JAX along, and a driver may be a small program.
-        from megalodon_jax.files import read_json_object
-
         path = self.path(item) / ANSWER
-        return Answer.from_json(read_json_object(path)) if path.is_file() else None
+        return Answer.from_json(self.disk.read_json_object(path)) if path.is_file() else None
 
     def files(self, item: Item) -> Path:
         """Return the folder with what an item left."""
@@ -126,12 +126,10 @@ class Answers:
 
     def write(self, item: Item, answer: Answer) -> None:
         """Store an answer; one that is there stays what it is."""
-        from megalodon_jax.files import folder_written_aside
-
         path = self.path(item)
         if path.exists():
             return
-        with folder_written_aside(path) as aside:
+        with self.disk.folder_written_aside(path) as aside:
             for name, content in answer.files.items():
                 file = aside / FILES / name
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +181,26 @@ def run(
         executor.close()
 
 
-def in_order(items: Sequence[Item], answers: Iterable[Answer]) -> list[Answer]:
-    """Return the answers of items in the order of the items."""
-    by_name = {answer.name: answer for answer in answers}
-    return [by_name[item.name] for item in items]
+def collect(
+    items: Sequence[Item],
+    executor: Executor,
+    folder: Path | None = None,
+    report: Report = lambda line: None,
+) -> list[Answer]:
+    """Return the answers of items in their order, where all of them are needed.
+
+    Args:
+        items: what to do.
+        executor: who does it; closed at the end.
+        folder: where answers are stored, so that a driver that is killed can be started again.
+        report: as `run`.
+
+    Raises:
+        RuntimeError: some items have no answer; the message names them with their reasons.
+    """
+    with Answers.opened(folder) if folder else nullcontext() as answers:
+        known = {answer.name: answer for answer in run(items, executor, answers, report)}
+    if bad := [a for a in known.values() if a.state is not State.DONE]:
+        reasons = "; ".join(f"{a.name}: {a.reason}" for a in bad[:5])
+        raise RuntimeError(f"{len(bad)} of {len(items)} items have no answer: {reasons}")
+    return [known[item.name] for item in items]

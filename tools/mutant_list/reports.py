@@ -51,7 +51,7 @@ VERDICTS = of(
     (
         "changed_in_another_environment",
         "a failure that another environment fixed makes the night CHANGED",
-        "if baseline and not environment and (counts.changed or counts.fixed):",
+        "if baseline and (counts.changed or (counts.fixed and not environment)):",
         "if baseline and (counts.changed or counts.fixed):",
         _VERDICTS,
     ),
