@@ -10,9 +10,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -205,13 +205,28 @@ def _perform(item: Item, expected: str, starts: Any) -> Answer:
     """Run an item on a worker of the cluster."""
     import ray
 
-    if not os.environ.get("OMP_NUM_THREADS"):
-        os.environ.pop("OMP_NUM_THREADS", None)
     worker = f"{os.uname().nodename}:{os.getpid()}"
     attempt = ray.get(starts.began.remote(item.name, worker))
-    answer = replace(perform(item, expected), attempts=attempt)
+    with _without_empty_threads():
+        answer = replace(perform(item, expected), attempts=attempt)
     starts.ended.remote(worker)
     return answer
+
+
+@contextmanager
+def _without_empty_threads() -> Iterator[None]:
+    """Context in which an empty number of threads is none.
+
+    Before every task Ray looks again, and sets a number where there is none: it must come back.
+    """
+    empty = os.environ.get("OMP_NUM_THREADS") == ""
+    if empty:
+        del os.environ["OMP_NUM_THREADS"]
+    try:
+        yield
+    finally:
+        if empty:
+            os.environ["OMP_NUM_THREADS"] = ""
 
 
 def _fits(needs: Needs, node: Mapping[str, float]) -> bool:

@@ -39,6 +39,17 @@ def test_ray_keeps_the_same_promises(tmp_path: Path, cluster: str) -> None:
     check_troubles(tmp_path, "ray", cluster)
 
 
+def test_ray_chooses_no_number_of_threads(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch would add in another order than in a process of this machine."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    words = {"variable": "OMP_NUM_THREADS"}
+    items = [Item(str(i), f"{WORK}setting", words) for i in range(6)]
+    known = by_name(run(items, open_executor("ray", cluster)))
+    # More items than workers: a worker is as it was after its first.
+    assert [answer.value[0] for answer in known.values()] == [""] * 6
+    assert len({answer.place.fingerprint for answer in known.values()}) == 1
+
+
 def test_what_no_node_can_hold_is_not_run_and_says_so(cluster: str) -> None:
     items = [
         Item("wide", f"{WORK}double", {"number": 1}, Needs(cpus=999)),
