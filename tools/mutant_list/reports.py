@@ -399,8 +399,8 @@ STORE = (
         (
             "hidden_folders_are_runs",
             "what an interrupted write left is listed",
-            'if p.is_dir() and not p.name.startswith("."))',
-            "if p.is_dir())",
+            'if not e.name.startswith(".") and e.is_dir()]',
+            "if e.is_dir()]",
             f"{_STORE}",
         ),
         (
