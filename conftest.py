@@ -34,7 +34,7 @@ pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
-GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "trackers")
+GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "trackers", "ray")
 
 
 def pytest_addoption(parser):
@@ -209,6 +209,8 @@ def missing(name):
         return no_flax_models()
     if name == "trackers":
         return not_installed(("mlflow", "wandb"), "mlflow,wandb")
+    if name == "ray":
+        return not_installed(("ray",), "ray")
     return None
 
 

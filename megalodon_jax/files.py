@@ -56,9 +56,9 @@ def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
         yield aside
         # A temporary folder is its owner's alone; this one is to be read by others.
         aside.chmod(0o755)
-        for file in aside.iterdir():
-            file.chmod(0o644)
-            _flush(file)
+        for path_inside in aside.rglob("*"):
+            path_inside.chmod(0o755 if path_inside.is_dir() else 0o644)
+            _flush(path_inside)
         _flush(aside)
         _publish(aside, path)
     finally:

@@ -4,22 +4,25 @@
     python -m tools.flax_faults gpt2 t5_scaled    # only those of these models or names, again
     python -m tools.flax_faults --write       # put the tables of what was found in the page
 
-What was said of each is a file of its own in build/flax_faults, so that several processes can share
-the work, and one that is stopped loses no more than the bug it was at.
+What was said of each is a file of its own in build/flax_faults. Processes share the work, or a
+cluster (`--executor`), and one that is stopped loses no more than the models it was at.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from parity.executors.item import Item
 from stability.experiments.document import renew
+from tools.recorded import add_executor, run_recorded
 
 if TYPE_CHECKING:
     from tests.parity.ports.faults import PortFault
@@ -40,32 +43,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("names", nargs="*", help="models, or names of bugs")
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
-    parser.add_argument("--part", default="0/1", help="K/N: every Nth model, from the Kth on")
+    add_executor(parser)
     chosen = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")
     from tests.parity.ports.faults import CONTROLS, FAULTS
-    from tests.parity.ports.faults.bench import Finding, run
 
     if chosen.write:
-        found = [Finding.from_json(path.read_text()) for path in RESULTS.glob("*.json")]
+        found = [finding_of(json.loads(p.read_text())) for p in RESULTS.glob("*.json")]
         write({finding.name: finding for finding in found})
         return
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    part, parts = map(int, chosen.part.split("/"))
-    subjects = list(dict.fromkeys(fault.subject for fault in FAULTS))[part::parts]
-    for subject in subjects:
-        for fault in (*FAULTS, *CONTROLS):
-            path = RESULTS / f"{fault.name}.json"
-            asked = {fault.name, fault.subject} & {*chosen.names}
-            if fault.subject != subject or (not asked if chosen.names else path.exists()):
-                continue
-            start = time.process_time()
-            report, finding = run(fault)
-            path.write_text(finding.to_json())
-            path.with_suffix(".txt").write_text(report.text())
-            spent = time.process_time() - start
-            print(f"{spent:5.1f} s  {fault.name}: {finding.sentence}", flush=True)
-            jax.clear_caches()
+    items = {}
+    # Bugs of one model stand together: what one of them compiled serves the next.
+    for fault in sorted((*FAULTS, *CONTROLS), key=lambda fault: fault.subject):
+        path = RESULTS / f"{fault.name}.json"
+        asked = bool({fault.name, fault.subject} & {*chosen.names})
+        if asked or not (chosen.names or path.exists()):
+            items[path] = Item(fault.name, "tools.flax_faults:plant", {"name": fault.name})
+    for answer in run_recorded(items, chosen):
+        print(f"{answer.seconds:5.1f} s  {answer.name}: {answer.value['sentence']}", flush=True)
+
+
+def plant(name: str) -> dict[str, Any]:
+    """Return what is said of a bug by its name, on a worker."""
+    from tests.parity.ports.faults import CONTROLS, FAULTS
+    from tests.parity.ports.faults.bench import run
+
+    warnings.simplefilter("ignore")
+    [fault] = [fault for fault in (*FAULTS, *CONTROLS) if fault.name == name]
+    report, finding = run(fault)
+    jax.clear_caches()
+    return {**asdict(finding), "report": report.text()}
+
+
+def finding_of(value: Mapping[str, Any]) -> Finding:
+    """Return the finding in what `plant` gave."""
+    from tests.parity.ports.faults.bench import Finding
+
+    return Finding(**{name: field for name, field in value.items() if name != "report"})
 
 
 def write(findings: Mapping[str, Finding]) -> None:

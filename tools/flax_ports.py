@@ -5,8 +5,8 @@
     python -m tools.flax_ports --host "AVX2, 2 threads"  # plain cases, as on another machine
     python -m tools.flax_ports --write          # put the tables of what was compared in the page
 
-What each case gave is a file of its own in build/flax_ports, so that several processes can share
-the work, and one that is stopped loses no more than the case it was at.
+What each case gave is a file of its own in build/flax_ports. Processes share the work, or a cluster
+(`--executor`), and one that is stopped loses no more than the cases it was at.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import argparse
 import json
 import math
 import re
-import subprocess
-import sys
 import time
 import warnings
 from collections import Counter
@@ -27,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from parity.executors.item import Item, Needs
 from stability.experiments.document import renew
-from tools.simulated_hosts import available, folder_of, pinned
+from tools.recorded import add_executor, run_recorded
+from tools.simulated_hosts import available, folder_of
 
 if TYPE_CHECKING:
     from parity.port import Report
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("names", nargs="*", help="models, or cases as MODEL/CASE")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/ports.md")
-    parser.add_argument("--part", default="0/1", help="K/N: every Nth case, from the Kth on")
+    add_executor(parser)
     parser.add_argument("--plain", action="store_true", help="only the plain case of each model")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where each case's file goes")
     hosts = {host.name: host for host in available()}
@@ -140,26 +140,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.write:
         write(DOCUMENT, records_of(RESULTS))
         return
-    if chosen.host:
-        host = hosts[chosen.host]
-        folder = folder_of(HOSTS, host, "results")
-        command = [sys.executable, "-m", "tools.flax_ports", "--plain", "--part", chosen.part]
-        command += ["--results", str(folder), *chosen.names]
-        subprocess.run(pinned(host, command), env=host.environment(), check=True)
-        return
-    warnings.simplefilter("ignore")
     from tests.parity.ports.catalogue import TWINS
 
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    part, parts = map(int, chosen.part.split("/"))
-    twins = [twin for twin in TWINS if twin.case == "plain" or not chosen.plain]
-    for twin in twins[part::parts]:
-        path = chosen.results / f"{re.sub(r'[^0-9a-z]+', '_', twin.title)}.json"
-        if path.exists() if not chosen.names else not {twin.name, twin.title} & {*chosen.names}:
-            continue
-        path.write_text(json.dumps(record := measure(twin), indent=1))
-        print(f"{record['cpu']:6.1f} s  {twin.title}: {told(record)}", flush=True)
-        jax.clear_caches()
+    host = hosts.get(chosen.host)
+    folder = chosen.results if host is None else folder_of(HOSTS, host, "results")
+    needs = Needs() if host is None else host.needs_of()
+    items = {}
+    for twin in TWINS:
+        path = folder / f"{re.sub(r'[^0-9a-z]+', '_', twin.title)}.json"
+        plain = chosen.plain or host is not None
+        asked = bool({twin.name, twin.title} & {*chosen.names}) or not (
+            chosen.names or path.exists()
+        )
+        if asked and (twin.case == "plain" or not plain):
+            where = {"title": twin.title}
+            items[path] = Item(twin.title, "tools.flax_ports:measure_case", where, needs)
+    for answer in run_recorded(items, chosen):
+        print(f"{answer.value['cpu']:6.1f} s  {answer.name}: {told(answer.value)}", flush=True)
+
+
+def measure_case(title: str) -> Record:
+    """Return what comparing a twin gives, on a worker."""
+    from tests.parity.ports.catalogue import TWINS
+
+    warnings.simplefilter("ignore")
+    [twin] = [twin for twin in TWINS if twin.title == title]
+    jax.clear_caches()
+    return measure(twin)
 
 
 def records_of(folder: Path) -> list[Record]:

@@ -20,10 +20,12 @@ from typing import Any
 import jax
 
 from parity.engine.quantity import Quantity, Role
-from parity.faults import FAULTS, Fault
+from parity.executors.item import Item
+from parity.faults import FAULTS, Fault, by_name
 from parity.megalodon import cases
 from parity.port import PortError, compare
 from stability.experiments.document import renew
+from tools.recorded import add_executor, run_recorded
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "ports-detection.md"
@@ -39,26 +41,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("names", nargs="*", help="names of bugs")
     parser.add_argument("--write", action="store_true", help="write the table into the page")
-    parser.add_argument("--part", default="0/1", help="K/N: every Nth bug, from the Kth on")
+    add_executor(parser)
     chosen = parser.parse_args(arguments)
     if chosen.write:
         records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
         renew(DOCUMENT, f"<!-- {TABLE}: begin -->", f"<!-- {TABLE}: end -->", table(records))
         return
-    warnings.simplefilter("ignore")
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    part, parts = map(int, chosen.part.split("/"))
     known = [f for f in FAULTS if not f.name.startswith("healthy") and is_one_call(f.witness)]
-    for fault in known[part::parts]:
-        path = RESULTS / f"{fault.name}.json"
-        if fault.name not in chosen.names if chosen.names else path.exists():
-            continue
-        control = RESULTS / f"healthy {fault.witness}.json"
-        if not control.exists():
-            control.write_text(json.dumps(said(fault.witness, None), indent=1))
-        path.write_text(json.dumps(record := said(fault.witness, fault), indent=1))
-        print(f"{fault.name} ({fault.stage}): {record['says']}", flush=True)
-        jax.clear_caches()
+    asked = [f for f in known if f.name in chosen.names or not chosen.names]
+    items = {}
+    for name, fault in [(f"healthy {f.witness}", None) for f in asked] + [
+        (f.name, f) for f in asked
+    ]:
+        path = RESULTS / f"{name}.json"
+        if not path.exists() or (fault and chosen.names):
+            case = fault.witness if fault else name.removeprefix("healthy ")
+            words = {"case": case, "fault": fault.name if fault else ""}
+            items[path] = Item(name, "tools.megalodon_faults:compare_fault", words)
+    for answer in run_recorded(items, chosen):
+        print(f"{answer.name}: {answer.value['says']}", flush=True)
+
+
+def compare_fault(case: str, fault: str) -> Record:
+    """Return what is said of a case with a fault by name, or with none, on a worker."""
+    warnings.simplefilter("ignore")
+    jax.clear_caches()
+    return said(case, by_name(fault) if fault else None)
 
 
 def is_one_call(name: str) -> bool:
@@ -73,8 +81,8 @@ def said(name: str, fault: Fault | None) -> Record:
 
     case = cases.by_name(name)
     backward = fault is not None and Quantity(fault.stage).role in (Role.GRADIENT, Role.COTANGENT)
-    record = {"fault": fault and fault.name, "case": name, "family": fault and fault.family.value}
-    record["expected"] = fault and fault.stage
+    told = {"fault": fault and fault.name, "case": name, "family": fault and fault.family.value}
+    told["expected"] = fault and fault.stage
     try:
         if fault is None:
             report = compare(port(case))
@@ -82,11 +90,11 @@ def said(name: str, fault: Fault | None) -> Record:
             with fault.planted():
                 report = compare(port(case, gradients=backward))
     except (ValueError, PortError) as error:
-        return record | {"found": True, "told": True, "says": str(error).splitlines()[0]}
-    told = any("loses digits" in notice for notice in report.notices)
-    return record | {
+        return told | {"found": True, "told": True, "says": str(error).splitlines()[0]}
+    warned = any("loses digits" in notice for notice in report.notices)
+    return told | {
         "found": not report.holds,
-        "told": told or not report.holds,
+        "told": warned or not report.holds,
         "says": report.sentence(),
     }
 

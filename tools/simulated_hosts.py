@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import math
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parity.executors.item import Answer, Item, Needs, State
+from parity.executors.sweep import Executor, open_executor, run
 from stability.experiments.document import renew
+from tools.recorded import add_executor
 
 if TYPE_CHECKING:
     from parity.engine.measurement import Measurement
@@ -60,11 +62,9 @@ class Host:
     limits: Mapping[str, str]
     threads: int
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment of a process on it."""
-        rest = {n: v for n, v in os.environ.items() if n not in {*_LIMITS, *_TESTING}}
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
-        return {**cache, **rest, **self.limits, "PYTHONPATH": str(ROOT)}
+    def needs_of(self) -> Needs:
+        """Return what a worker must be to compute as it: instructions and threads."""
+        return Needs(self.threads, threads=self.threads, environment=self.limits)
 
 
 def _limits(xla: str, aten: str, onednn: str, mkl: str, openblas: str) -> dict[str, str]:
@@ -104,21 +104,38 @@ def folder_of(out: Path, host: Host, what: str) -> Path:
     return out / host.name.replace(", ", "-").replace(" ", "-") / what
 
 
-def measure(host: Host, out: Path, tests: bool = True) -> None:
-    """Run what is not there yet: nights live and recorded, the negative control, and `TESTS`."""
-    for what, command in _commands(host, out).items():
-        if what == "tests" and not tests:
-            continue
-        folder = folder_of(out, host, what)
-        if (folder / "exit").is_file():
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log").open("w", encoding="utf-8") as log:
-            code = subprocess.run(
-                pinned(host, command), cwd=ROOT, env=host.environment(), stdout=log, stderr=log
-            ).returncode
-        (folder / "exit").write_text(str(code), encoding="utf-8")
-        print(f"{host.name}: {what}: exit {code}", file=sys.stderr)
+def measure(
+    hosts: Sequence[Host], out: Path, executor: Executor, tests: bool = True
+) -> Iterator[Answer]:
+    """Yield the exit codes of what is not there yet, as they come: nights live and recorded, the
+    negative control, and `TESTS`, of every host.
+
+    Workers write below `out`, which all of them must see.
+    """
+    items = {}
+    for host in hosts:
+        for what, command in _commands(host, out).items():
+            done = folder_of(out, host, what) / "exit"
+            if not done.is_file() and (tests or what != "tests"):
+                words = {"command": command, "log": str(done.with_name("log"))}
+                name = f"{host.name}: {what}"
+                items[done] = Item(name, "tools.simulated_hosts:run_on", words, host.needs_of())
+    paths = {item.name: path for path, item in items.items()}
+    for answer in run(list(items.values()), executor):
+        if answer.state is State.DONE:
+            paths[answer.name].write_text(str(answer.value), encoding="utf-8")
+        yield answer
+
+
+def run_on(command: list[str], log: str) -> int:
+    """Run a command on a worker that is a simulated host; returns its exit code."""
+    path = Path(log)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = {n: v for n, v in os.environ.items() if n not in _TESTING}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
+    with path.open("w", encoding="utf-8") as file:
+        words = {**cache, **own, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, cwd=ROOT, env=words, stdout=file, stderr=file).returncode
 
 
 def _commands(host: Host, out: Path) -> dict[str, list[str]]:
@@ -133,15 +150,6 @@ def _commands(host: Host, out: Path) -> dict[str, list[str]]:
         "control": [python, "-m", "tools.simulated_hosts", "--lose", str(control)],
         "tests": [python, "-m", "pytest", "-q", "-x", *TESTS],
     }
-
-
-def pinned(host: Host, command: list[str]) -> list[str]:
-    """Return a command that may use as many processors as a host has threads."""
-    # Threads of a process are the processors it may use (`reports.provenance.host.threads`). Where
-    # there is no affinity, such as on macOS, a host has as many as the machine.
-    if shutil.which("taskset") is None:
-        return command
-    return ["taskset", "-c", ",".join(map(str, range(host.threads))), *command]
 
 
 @contextlib.contextmanager
@@ -326,6 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "hosts", help="where runs go")
     parser.add_argument("--host", action="append", help="only this host (repeatable)")
     parser.add_argument("--tests", action=argparse.BooleanOptionalAction, default=True)
+    add_executor(parser)
     parser.add_argument("--table", action="store_true", help="run nothing, print the table")
     parser.add_argument("--write", action="store_true", help="put the table in docs/verdicts.md")
     parser.add_argument("--lose", type=Path, help="run one night with a loss of accuracy, here")
@@ -333,8 +342,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.lose:
         return lose(asked.lose)
     hosts = [host for host in available() if not asked.host or host.name in asked.host]
-    for host in hosts if not asked.table else ():
-        measure(host, asked.out, asked.tests)
+    if not asked.table:
+        engine = open_executor(asked.executor, asked.address)
+        for answer in measure(hosts, asked.out, engine, asked.tests):
+            print(f"{answer.name}: {answer.reason or f'exit {answer.value}'}", file=sys.stderr)
     rows = [row for host in hosts if (row := row_of(asked.out, host))]
     tables = {HOSTS_TABLE: table(rows), BOUNDS_TABLE: bounds(asked.out, hosts)}
     print("\n\n".join(tables.values()))

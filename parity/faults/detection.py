@@ -9,11 +9,9 @@ the next. Source: docs/parity.md "Faults".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any
 
 import jax
@@ -22,6 +20,8 @@ import numpy as np
 from megalodon_jax.checks import traced_checks
 from parity.engine.compare import Comparison
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.executors.item import Item
+from parity.executors.sweep import Executor, collect
 from parity.faults import FAULTS, Fault
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import Case, by_name
@@ -144,27 +144,28 @@ def signal(found: Measurement) -> float:
 def run(
     faults: Sequence[Fault] = FAULTS,
     report: Callable[[str], None] = lambda line: None,
-    workers: int = 1,
+    executor: Executor | None = None,
     *,
     each: bool = False,
 ) -> DetectionTable:
     """Return the detection of each fault on its witness, in the order of the faults.
 
     Args:
-        faults: which; with more than one worker they are found by name in the catalogue.
+        faults: which; an executor's workers find them by name in the catalogue.
         report: called with a line of progress.
-        workers: processes to share the work.
+        executor: who shares the work; None, like work of one batch, for this process.
         each: ask every edge about every fault, a row for each; not only those before the first
             that objects.
 
     Raises:
-        RuntimeError: a witness fails without a fault.
+        RuntimeError: a witness fails without a fault, or a worker had no answer.
     """
     batches = _batches(faults)
-    if workers == 1 or len(batches) == 1:
+    if executor is None or len(batches) == 1:
         found = [_inline(batch, each) for batch in batches]
     else:
-        found = list(_in_processes(batches, report, workers, each))
+        answers = collect(items_of(batches, each), executor, report=report)
+        found = [_table(answer.value) for answer in answers]
     order = {fault.name: i for i, fault in enumerate(faults)}
     used: dict[tuple[MegalodonEdge, Kind], float] = {}
     for part in found:
@@ -194,30 +195,35 @@ def _inline(batch: list[Fault], each: bool) -> DetectionTable:
     return DetectionTable(detections, laboratory.used)
 
 
-def _in_processes(
-    batches: list[list[Fault]], report: Callable[[str], None], workers: int, each: bool
-) -> Iterator[DetectionTable]:
-    # A forked process would inherit the locks of JAX's threads.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        work = [pool.submit(_batch, [fault.name for fault in batch], each) for batch in batches]
-        try:
-            for done in as_completed(work):
-                rows, used = done.result()
-                detections = [Detection(fault_by_name(name), *rest) for name, *rest in rows]
-                names = {detection.fault.name for detection in detections}
-                report(f"  {detections[0].case} and cases of its shape: {len(names)} faults")
-                yield DetectionTable(detections, used)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def items_of(batches: Sequence[Sequence[Fault]], each: bool) -> list[Item]:
+    """Return batches as items; a fault holds functions, so only its name travels."""
+    return [
+        Item(
+            f"{batch[0].witness} and cases of its shape, {len(batch)} faults",
+            f"{__name__}:run_batch",
+            {"names": [fault.name for fault in batch], "each": each},
+        )
+        for batch in batches
+    ]
 
 
-def _batch(names: list[str], each: bool) -> tuple[list[tuple[Any, ...]], dict]:
-    """Run a batch in a process of its own; a fault holds functions, so only its name travels."""
+def run_batch(names: Sequence[str], each: bool) -> dict[str, Any]:
+    """Run a batch on a worker; returns detections and used tolerances as JSON values."""
     with traced_checks(False):
         done = _inline([fault_by_name(name) for name in names], each)
-    rows = [(k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in done.detections]
-    return rows, done.used
+    return {
+        "detections": [
+            (k.fault.name, k.case, k.edge, k.found, k.signal, k.note) for k in done.detections
+        ],
+        "used": [(str(edge), str(kind), share) for (edge, kind), share in done.used.items()],
+    }
+
+
+def _table(value: Mapping[str, Any]) -> DetectionTable:
+    """Return what `run_batch` did."""
+    detections = [Detection(fault_by_name(name), *rest) for name, *rest in value["detections"]]
+    used = {(MegalodonEdge(edge), Kind(kind)): share for edge, kind, share in value["used"]}
+    return DetectionTable(detections, used)
 
 
 def missed(detections: Iterable[Detection]) -> list[Detection]:

@@ -8,14 +8,17 @@ Source: docs/parity.md "Faults".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from megalodon_jax.checks import traced_checks
 from parity.engine.compare import Comparison
-from parity.engine.measurement import Measurement, Verdict
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.executors.item import Item
+from parity.executors.sweep import Executor, collect
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import extended, truth
@@ -92,6 +95,36 @@ def _structure(rng: np.random.Generator) -> Case:
         padding="right" if not cuts and flag() else "none",
         cuts=cuts,
     )
+
+
+def shared_alarms(
+    count: int,
+    dtype: str,
+    executor: Executor,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Measurement]:
+    """Return what `alarms` yields for the first `count` cases, by an executor's workers.
+
+    Raises:
+        RuntimeError: a worker had no answer.
+    """
+    items = [
+        Item(
+            f"healthy {first}",
+            f"{__name__}:group_alarms",
+            {"first": first, "last": min(first + VARIATIONS, count), "dtype": dtype},
+        )
+        for first in range(0, count, VARIATIONS)
+    ]
+    rows = [row for answer in collect(items, executor, report=report) for row in answer.value]
+    words = {"kind": Kind, "verdict": Verdict}
+    return [Measurement(**row | {n: make(row[n]) for n, make in words.items()}) for row in rows]
+
+
+def group_alarms(first: int, last: int, dtype: str) -> list[dict[str, Any]]:
+    """Return the alarms of neighbouring cases as JSON values, on a worker."""
+    with traced_checks(False):
+        return [asdict(m) for m in alarms(range(first, last), dtype)]
 
 
 def alarms(

@@ -9,7 +9,7 @@ expected below it. Source: docs/parity.md "Tolerances".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,10 @@ import numpy as np
 from megalodon_jax.files import written_aside
 from parity.engine import rounding_noise
 from parity.engine.rounding_noise import SEEDS, UNIT_ROUNDOFF
+from parity.executors.item import Item
+from parity.executors.sweep import Executor, collect
 from parity.megalodon import oracle, perturbation, trajectory
-from parity.megalodon.cases import NEW_TOKENS, Case
+from parity.megalodon.cases import NEW_TOKENS, Case, by_name
 from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
 Arrays = dict[str, np.ndarray]
@@ -72,15 +74,38 @@ def extended(floors: NoiseFloors, cases: Iterable[Case]) -> NoiseFloors:
     return NoiseFloors(floors.cases | entries)
 
 
-def write(cases: Iterable[Case], path: Path = NOISE_FILE) -> None:
+def responses_of(name: str) -> dict[str, list[float]]:
+    """Return the responses of a case by its name, on a worker."""
+    found = noise_responses(by_name(name))
+    return {quantity: [float(value) for value in values] for quantity, values in found.items()}
+
+
+def shared_responses(
+    cases: Iterable[Case], executor: Executor, report: Callable[[str], None] = lambda line: None
+) -> dict[str, dict[str, list[float]]]:
+    """Return the responses of cases by their names, from an executor's workers.
+
+    Raises:
+        RuntimeError: a worker had no answer.
+    """
+    items = [Item(case.name, f"{__name__}:responses_of", {"name": case.name}) for case in cases]
+    return {answer.name: answer.value for answer in collect(items, executor, report=report)}
+
+
+def write(
+    cases: Iterable[Case],
+    path: Path = NOISE_FILE,
+    responses: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+) -> None:
     """Calibrate the cases and rewrite the committed table; review the change as a diff.
 
     One line per quantity, with its response to every seed: their root mean square is the noise
     floor, and how far they scatter says how far two machines may be apart (docs/verdicts.md).
+    `responses` are those that workers have measured (`shared_responses`); None to measure them now.
     """
     parts = []
     for case in cases:
-        found = noise_responses(case)
+        found = noise_responses(case) if responses is None else responses[case.name]
         lines = [
             f"    {json.dumps(name)}: {json.dumps([float(f'{value:.2e}') for value in values])}"
             for name, values in found.items()

@@ -70,6 +70,17 @@ def reference_option(text: str) -> Callable[..., Any]:
     return choice_option("--reference", ("auto", "live", "recorded"), text)
 
 
+def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say who does what fans out."""
+    executor = click.option(
+        "--executor",
+        metavar="local[:N]|ray",
+        help="Share the work: N processes, as many as fit, or a Ray cluster.",
+    )
+    address = click.option("--address", help="Of the Ray cluster; `auto` for this machine's.")
+    return executor(address(command))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
 summary_option = click.option(

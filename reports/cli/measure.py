@@ -11,6 +11,7 @@ from reports.cli.console import (
     append,
     count_option,
     examples,
+    executor_options,
     json_option,
     progress,
     quiet_option,
@@ -35,6 +36,8 @@ from reports.cli.watch import watch as run_again
         "nightly --case plain --fault rope_keys_one_late",
         "nightly --case plain --watch",
         "nightly --shard 2/3 --out shards",
+        "nightly --executor local",
+        "nightly --executor ray --address auto",
         codes=True,
         about="With --shard the exit code is 0 once the part is stored; `merge` and `gate` judge.",
     )
@@ -55,12 +58,23 @@ from reports.cli.watch import watch as run_again
 )
 @click.option("--fault", type=FAULT, help="Plant a known bug first, to see the harness find it.")
 @click.option("--shard", "part", metavar="K/N", help="Run the K-th of N parts, to be merged.")
+@executor_options
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="With --executor: measure every part on this class of device, or not at all.",
+)
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    help="With --executor: take the finished parts of a driver that was killed.",
+)
 @watch_option
 @summary_option
 @json_option
 @quiet_option
 @click.pass_context
-def nightly(ctx, out, cases, reference, checkpoint, fault, part, watch, summary_md, as_json, quiet):
+def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
     """Run every suite, store the run, write its page and say the verdict.
 
     The run is compared with the newest earlier run of the same work, with what noisy values were
@@ -73,15 +87,7 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, watch, summary_
         ctx.exit(run_again(MODEL, without_watch()))
     report = progress(quiet)
     unchecked()
-    from reports.nightly.run import Options
-    from reports.nightly.run import nightly as run_nightly
-    from reports.nightly.shards import Shard
-    from reports.store.runs import check_writable
-
-    shard = Shard.parse(part) if part else None
-    check_writable(out)
-    options = Options(out, tuple(cases), reference, checkpoint, fault, shard)
-    outcome = run_nightly(options, report, report.step)
+    outcome = _night(ctx, out, tuple(cases), report, **asked)
     report.stop()
     if outcome.decision is None:
         click.echo(outcome.folder.resolve())
@@ -92,6 +98,30 @@ def nightly(ctx, out, cases, reference, checkpoint, fault, part, watch, summary_
         append(summary_md, markdown(outcome.run, outcome.decision))
     page = str(outcome.page.resolve())
     say(ctx, outcome.decision, as_json, [*outcome.against, page], page=page)
+
+
+def _night(
+    ctx, out, cases, report, reference, checkpoint, fault, part, executor, address, device, resume
+):
+    """Run a night here, or on an executor."""
+    from reports.nightly.run import Options
+    from reports.nightly.run import nightly as run_nightly
+    from reports.nightly.shards import Shard
+    from reports.store.runs import check_writable
+
+    if executor is None and (address or device or not resume):
+        raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
+    if executor is not None and part:
+        raise click.UsageError("--executor makes its own shards: leave out --shard.", ctx)
+    shard = Shard.parse(part) if part else None
+    check_writable(out)
+    options = Options(out, cases, reference, checkpoint, fault, shard)
+    if executor is None:
+        return run_nightly(options, report, report.step)
+    from parity.executors.sweep import open_executor
+    from reports.nightly.fan_out import fan_out
+
+    return fan_out(options, open_executor(executor, address), report, resume, device or "")
 
 
 @click.command(

@@ -13,8 +13,8 @@ from reports.cli.console import (
     OK,
     REGRESSED,
     choice_option,
-    count_option,
     examples,
+    executor_options,
     progress,
     quiet_option,
     show_table,
@@ -143,11 +143,11 @@ def shrink(case: str, fault: str | None, quiet: bool) -> None:
     ("float64", "float32"),
     "What healthy cases run in; float32 also measures their noise floors.",
 )
-@count_option("--workers", 2, "Processes that share the faults.")
+@executor_options
 @quiet_option
 @click.pass_context
 def faults(
-    ctx, names, family, as_list, as_json, as_markdown, healthy, dtype, workers, quiet
+    ctx, names, family, as_list, as_json, as_markdown, healthy, dtype, executor, address, quiet
 ) -> None:
     """Plant every known porting bug and print which are found, where, and how loudly."""
     if as_list:
@@ -159,11 +159,14 @@ def faults(
     # Single operations compile in no time, but there are many: where there is a cache, keep them.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     report = progress(quiet)
+    from parity.executors.sweep import open_executor
+
+    engine = open_executor(executor or "local", address)
     if healthy:
-        from parity.faults.healthy_cases import alarms
+        from parity.faults.healthy_cases import shared_alarms
         from reports.cli.views.detection import alarm_lines
 
-        lines = alarm_lines(alarms(range(healthy), dtype, report))
+        lines = alarm_lines(shared_alarms(healthy, dtype, engine, report))
         click.echo("\n".join([f"{healthy} healthy cases in {dtype}: {len(lines)} alarms", *lines]))
         return ctx.exit(REGRESSED if lines else OK)
     from rich.console import Console
@@ -171,7 +174,7 @@ def faults(
     from parity.faults import detection, select
     from reports.cli.views.detection import markdown, print_table, summary
 
-    table = detection.run(select(names, family), report, workers, each=as_markdown)
+    table = detection.run(select(names, family), report, engine, each=as_markdown)
     detections = table.detections
     if as_markdown:
         click.echo(markdown(table), nl=False)
@@ -183,16 +186,20 @@ def faults(
     return ctx.exit(REGRESSED if detection.missed(detections) else OK)
 
 
-@parity.command(epilog=examples("parity calibrate"))
+@parity.command(epilog=examples("parity calibrate", "parity calibrate --executor ray"))
+@executor_options
 @quiet_option
-def calibrate(quiet: bool) -> None:
+def calibrate(executor: str | None, address: str | None, quiet: bool) -> None:
     """Measure the noise floor of every case and rewrite the tolerance table's numbers."""
+    from parity.executors.sweep import open_executor
     from parity.megalodon import noise_floors
     from parity.megalodon.cases import CASES
     from parity.tolerances import NOISE_FILE
 
-    progress(quiet)(f"calibrating {len(CASES)} cases with the oracle")
-    noise_floors.write(CASES)
+    report = progress(quiet)
+    report(f"calibrating {len(CASES)} cases with the oracle")
+    engine = open_executor(executor or "local", address)
+    noise_floors.write(CASES, responses=noise_floors.shared_responses(CASES, engine, report))
     click.echo(NOISE_FILE)
 
 

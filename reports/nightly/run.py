@@ -64,12 +64,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     """
     started = datetime.now(UTC)
     cases = {case.name: case for case in select_cases(options)}
-    # A few cases are asked for to answer a question about those cases, and a checkpoint is given to
-    # have it probed.
-    selection = {part: names & set(options.cases) for part, names in elsewhere().items()}
-    plan = (*cases, *(p for p in MEASURED if selection[p] or not options.cases))
-    plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
-    plan += () if options.cases else (CONTROLS_PART,)
+    selection, plan = _selection(options), plan_of(options)
     parts = options.shard.part_of(plan) if options.shard else plan
     checkpoint = open_checkpoint(options.checkpoint)
     # A broken checkpoint is refused before an hour of work, not after it.
@@ -116,6 +111,26 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         explanations=tuple(e for suite in suites for e in suite.explanations),
     )
     return store(options.out, run, report)
+
+
+def plan_of(options: Options) -> tuple[str, ...]:
+    """Return the parts of a night, in the order they are run in.
+
+    Raises:
+        ValueError: an unknown case.
+    """
+    # A few cases are asked for to answer a question about those cases, and a checkpoint is given to
+    # have it probed.
+    selection = _selection(options)
+    plan = tuple(case.name for case in select_cases(options))
+    plan += tuple(part for part in MEASURED if selection[part] or not options.cases)
+    plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
+    return plan + (() if options.cases else (CONTROLS_PART,))
+
+
+def _selection(options: Options) -> dict[str, set[str]]:
+    """Return what is asked for of each suite beside the cases."""
+    return {part: names & set(options.cases) for part, names in elsewhere().items()}
 
 
 def _manifest(

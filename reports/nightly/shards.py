@@ -5,7 +5,7 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,7 +81,12 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = False) -> Run:
+def merge_shards(
+    folders: Sequence[Path],
+    partial: bool = False,
+    mixed: bool = False,
+    reasons: Mapping[int, str] | None = None,
+) -> Run:
     """Return the nightly that shards are the parts of.
 
     Args:
@@ -89,6 +94,7 @@ def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = F
         partial: Accept that shards are missing: what they planned counts as not run.
         mixed: Accept several machines of one class of device: the run names all of them, so that no
             value of it is expected to repeat elsewhere.
+        reasons: Why shards are missing, by index; those are accepted as by `partial`.
 
     Raises:
         StoreError: a folder holds no shard; two hold the same one or the same measurement; one is
@@ -102,7 +108,8 @@ def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = F
     indices = {shard.index for shard, _ in shards}
     count = shards[0][0].count
     missing = [f"{i}/{count}" for i in range(1, count + 1) if i not in indices]
-    if missing and not partial:
+    known = {f"{i}/{count}": reason for i, reason in (reasons or {}).items()}
+    if missing and not partial and not known.keys() >= set(missing):
         raise StoreError(
             f"expected all {count} shards, and missing {', '.join(missing)}; run them again, or "
             "merge what is there with --partial: the verdict will be INCOMPLETE"
@@ -112,7 +119,8 @@ def merge_shards(folders: Sequence[Path], partial: bool = False, mixed: bool = F
     findings = tuple(f for run in runs for f in run.findings)
     tensors = tuple(t for run in runs for t in run.tensors)
     explanations = tuple(e for run in runs for e in run.explanations)
-    manifest = with_tables(_manifest(runs, missing), rows)
+    absent = {text: known.get(text, f"shard {text} is missing") for text in missing}
+    manifest = with_tables(_manifest(runs, absent), rows)
     return Run(manifest, rows, findings, tensors=tensors, explanations=explanations)
 
 
@@ -170,7 +178,7 @@ def _check_once(shards: Sequence[tuple[Shard, Run]]) -> None:
             owners[what] = run.id
 
 
-def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
+def _manifest(runs: Sequence[Run], missing: Mapping[str, str]) -> Manifest:
     manifests = [run.manifest for run in runs]
     oldest = min(manifests, key=lambda manifest: manifest.created)
     cases = {case.name: case for manifest in manifests for case in manifest.cases}
@@ -195,16 +203,16 @@ def _manifest(runs: Sequence[Run], missing: Sequence[str]) -> Manifest:
 
 
 def _suites(
-    manifests: Sequence[Manifest], plan: Sequence[str], missing: Sequence[str]
+    manifests: Sequence[Manifest], plan: Sequence[str], missing: Mapping[str, str]
 ) -> tuple[SuiteResult, ...]:
     parts: dict[str, list[SuiteResult]] = {}
     for manifest in manifests:
         for suite in manifest.suites:
             parts.setdefault(suite.name, []).append(suite)
-    for text in missing:
+    for text, reason in missing.items():
         for part in Shard.parse(text).part_of(plan):
             name = SUITE_OF.get(part, "parity")
-            absent = SuiteResult(name, planned=1, reason=f"shard {text} is missing")
+            absent = SuiteResult(name, planned=1, reason=reason)
             parts.setdefault(name, []).append(absent)
     return tuple(_sum(name, parts[name]) for name in sorted(parts, key=_order))
 

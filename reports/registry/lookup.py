@@ -15,9 +15,10 @@ from urllib.parse import quote
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
+from reports.registry.index import RunSummary, summaries
 from reports.store.manifest import Manifest
 from reports.store.query import Table
-from reports.store.runs import Run, RunInfo, list_runs, read_run
+from reports.store.runs import Run, RunInfo, list_runs, read_infos, read_run, run_folders
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, PAGE, RunKind, StoreError
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
@@ -35,23 +36,6 @@ _NO_VERDICT = {
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes that are listed in the terminal."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """One run in a list."""
-
-    id: str
-    kind: str
-    created: str
-    device: str
-    reference: str
-    gates: int
-    """Measurements held to a tolerance, or that could not be; 0 for a bench."""
-    broken: int
-    fault: str
-    verdict: str
-    """Word of its verdict when it was stored; `gate` judges it again by later runs."""
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -90,8 +74,25 @@ def is_pinned(root: Path, manifest: Manifest) -> bool:
 
 
 def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]]:
-    """Return the runs under `root`, oldest first, and those that cannot be read with a reason."""
-    stored, unreadable = list_runs(root)
+    """Return the runs under `root`, oldest first, and those that cannot be read with a reason.
+
+    Only what the index beside the runs does not know is read (`reports.registry.index`).
+    """
+    lines, unreadable = summaries(root, run_folders(root), _examined)
+    first: dict[str, RunSummary] = {}
+    for line in sorted(lines, key=lambda line: line.summary.id != line.name):
+        own = first.setdefault(line.name, line.summary)
+        if own is not line.summary:
+            why = f"a copy of run {line.name} in {root / own.id}; delete one of them"
+            unreadable.append((root / line.summary.id, why))
+    return sorted(first.values(), key=lambda run: (run.created, run.id)), unreadable
+
+
+def _examined(
+    folders: Sequence[Path],
+) -> tuple[dict[Path, tuple[RunSummary, str]], list[tuple[Path, str]]]:
+    """Read runs for the index: by folder a summary and the run's id."""
+    stored, unreadable = read_infos(folders)
     gated = [run for run in stored if MEASUREMENTS in FILES[run.kind]]
     with Table([str(run.folder / MEASUREMENTS) for run in gated]) as table:
         answer, broken = table.ask(_COUNTS)
@@ -99,9 +100,12 @@ def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]
     counts: dict[Path, dict[str, int]] = {}
     for i, verdict, rows in zip(*(answer[c] for c in ("run", "verdict", "rows")), strict=True):
         counts.setdefault(gated[int(i)].folder, {})[str(verdict)] = int(rows)
-    damaged_folders = {gated[i].folder for i in broken}
-    readable = [run for run in stored if run.folder not in damaged_folders]
-    return [_entry(run, counts.get(run.folder, {})) for run in readable], unreadable
+    damaged = {gated[i].folder for i in broken}
+    return {
+        run.folder: (_entry(run, counts.get(run.folder, {})), run.manifest.id)
+        for run in stored
+        if run.folder not in damaged
+    }, unreadable
 
 
 def _entry(run: RunInfo, counts: Mapping[str, int]) -> RunSummary:

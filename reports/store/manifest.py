@@ -111,6 +111,24 @@ class CheckpointInfo:
     committed one. Shards of one night may have it in different places."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part of a night that an executor ran: where it was measured, and what that took."""
+
+    name: str
+    node: str = ""
+    """Name of the machine."""
+    fingerprint: str = ""
+    """Of that machine with its settings; empty where it is not known."""
+    processor: str = ""
+    threads: int | str | None = None
+    seconds: float = 0.0
+    attempts: int = 1
+    """How many workers took it: all but the last died of it, or of something else."""
+    cases: tuple[str, ...] = ()
+    """What measurements of it are named after."""
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One run: identity, environment, what was asked for and what was executed."""
@@ -149,6 +167,8 @@ class Manifest:
     """Of a shard: all parts of the night."""
     shards: tuple[str, ...] = ()
     """Ids of the shards that a night was merged from."""
+    parts: tuple[PartInfo, ...] = ()
+    """Of a night that an executor ran: its parts in the order of the plan."""
     ports: tuple[Mapping[str, Any], ...] = ()
     """Of ports: what each comparison found, for the page (`reports.ports.document`)."""
     verdict: str = ""
@@ -187,6 +207,10 @@ class Manifest:
         parts: dict[str, Any] = {**_fields_of(cls, document), "kind": kind_of(document)}
         for name, row in (("suites", SuiteResult), ("cases", CaseInfo)):
             parts[name] = tuple(row(**_fields_of(row, entry)) for entry in _list(parts, name))
+        parts["parts"] = tuple(
+            PartInfo(**{**entry, "cases": _list(entry, "cases")})
+            for entry in (_fields_of(PartInfo, row) for row in _list(parts, "parts"))
+        )
         for name in ("selected", "tolerances", "seams", "plan", "shards", "ports"):
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
@@ -200,7 +224,7 @@ class Manifest:
         document |= document.pop("environment")
         # A fact about the file that was read, not about what is written.
         del document["migrated_from"]
-        optional = ("workload", "shard", "plan", "shards", "ports", "verdict")
+        optional = ("workload", "shard", "plan", "shards", "parts", "ports", "verdict")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -278,15 +279,27 @@ def list_runs(root: Path) -> tuple[list[RunInfo], list[tuple[Path, str]]]:
     may leave, are never runs. Of copies of one run, the one in the folder of its name counts, and
     the others are named. Raises StoreError where `root` cannot be listed.
     """
+    readable, unreadable = read_infos(run_folders(root))
+    return without_copies(readable, unreadable), unreadable
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Return the folders under `root` that may be runs, by name; raises like `list_runs`."""
     if not root.exists():
-        return [], []
+        return []
     try:
-        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+        with os.scandir(root) as entries:
+            names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir()]
     except OSError as error:
         raise StoreError(
             f"expected a folder of runs at {root}, but {error.strerror or error}; "
             "give the folder that `nightly` wrote to"
         ) from error
+    return [root / name for name in sorted(names)]
+
+
+def read_infos(folders: Sequence[Path]) -> tuple[list[RunInfo], list[tuple[Path, str]]]:
+    """Return folders that are readable runs with their manifests, and the others with a reason."""
     readable: list[RunInfo] = []
     unreadable: list[tuple[Path, str]] = []
     for folder in folders:
@@ -298,7 +311,7 @@ def list_runs(root: Path) -> tuple[list[RunInfo], list[tuple[Path, str]]]:
             unreadable.append((folder, str(error)))
         else:
             readable.append(RunInfo(folder, manifest))
-    return without_copies(readable, unreadable), unreadable
+    return readable, unreadable
 
 
 def without_copies(runs: list[RunInfo], unreadable: list[tuple[Path, str]]) -> list[RunInfo]:

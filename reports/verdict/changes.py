@@ -6,7 +6,7 @@ Source: docs/verdicts.md "Comparability", docs/parity.md "Fail closed".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -185,13 +185,13 @@ def _measurement_changes(
     rows: Sequence[Measurement],
     before: dict[Key, Measurement],
     past: Mapping[Key, Past],
-    equal: bool,
+    equal: Callable[[str], bool],
 ) -> list[Change]:
     def placed(m: Measurement) -> Change | None:
         key = m.key
         # What one replay found equal another may not: a value that varied once is noisy.
         repeats = m.deterministic is True and not (key in past and past[key].varied)
-        change = _compare_one(m, before.get(key), equal and repeats)
+        change = _compare_one(m, before.get(key), repeats and equal(m.case))
         return change or (None if repeats or key not in past else _step(m, past[key]))
 
     changes = [placed(m) for m in rows]
@@ -231,12 +231,12 @@ def find_changes(
     run: Run,
     baseline: Run | None,
     past: Mapping[Key, Past],
-    equal: bool,
+    equal: Callable[[str], bool],
 ) -> tuple[Change, ...]:
     """Compare a run's measurements and findings with what came before, gravest first.
 
-    In an `equal` environment a value that a replay in this run repeated bit by bit is compared
-    exactly; one that does not repeat is held against its `past`.
+    A value that a replay in this run repeated bit by bit is compared exactly where the host of its
+    case is `equal` to the baseline's; one that does not repeat is held against its `past`.
     """
     before = {m.key: m for m in baseline.measurements} if baseline else {}
     changes = _measurement_changes(run.measurements, before, past, equal)

@@ -7,14 +7,15 @@ Source: docs/verdicts.md "Comparability", docs/verdicts.md "Word and exit code",
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Key, Measurement, Verdict
-from reports.provenance.host import differences
+from reports.provenance.host import differences, fingerprint
+from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.text import count, edge_rank, label
 from reports.verdict import sentences as say
@@ -140,7 +141,7 @@ def decide(
     comparisons = compare_with_pins(run, levels_of(run, past), pins, before)
     drifted = [drift_change(drift, to, run) for to in comparisons for drift in to.drifts]
     drifted += [rescaled_change(it, to) for to in comparisons for it in to.rescaled]
-    changes = find_changes(run, baseline, past, equal=not environment)
+    changes = find_changes(run, baseline, past, equal=_equal_hosts(run, baseline, environment))
     changes = gravest_first([*changes, *drifted])
     counts = count_changes(run, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
@@ -159,6 +160,30 @@ def decide(
         environment=environment,
         comparisons=comparisons,
     )
+
+
+def _equal_hosts(
+    run: Run, baseline: Run | None, environment: Sequence[str]
+) -> Callable[[str], bool]:
+    """Return whether a case was measured on one and the same host in a run and its baseline.
+
+    A run of several hosts is paired with its baseline case by case: what another host measured is
+    no baseline of a value that should repeat.
+    """
+    manifests = [each.manifest for each in (run, baseline) if each is not None]
+    if all(len({part.fingerprint for part in m.parts}) <= 1 for m in manifests):
+        return lambda case: not environment
+    if baseline is None:
+        return lambda case: False
+    now, then = map(_host_of, manifests)
+    return lambda case: bool(now(case)) and now(case) == then(case)
+
+
+def _host_of(manifest: Manifest) -> Callable[[str], str]:
+    """Return a function from a case to the fingerprint of the host that measured it, "" if none."""
+    whole = fingerprint(manifest.environment) or ""
+    by_case = {case: part.fingerprint for part in manifest.parts for case in part.cases}
+    return lambda case: by_case.get(case, "" if manifest.parts else whole)
 
 
 def _verdict(
@@ -187,7 +212,8 @@ def _verdict(
         return Word.INCOMPLETE, ExitCode.NOTHING_SELECTED, sentence
     if counts.worse:
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
-    if baseline and not environment and (counts.changed or counts.fixed):
+    # Of several hosts, values of one and the same were compared although the runs' are others.
+    if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
     sentence = (
         f"All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.executors.item import Item
+from parity.executors.sweep import collect, open_executor
 from reports.nightly.run import Options, nightly
+from reports.store.runs import read_run
 from reports.verdict.decide import Word
 from tools import simulated_hosts
 
@@ -17,18 +20,15 @@ SSE = next(host for host in simulated_hosts.HOSTS if host.name == "SSE4.2, 1 thr
 
 def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Path) -> None:
     """Instructions and threads that nothing was pinned on: only rounding differs."""
-    command = [*("nightly", "--case", "plain", "--reference", "recorded", "--json"), "--out"]
-    result = subprocess.run(
-        simulated_hosts.pinned(
-            SSE, [simulated_hosts.sys.executable, "-m", "reports.cli", *command, str(tmp_path)]
-        ),
-        cwd=simulated_hosts.ROOT,
-        env=SSE.environment(),
-        capture_output=True,
-        text=True,
-    )
-    words = json.loads(result.stdout)
-    assert (result.returncode, words["verdict"]) == (0, "PASS"), result.stderr
+    night = ("nightly", "--case", "plain", "--reference", "recorded", "--json", "--quiet")
+    command = [sys.executable, "-m", "reports.cli", *night, "--out", str(tmp_path / "runs")]
+    arguments = {"command": command, "log": str(tmp_path / "log")}
+    item = Item("night", "tools.simulated_hosts:run_on", arguments, SSE.needs_of())
+    [answer] = collect([item], open_executor("local:1"))
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    words = json.loads(log.strip().splitlines()[-1])
+    assert (answer.value, words["verdict"]) == (0, "PASS"), log
+    assert read_run(next((tmp_path / "runs").iterdir())).manifest.environment.threads == 1
     assert any("--xla_cpu_max_isa=SSE4_2" in line for line in words["against"])
     assert "rounding explains up to" in words["sentence"]
 

@@ -51,7 +51,7 @@ VERDICTS = of(
     (
         "changed_in_another_environment",
         "a failure that another environment fixed makes the night CHANGED",
-        "if baseline and not environment and (counts.changed or counts.fixed):",
+        "if baseline and (counts.changed or (counts.fixed and not environment)):",
         "if baseline and (counts.changed or counts.fixed):",
         _VERDICTS,
     ),
@@ -399,8 +399,8 @@ STORE = (
         (
             "hidden_folders_are_runs",
             "what an interrupted write left is listed",
-            'if p.is_dir() and not p.name.startswith("."))',
-            "if p.is_dir())",
+            'if not e.name.startswith(".") and e.is_dir()]',
+            "if e.is_dir()]",
             f"{_STORE}",
         ),
         (
@@ -554,7 +554,7 @@ STORE = (
         (
             "lost_shard_merged",
             "a missing shard is merged without a word",
-            "if missing and not partial:",
+            "if missing and not partial and not known.keys() >= set(missing):",
             "if missing and not indices:",
             "test_workflows.py::test_shards_that_do_not_belong_together_are_refused "
             "test_workflows.py",
@@ -593,6 +593,9 @@ HOST = (
             "parts |= {n: v for n, v in environment.flags.items() if not v}",
             f"{_HOSTS}::test_whatever_chooses_kernels_is_another_machine_and_is_named",
         ),
+    ),
+    *of(
+        "parity/executors/machine.py",
         (
             "instructions_ignored",
             "processors with other vector units are one machine",

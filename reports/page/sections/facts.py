@@ -50,9 +50,28 @@ def machine(manifest: Manifest) -> list[tuple[str, str]]:
         ("device", label(f"{here.device.kind or 'unknown'}: {processor(here)}", 120)),
         ("fingerprint", fingerprint(here) or "unknown"),
         ("threads", str(here.threads or "unknown")),
+        *_hosts(manifest),
         *_pairs(here.versions),
         *_pairs(here.flags),
     ]
+
+
+def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return which host measured which parts of a night that had several, and what killed workers.
+
+    A host is named by machine and fingerprint.
+    """
+    parts: dict[str, list[str]] = {}
+    for part in manifest.parts:
+        host = f"{part.processor}, {part.threads} threads, fingerprint {part.fingerprint or '?'}"
+        parts.setdefault(f"measured on {label(part.node, 40)}: {label(host, 160)}", []).append(
+            part.name
+        )
+    rows = [(host, label(", ".join(names), 2000)) for host, names in parts.items()]
+    died = [f"{p.name}: {p.attempts - 1}" for p in manifest.parts if p.attempts > 1]
+    if died:
+        rows.append(("workers that died, and another finished", label(", ".join(died), 400)))
+    return rows
 
 
 def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:

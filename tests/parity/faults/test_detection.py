@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -119,7 +120,7 @@ def table(monkeypatch, *detections, options=()):
     found = detection.DetectionTable(
         list(detections), {(MegalodonEdge.JAX64_ORACLE, Kind.BLOCK): 0.002}
     )
-    monkeypatch.setattr(detection, "run", lambda faults, report, workers, each: found)
+    monkeypatch.setattr(detection, "run", lambda faults, report, executor, each: found)
     return cli("parity", "faults", "--quiet", *options)
 
 
@@ -180,6 +181,17 @@ def test_every_edge_is_asked_when_each_is_wanted(monkeypatch):
     detection.run(faults)
     detection.run(faults, each=True)
     assert asked == [(), ("jax64:oracle",), ("jax32:oracle",)]
+
+
+def test_workers_say_of_a_fault_what_this_process_says(monkeypatch):
+    """A worker gets names and gives JSON: an infinite signal survives it."""
+    said = Detection(by_name("rope_sign"), "length_c", "jax64:oracle", "load", math.inf, "refused")
+    used = {(MegalodonEdge.JAX64_ORACLE, Kind.BLOCK): 0.25}
+    monkeypatch.setattr(
+        detection, "_inline", lambda batch, each: detection.DetectionTable([said], used)
+    )
+    value = json.loads(json.dumps(detection.run_batch(["rope_sign"], each=False)))
+    assert detection._table(value) == detection.DetectionTable([said], used)
 
 
 def test_an_unknown_fault_is_a_usage_error():

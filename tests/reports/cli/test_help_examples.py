@@ -34,11 +34,15 @@ HEAVY = {
     "founding-case": ["stability.experiments.founding.compare"],
     "gemm-drill": ["stability.experiments.drill.run"],
     "mesh": ["parity.mesh.MeshComparison.run"],
-    "nightly": ["reports.nightly.run.choose_reference", "reports.cli.measure.run_again"],
+    "nightly": [
+        "reports.nightly.run.choose_reference",
+        "reports.cli.measure.run_again",
+        "parity.executors.sweep.open_executor",
+    ],
     "parity": ["reports.cli.checkpoint_pair.compare"],
-    "parity calibrate": ["parity.megalodon.noise_floors.write"],
+    "parity calibrate": ["parity.executors.sweep.open_executor"],
     "parity explain": ["reports.cli.views.explain.explain"],
-    "parity faults": ["parity.faults.detection.run", "parity.faults.healthy_cases.alarms"],
+    "parity faults": ["parity.executors.sweep.open_executor"],
     "parity record": [
         "parity.megalodon.recordings.record_all",
         "parity.deepseek_v3.recordings.record_all",

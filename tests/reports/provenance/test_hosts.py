@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from parity.engine.measurement import Kind
+from parity.executors import machine
 from parity.pooling import POOLED
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports.page.sections.marks import of_sections
-from reports.provenance import host
 from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint
 from reports.registry.lookup import change_lines, comparison_lines, judge_stored, summarise_runs
 from reports.registry.retention import plan
@@ -78,11 +78,11 @@ CPU revision\t: 1
 
 @pytest.mark.parametrize(("text", "vendor"), [(AMD, "AuthenticAMD"), (ARM, "0x41")])
 def test_a_processor_is_more_than_its_name(tmp_path: Path, monkeypatch, text, vendor) -> None:
-    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
 
     def read(content: str) -> dict[str, str]:
         (tmp_path / "cpuinfo").write_text(f"{content}\n{content}", encoding="utf-8")
-        return host.host()
+        return machine.host()
 
     names = read(text)
     assert names["vendor"] == vendor
@@ -94,9 +94,9 @@ def test_a_processor_is_more_than_its_name(tmp_path: Path, monkeypatch, text, ve
 
 
 def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(host, "_CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(host.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError()))
-    assert {host.host()[name] for name in FIELDS} == {UNKNOWN}
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError()))
+    assert {machine.host()[name] for name in FIELDS} == {UNKNOWN}
     unknown = night(host={})
     assert fingerprint(unknown.manifest.environment) is None
     [comparison] = compare_with_pins(unknown, levels_of(unknown, {}), [pin_of(unknown, {})])

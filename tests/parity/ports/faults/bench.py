@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import linecache
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +52,6 @@ class Finding:
     def theirs(self) -> bool:
         """Whether their tolerance shows it."""
         return not self.error <= THEIR_TOLERANCE
-
-    def to_json(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Finding:
-        """Return what `to_json` wrote."""
-        return cls(**json.loads(text))
 
 
 class Remembered(TorchSide):

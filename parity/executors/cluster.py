@@ -1,0 +1,242 @@
+"""Items on a Ray cluster: Ray places them by what they need, and tries again where a worker dies.
+
+Needs the package `ray`. Everything that a scheduler decides is Ray's: this module says what items
+need, and turns Ray's answers and errors into `Answer`s. Source: docs/many-machines.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from parity.executors.item import (
+    ATTEMPTS,
+    Answer,
+    Item,
+    ItemError,
+    Needs,
+    code,
+    lost,
+    no_device,
+    not_run,
+    perform,
+)
+from parity.executors.machine import FLAGS
+
+
+class RayExecutor:
+    """Workers of a Ray cluster."""
+
+    name = "ray"
+
+    def __init__(self, address: str | None = None) -> None:
+        """Connect to the cluster at an address, "auto" for the one this machine is part of, None
+        for one of this machine's own.
+
+        Raises:
+            ItemError: Ray is not installed, or no cluster answers there.
+        """
+        # Nothing is reported to anybody.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # On a cluster of this machine's own, want of memory is a death like any other.
+        os.environ.setdefault("RAY_task_oom_retries", str(ATTEMPTS - 1))
+        try:
+            import ray
+        except ImportError as error:
+            raise ItemError(
+                "expected the package ray for --executor ray, and it is not installed: "
+                "pip install 'megalodon-numerics[ray]'"
+            ) from error
+        self.ray: Any = ray
+        _check_answers(address)
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": kernel_variables()},
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ItemError(_nobody(address, error)) from error
+        self.starts: Any = ray.remote(num_cpus=0)(Starts).remote()
+        self._seen: tuple[float, dict[str, tuple[str, float]]] = 0.0, {}
+
+    @property
+    def workers(self) -> int:
+        """How many processors the cluster has."""
+        return int(sum(node.get("CPU", 0) for node in self._nodes())) or 1
+
+    def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
+        """Start items; the futures are theirs, in their order."""
+        nodes, futures = self._nodes(), []
+        remote = self.ray.remote(_perform)
+        expected = code()
+        for item in items:
+            if item.needs.gpus and not any(_fits(item.needs, node) for node in nodes):
+                future: Future[Answer] = Future()
+                future.set_result(not_run(item, no_device(item.needs, "the cluster")))
+            elif not any(_fits(item.needs, node) for node in nodes):
+                future = Future()
+                future.set_result(not_run(item, f"no node of the cluster has {_ask(item)}"))
+            else:
+                task = remote.options(**options(item))
+                future = self._answer(item, task.remote(item, expected, self.starts).future())
+            futures.append(future)
+        return futures
+
+    def running(self) -> Mapping[str, tuple[str, float]]:
+        """Return by worker the item it is at and when it began, as of the last seconds."""
+        when, seen = self._seen
+        if time.time() - when > 2:
+            with suppress(Exception):
+                seen = self.ray.get(self.starts.running.remote(), timeout=2)
+            self._seen = time.time(), seen
+        return seen
+
+    def _answer(self, item: Item, task: Future[Any]) -> Future[Answer]:
+        """Return the future of an answer: that of the task, or what became of its workers."""
+        answer: Future[Answer] = Future()
+        answer.set_running_or_notify_cancel()
+        errors = self.ray.exceptions
+        deaths = errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError
+
+        def done(task: Future[Any]) -> None:
+            try:
+                answer.set_result(task.result())
+            except Exception as error:
+                attempts = ATTEMPTS if isinstance(error, deaths) else 1
+                text = " ".join(f"{type(error).__name__}: {error}".split())
+                answer.set_result(lost(item, attempts, text[:400]))
+
+        task.add_done_callback(done)
+        return answer
+
+    def close(self) -> None:
+        """Leave the cluster, which gives up what still runs there for this driver."""
+        self.ray.shutdown()
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+
+
+def _check_answers(address: str | None) -> None:
+    """Refuse an address at which nobody listens, which Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and "://" not in host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise ItemError(_nobody(address, error)) from error
+
+
+def _nobody(address: str | None, error: Exception) -> str:
+    return (
+        f"expected a Ray cluster at {address or 'this machine'}, and connecting gave: {error}. "
+        "`ray start --head` starts one, and `ray status` says whether it runs"
+    )
+
+
+class Starts:
+    """Which worker began which item: an actor, for Ray does not tell a task its attempt."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.at: dict[str, tuple[str, float]] = {}
+
+    def began(self, item: str, worker: str) -> int:
+        """Note that a worker takes an item; returns which attempt it is."""
+        self.counts[item] = self.counts.get(item, 0) + 1
+        self.at = {name: now for name, now in self.at.items() if now[0] != item}
+        self.at[worker] = item, time.time()
+        return self.counts[item]
+
+    def ended(self, worker: str) -> None:
+        """Note that a worker is free."""
+        self.at.pop(worker, None)
+
+    def running(self) -> dict[str, tuple[str, float]]:
+        """Return by worker the item it is at, and since when."""
+        return self.at
+
+
+def kernel_variables() -> dict[str, str]:
+    """Return the driver's variables that choose kernels, which hold for every worker.
+
+    Ray would tell each worker to use as many threads as its item has processors, and sums would be
+    taken in another order than in a process of this machine: an empty number is none, and is left.
+    """
+    here = {name: os.environ[name] for name in FLAGS if os.environ.get(name)}
+    return {"OMP_NUM_THREADS": "", **here}
+
+
+def options(item: Item) -> dict[str, Any]:
+    """Return what Ray is told of an item: resources, environment, and how often it may try."""
+    needs = item.needs
+    environment = dict(needs.environment)
+    if needs.threads is not None:
+        # Libraries count their processors once: a worker with another number is another one.
+        environment["MEGALODON_NUMERICS_THREADS"] = str(needs.threads)
+    asked: dict[str, Any] = {
+        "name": item.name,
+        "num_cpus": needs.cpus,
+        "max_retries": ATTEMPTS - 1,
+        # An exception is the item's own, and comes back as an answer (`item.perform`).
+        "retry_exceptions": False,
+    }
+    if needs.gpus:
+        asked["num_gpus"] = needs.gpus
+    if needs.memory:
+        asked["memory"] = needs.memory
+    if needs.device:
+        asked["accelerator_type"] = needs.device
+    if environment:
+        asked["runtime_env"] = {"env_vars": environment}
+    return asked
+
+
+def _perform(item: Item, expected: str, starts: Any) -> Answer:
+    """Run an item on a worker of the cluster."""
+    import ray
+
+    worker = f"{os.uname().nodename}:{os.getpid()}"
+    attempt = ray.get(starts.began.remote(item.name, worker))
+    with _without_empty_threads():
+        answer = replace(perform(item, expected), attempts=attempt)
+    starts.ended.remote(worker)
+    return answer
+
+
+@contextmanager
+def _without_empty_threads() -> Iterator[None]:
+    """Context in which an empty number of threads is none.
+
+    Before every task Ray looks again, and sets a number where there is none: it must come back.
+    """
+    empty = os.environ.get("OMP_NUM_THREADS") == ""
+    if empty:
+        del os.environ["OMP_NUM_THREADS"]
+    try:
+        yield
+    finally:
+        if empty:
+            os.environ["OMP_NUM_THREADS"] = ""
+
+
+def _fits(needs: Needs, node: Mapping[str, float]) -> bool:
+    enough = all(
+        node.get(name, 0.0) >= amount
+        for name, amount in (("CPU", needs.cpus), ("GPU", needs.gpus), ("memory", needs.memory))
+    )
+    return enough and (not needs.device or f"accelerator_type:{needs.device}" in node)
+
+
+def _ask(item: Item) -> str:
+    needs = item.needs
+    return f"{needs.cpus} processors and {needs.memory / 2**30:.1f} GiB of memory"

@@ -1,0 +1,249 @@
+"""A work item as plain data, what it needs, and what became of it on some worker.
+
+An item names a function by its path, so that it can travel to another machine, and its arguments
+and its value are JSON. Nothing that computes is imported here: a worker's environment variables
+must be there before JAX, torch and NumPy are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from parity.executors.machine import FLAGS, UNKNOWN, host, threads
+
+ATTEMPTS = 3
+"""Workers that an item may kill before it counts as failed: one may have died of something else,
+and two of the same shortage of memory."""
+_PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
+_SOURCES = (".py", ".json", ".toml")
+_PROCESSORS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+class ItemError(ValueError):
+    """An item, or a set of them, cannot be run; the message says what was expected."""
+
+
+class State(StrEnum):
+    """What became of an item."""
+
+    DONE = "done"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an item needs of the machine it runs on."""
+
+    cpus: int = 1
+    """Processors it keeps busy."""
+    gpus: int = 0
+    memory: int = 0
+    """Bytes it may take at its peak; 0 where that is no matter."""
+    device: str = ""
+    """Class of accelerator, such as H100; empty for any."""
+    threads: int | None = None
+    """How many processors its process may use, as on a machine that has no more; None for all."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables, set before anything is imported: a simulated host."""
+
+    def __str__(self) -> str:
+        """Return its devices in words."""
+        return f"{self.gpus} {self.device or 'GPU'}"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A piece of work: `function(**arguments)`, on any machine that has what it `needs`."""
+
+    name: str
+    function: str
+    """Path as `module:name`."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values."""
+    needs: Needs = Needs()
+    folder: bool = False
+    """Whether the function takes `folder`, an empty one: the files it leaves there travel back."""
+
+    def digest(self) -> str:
+        """Return a hash of the work: what is done, by which code, with which settings.
+
+        Raises:
+            ItemError: an argument is no JSON value.
+        """
+        needs = self.needs.threads, sorted(self.needs.environment.items()), self.needs.device
+        source = _source(self.function.partition(":")[0])
+        work = [self.function, self.arguments, needs, bool(self.needs.gpus), code(), source]
+        try:
+            return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
+        except TypeError as error:
+            raise ItemError(f"item {self.name!r}: expected JSON values, and {error}.") from error
+
+    def resolve(self) -> Callable[..., Any]:
+        """Return its function."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The process that ran an item."""
+
+    node: str = ""
+    """Name of its machine."""
+    process: int = 0
+    fingerprint: str = ""
+    """Of processor, threads, flags and accelerators; `UNKNOWN` where they cannot be read."""
+    processor: str = ""
+    code: str = ""
+    """Hash of the code it ran (`code`)."""
+
+    def __str__(self) -> str:
+        """Return machine and process."""
+        return f"{self.node}:{self.process}"
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return that of this process."""
+        cpu = host()
+        name = cpu.pop("name")
+        flags = {flag: os.environ[flag] for flag in FLAGS if os.environ.get(flag)}
+        parts = [cpu, threads(), flags, accelerators()]
+        known = UNKNOWN not in cpu.values()
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+        return cls(platform.node(), os.getpid(), digest if known else UNKNOWN, name, code())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of an item."""
+
+    name: str
+    state: State
+    value: Any = None
+    """What its function returned: a JSON value."""
+    reason: str = ""
+    """Why it failed, or was not run."""
+    place: Place = Place()
+    seconds: float = 0.0
+    attempts: int = 1
+    """How many workers took it; all but the last died of it, or for a reason of their own."""
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """What it left in its folder, by path."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the files."""
+        document = asdict(self)
+        del document["files"]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Answer:
+        """Read what `to_json` returned."""
+        words = {"state": State(document["state"]), "place": Place(**document["place"])}
+        return cls(**{**document, **words})
+
+
+@cache
+def code() -> str:
+    """Return a hash of the source of the packages here: workers with another one are refused."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in _SOURCES and path.is_file():
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _source(module: str) -> str:
+    """Return a hash of the file of a module, which `code` may not cover."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        spec = None
+    if spec is None or not spec.origin:
+        raise ItemError(f"expected a module {module!r} that can be imported, and there is none.")
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
+
+
+def perform(item: Item, expected: str) -> Answer:
+    """Run an item in this process, whose environment is the one it needs.
+
+    An exception is the item's own: it would come again, so it is an answer, and no worker's death.
+
+    Args:
+        item: what to do.
+        expected: hash of the driver's code.
+    """
+    start, place = time.perf_counter(), Place.here()
+    state, value, reason, files = State.FAILED, None, "", {}
+    try:
+        if place.code != expected:
+            raise ItemError(
+                f"expected the driver's code {expected} on {place.node}, and {place.code} is there:"
+                " install the same version on every machine"
+            )
+        if _PROCESSORS:
+            # Which processors are used decides nothing; how many does.
+            os.sched_setaffinity(0, sorted(_PROCESSORS)[: item.needs.threads])
+            place = Place.here()
+        with tempfile.TemporaryDirectory() as name:
+            folder = {"folder": Path(name)} if item.folder else {}
+            value = item.resolve()(**item.arguments, **folder)
+            json.dumps(value)
+            files = _contents(Path(name))
+        state = State.DONE
+    except Exception as error:
+        value = None
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error}"[:800]
+        reason += f" ({Path(last.filename).name}:{last.lineno})"
+    return Answer(item.name, state, value, reason, place, time.perf_counter() - start, files=files)
+
+
+def not_run(item: Item, reason: str) -> Answer:
+    """Return the answer of an item that nothing could run."""
+    return Answer(item.name, State.NOT_RUN, reason=reason)
+
+
+def lost(item: Item, attempts: int, reason: str) -> Answer:
+    """Return the answer of an item whose workers died."""
+    workers = f"killed {attempts} workers" if attempts > 1 else "its worker was lost"
+    return Answer(item.name, State.FAILED, reason=f"{workers}: {reason}", attempts=attempts)
+
+
+def no_device(needs: Needs, where: str) -> str:
+    """Return why an item that needs an accelerator is not run."""
+    return f"no device: {where} has none with {needs}"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@cache
+def accelerators() -> tuple[str, ...]:
+    """Return the accelerators this process may use by name, from the files of their driver."""
+    found = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = None if shown is None else len([name for name in shown.split(",") if name])
+    return tuple(found[:count])

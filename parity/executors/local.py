@@ -1,0 +1,203 @@
+"""Items in processes of this machine, as many at a time as cores and memory allow.
+
+One rule of retries: every thread here owns one process. A process that dies takes one item with it,
+and that item only; it is given to a new process, until it has killed `ATTEMPTS` of them. A pool of
+several processes would not do: where one dies, the standard library gives up all of them, and does
+not say whose item it was.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing import get_context, parent_process
+
+from parity.executors.item import (
+    ATTEMPTS,
+    Answer,
+    Item,
+    Needs,
+    accelerators,
+    code,
+    lost,
+    no_device,
+    not_run,
+    perform,
+)
+from parity.executors.machine import threads
+
+_STARTING = threading.Lock()
+
+
+class LocalExecutor:
+    """Processes of this machine."""
+
+    name = "local"
+
+    def __init__(self, workers: int | None = None) -> None:
+        """Take at most so many processes; None for as many as cores and memory allow."""
+        self.asked = workers
+        self.workers = workers or 1
+        self._running: dict[str, tuple[str, float]] = {}
+        self._threads: list[ThreadPoolExecutor] = []
+        self._processes: list[_Process] = []
+
+    def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
+        """Start items in their order; the futures are theirs, in that order."""
+        devices = accelerators()
+        groups: dict[bool, list[Item]] = {False: [], True: []}
+        futures: dict[str, Future[Answer]] = {}
+        for item in items:
+            if item.needs.gpus and _fitting(item.needs, devices) < item.needs.gpus:
+                futures[item.name] = Future()
+                futures[item.name].set_result(not_run(item, no_device(item.needs, "this machine")))
+            else:
+                groups[bool(item.needs.gpus)].append(item)
+        self.workers = 0
+        for on_gpu, group in groups.items():
+            if not group:
+                continue
+            count = self._count(group, len(devices) if on_gpu else 0)
+            slots = iter(range(count))
+            local = threading.local()
+            pool = ThreadPoolExecutor(
+                count, initializer=self._open, initargs=(local, slots, group, on_gpu)
+            )
+            self.workers += count
+            self._threads.append(pool)
+            for item in group:
+                futures[item.name] = pool.submit(self._run, local, item)
+        return [futures[item.name] for item in items]
+
+    def running(self) -> Mapping[str, tuple[str, float]]:
+        """Return by worker the item it is at and the time it began, as `time.time` gives it."""
+        return dict(self._running)
+
+    def close(self) -> None:
+        """End every process; what runs is given up."""
+        for pool in self._threads:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.end()
+        for pool in self._threads:
+            pool.shutdown()
+
+    def _count(self, items: Sequence[Item], devices: int) -> int:
+        """Return how many of these items may run at a time."""
+        cpus = max(max(item.needs.cpus for item in items), 1)
+        limits = [self.asked or max(threads() // cpus, 1), len(items)]
+        memory = max(item.needs.memory for item in items)
+        if memory and self.asked is None:
+            limits.append(max(available_memory() // memory, 1))
+        if devices:
+            limits.append(max(devices // max(item.needs.gpus for item in items), 1))
+        return min(limits)
+
+    def _open(
+        self, local: threading.local, slots: Iterator[int], items: Sequence[Item], on_gpu: bool
+    ) -> None:
+        """Give a thread its process, and the accelerators of no other one."""
+        shown = {}
+        slot = next(slots)
+        if on_gpu:
+            width = max(item.needs.gpus for item in items)
+            shown = {
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(slot * width, (slot + 1) * width)))
+            }
+        local.process = _Process(f"local:{len(self._processes) + 1}", shown)
+        self._processes.append(local.process)
+
+    def _run(self, local: threading.local, item: Item) -> Answer:
+        process: _Process = local.process
+        for attempt in range(1, ATTEMPTS + 1):
+            self._running[process.name] = item.name, time.time()
+            try:
+                return replace(process.perform(item), attempts=attempt)
+            except BrokenProcessPool:
+                process.end()
+            finally:
+                del self._running[process.name]
+        return lost(item, ATTEMPTS, "each ended without a word, as for want of memory")
+
+
+class _Process:
+    """One process at a time, with the environment of the item it was started for."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self.name, self.shown = name, environment
+        self.pool: ProcessPoolExecutor | None = None
+        self.setting: tuple[Mapping[str, str], int | None] | None = None
+        self.closed = False
+
+    def perform(self, item: Item) -> Answer:
+        """Run an item; raises BrokenProcessPool where the process died of it."""
+        # A library reads its variables, and counts its processors, once.
+        setting = item.needs.environment, item.needs.threads
+        if self.setting != setting:
+            self.end()
+        if self.pool is None:
+            # A forked process would inherit the locks of JAX's threads.
+            self.pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent)
+            self.setting = setting
+            with _STARTING, _environment({**item.needs.environment, **self.shown}):
+                future = self.pool.submit(perform, item, code())
+        else:
+            future = self.pool.submit(perform, item, code())
+        return future.result()
+
+    def end(self) -> None:
+        """End the process, at once."""
+        pool, self.pool, self.setting = self.pool, None, None
+        if pool is None:
+            return
+        for process in list((pool._processes or {}).values()):
+            with suppress(ProcessLookupError):
+                process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """End this process when the driver does, however it did: nobody else would."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    """Context in which processes start with more variables: before they import anything."""
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _fitting(needs: Needs, devices: Sequence[str]) -> int:
+    return sum(needs.device.lower() in name.lower() for name in devices)
+
+
+def available_memory() -> int:
+    """Return how many bytes new processes may take; 0 where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            sizes = dict(line.split(":", 1) for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0

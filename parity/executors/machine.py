@@ -1,0 +1,98 @@
+"""The machine a process runs on: what tells processors apart, and what chooses kernels on them.
+
+"AMD EPYC" names a dozen processors with different vector units, and another vector unit adds in
+another order. Imports nothing that computes: it is asked of workers before JAX is there. See
+docs/verdicts.md "Another machine".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+UNKNOWN = "unknown"
+"""What cannot be read. It equals nothing, itself included: such a host is always another one."""
+FIELDS = ("vendor", "family", "model", "stepping", "instructions")
+"""What tells processors apart."""
+FLAGS = (
+    "XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEFAULT_MATMUL_PRECISION",
+)  # fmt: skip
+"""Environment variables that choose kernels, and so the order in which sums are taken."""
+_CPUINFO = Path("/proc/cpuinfo")
+# Arithmetic and vector instructions only: kernels add and drop flags about mitigations.
+_ARITHMETIC = (
+    "sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni", "fp",
+    "asimd", "neon", "sve", "sme", "bf16", "i8mm",
+)  # fmt: skip
+_X86 = {"vendor": "vendor_id", "family": "cpu family", "model": "model", "stepping": "stepping"}
+_ARM = {
+    "vendor": "CPU implementer",
+    "family": "CPU architecture",
+    "model": "CPU part",
+    "stepping": "CPU revision",
+}
+_SYSCTL = "machdep.cpu."
+
+
+def host() -> dict[str, str]:
+    """Return `FIELDS` and the processor's `name`; `UNKNOWN` stands for what cannot be read."""
+    entries = _linux() if _CPUINFO.is_file() else _macos()
+    identity = {field: entries.get(field) or UNKNOWN for field in FIELDS}
+    return identity | {"name": entries.get("name") or platform.machine() or UNKNOWN}
+
+
+def threads() -> int:
+    """Return how many processors this process may use; macOS has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _linux() -> dict[str, str]:
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    entries: dict[str, str] = {}
+    for line in text.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        entries[name.strip()] = value.strip()
+    names = _X86 if "vendor_id" in entries else _ARM
+    identity = {field: entries.get(name, "") for field, name in names.items()}
+    instructions = entries.get("flags") or entries.get("Features") or ""
+    return identity | {"instructions": _hash(instructions), "name": entries.get("model name", "")}
+
+
+def _macos() -> dict[str, str]:
+    try:
+        command = ["sysctl", "machdep.cpu", "hw.optional"]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    entries = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    cpu = {n.removeprefix(_SYSCTL): v for n, v in entries.items() if n.startswith(_SYSCTL)}
+    name = cpu.get("brand_string", "")
+    features = f"{cpu.get('features', '')} {cpu.get('leaf7_features', '')}".lower()
+    # Apple's own processors have no family: the name, and which optional instructions there are.
+    arm = " ".join(n for n, v in entries.items() if n.startswith("hw.optional.arm.") and v != "0")
+    instructions = _hash(features) or (hashlib.sha256(arm.encode()).hexdigest()[:8] if arm else "")
+    return {
+        "vendor": cpu.get("vendor") or ("Apple" if name.startswith("Apple") else ""),
+        "family": cpu.get("family") or name,
+        "model": cpu.get("model") or name,
+        "stepping": cpu.get("stepping") or name,
+        "instructions": instructions,
+        "name": name,
+    }
+
+
+def _hash(flags: str) -> str:
+    """Return a hash of the arithmetic instructions among a processor's flags; "" without any."""
+    arithmetic = sorted({flag for flag in flags.split() if flag.startswith(_ARITHMETIC)})
+    return hashlib.sha256(" ".join(arithmetic).encode()).hexdigest()[:8] if arithmetic else ""

@@ -1,0 +1,206 @@
+"""A night on an executor: every part of its plan an item, and one run out of what they measured.
+
+A part is a shard of a night like those of `nightly --shard`, and the rules of `shards` make one run
+of them. Source: docs/many-machines.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from parity.executors.item import Answer, Item, Needs, State
+from parity.executors.sweep import Answers, Executor, run
+from parity.megalodon.suite import choose_reference
+from reports.nightly.run import Options, nightly, plan_of
+from reports.nightly.shards import Shard, find_shards, merge_shards
+from reports.nightly.suites import MEASURED
+from reports.provenance.host import fingerprint, processor
+from reports.registry.lookup import judge_stored
+from reports.registry.outcome import Outcome, store
+from reports.store.manifest import Environment, Manifest, PartInfo, read_manifest
+from reports.store.runs import Run, read_run
+from reports.store.schema import MANIFEST, StoreError
+
+UNFINISHED = ".unfinished"
+"""Hidden folder beside the runs, with the parts of nights that are under way."""
+MEMORY = 3 * 2**30
+"""Bytes a part may take at its peak: the suite over meshes has a process of its own beside it."""
+Report = Callable[[str], None]
+
+
+def items_of(options: Options, device: str = "") -> list[Item]:
+    """Return the parts of a night as items, what takes longest first.
+
+    Args:
+        options: of the night, without a shard.
+        device: class of device, cpu or cuda, that every part must be measured on; "" for any.
+
+    Raises:
+        ValueError: an unknown case.
+        ReferenceUnavailableError: the live reference was asked for and cannot run.
+    """
+    plan = plan_of(options)
+    # What is live here must not be a recording elsewhere.
+    reference = options.reference
+    if reference == "auto":
+        reference = "recorded" if choose_reference("auto").kind == "recorded" else "live"
+    needs = Needs(gpus=int(device == "cuda"), memory=MEMORY)
+    shared = {
+        "cases": list(options.cases),
+        "reference": reference,
+        "checkpoint": str(options.checkpoint.resolve()) if options.checkpoint else "",
+        "fault": options.fault or "",
+        "device": device,
+    }
+    items = [
+        Item(part, f"{__name__}:measure", {"shard": f"{i}/{len(plan)}", **shared}, needs, True)
+        for i, part in enumerate(plan, start=1)
+    ]
+    return sorted(items, key=lambda item: item.name not in MEASURED)
+
+
+def measure(
+    folder: Path,
+    shard: str,
+    cases: Sequence[str],
+    reference: str,
+    checkpoint: str,
+    fault: str,
+    device: str,
+) -> dict[str, Any]:
+    """Measure one part of a night on a worker, and leave its run folder in `folder`.
+
+    Raises:
+        RuntimeError: the class of device is another one than was asked for.
+    """
+    from megalodon_jax import traced_checks
+    from reports.provenance.device import device_kind
+
+    if device and device_kind() != device:
+        raise RuntimeError(
+            f"expected to measure on {device}, and JAX computes on {device_kind()} here: install "
+            "the jaxlib of that device on this machine"
+        )
+    options = Options(
+        folder,
+        tuple(cases),
+        reference,
+        Path(checkpoint) if checkpoint else None,
+        fault or None,
+        Shard.parse(shard),
+    )
+    lines: list[str] = []
+    with traced_checks(False):
+        nightly(options, lines.append)
+    return {"lines": [line for line in lines if line.startswith("  ")]}
+
+
+def fan_out(
+    options: Options,
+    executor: Executor,
+    report: Report,
+    resume: bool = True,
+    device: str = "",
+) -> Outcome:
+    """Run a night on an executor and write its run folder.
+
+    Where a driver of the same night was killed, its finished parts are taken.
+
+    Args:
+        options: of the night, without a shard.
+        executor: who measures; closed at the end.
+        report: gets a line as each part finishes.
+        resume: whether to take them; they are deleted otherwise.
+        device: as `items_of`.
+
+    Raises:
+        ItemError: another driver is at this night.
+        StoreError: nothing was measured, or the folder cannot be written.
+        ValueError: an unknown case or fault, or a checkpoint that does not hold together.
+    """
+    items = items_of(options, device)
+    names = " ".join(sorted(f"{item.name} {item.digest()}" for item in items))
+    place = options.out / UNFINISHED / hashlib.sha256(names.encode()).hexdigest()[:12]
+    report(f"a night of {len(items)} parts on {executor.name}")
+    with Answers.opened(place) as answers:
+        if not resume:
+            answers.discard()
+        known: dict[str, Answer] = {}
+        for answer in run(items, executor, answers, report):
+            known[answer.name] = answer
+            for line in (answer.value or {}).get("lines", ()):
+                report(line)
+        folders = {
+            item.name: folder
+            for item in items
+            if known[item.name].state is State.DONE
+            for folder in find_shards([answers.files(item)])
+        }
+        if not folders:
+            raise StoreError(
+                "expected parts of a night, and none was measured: "
+                + "; ".join(f"{name}: {a.reason}" for name, a in known.items())[:800]
+            )
+        outcome = _stored(options, items, known, folders, report)
+        answers.discard()
+    return outcome
+
+
+def _stored(
+    options: Options,
+    items: Sequence[Item],
+    known: Mapping[str, Answer],
+    folders: Mapping[str, Path],
+    report: Report,
+) -> Outcome:
+    """Store the run that the parts are; one that is there is not stored again."""
+    reasons = {
+        Shard.parse(item.arguments["shard"]).index: f"{item.name}: {known[item.name].reason}"
+        for item in items
+        if item.name not in folders
+    }
+    merged = merge_shards(list(folders.values()), mixed=True, reasons=reasons)
+    infos = tuple(_part(known[name], folder) for name, folder in folders.items())
+    order = {part: turn for turn, part in enumerate(plan_of(options))}
+    infos = tuple(sorted(infos, key=lambda info: order[info.name]))
+    manifest = replace(merged.manifest, parts=infos)
+    merged = replace(merged, manifest=replace(manifest, environment=_environment(manifest)))
+    there = options.out / merged.id
+    # Of a driver that was killed between the last two things it had to do.
+    if (there / MANIFEST).is_file() and read_manifest(there).shards == merged.manifest.shards:
+        judged = judge_stored(there)
+        return Outcome(judged.run, judged.decision, there)
+    for info in infos:
+        if info.attempts > 1:
+            report(f"  {info.name}: {info.attempts - 1} of its workers died, and another finished")
+    return store(options.out, merged, report)
+
+
+def _environment(manifest: Manifest) -> Environment:
+    """Return the environment of a night: of several hosts each once, whoever measured what."""
+    environment = manifest.environment
+    if len({part.fingerprint for part in manifest.parts}) <= 1:
+        return environment
+    processors = sorted({part.processor for part in manifest.parts})
+    threads = sorted({str(part.threads) for part in manifest.parts})
+    device = replace(environment.device, name=" + ".join(processors))
+    return replace(environment, device=device, host={}, threads=" + ".join(threads))
+
+
+def _part(answer: Answer, folder: Path) -> PartInfo:
+    shard: Run = read_run(folder)
+    environment = shard.manifest.environment
+    return PartInfo(
+        name=answer.name,
+        node=answer.place.node,
+        fingerprint=fingerprint(environment) or "",
+        processor=processor(environment),
+        threads=environment.threads,
+        seconds=round(answer.seconds, 3),
+        attempts=answer.attempts,
+        cases=tuple(dict.fromkeys(m.case for m in shard.measurements)),
+    )

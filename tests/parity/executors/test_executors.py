@@ -1,0 +1,212 @@
+"""Items on processes: what becomes of those that fail, kill and need what is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from parity.executors import item as item_module
+from parity.executors.item import Answer, Item, ItemError, Needs, State
+from parity.executors.local import LocalExecutor, available_memory
+from parity.executors.progress import Progress
+from parity.executors.sweep import Answers, open_executor, run
+from tests.helpers import ROOT
+
+WORK = "tests.parity.executors.work:"
+
+
+def doubles(count: int) -> list[Item]:
+    return [Item(f"double {i}", f"{WORK}double", {"number": i}) for i in range(count)]
+
+
+def by_name(answers: Iterable[Answer]) -> dict[str, Answer]:
+    known = {}
+    for answer in answers:
+        assert answer.name not in known, "an item was answered twice"
+        known[answer.name] = answer
+    return known
+
+
+def troubles(tmp_path: Path) -> list[Item]:
+    """Return an item for each thing that can become of one."""
+    folders = []
+    for name in ("once", "ever"):
+        (tmp_path / name).mkdir()
+        folders.append(str(tmp_path / name))
+    return [
+        *doubles(6),
+        Item("raises", f"{WORK}refuse", {"text": "not today"}),
+        Item("dies once", f"{WORK}die", {"folder": folders[0], "times": 1}),
+        Item("dies ever", f"{WORK}die", {"folder": folders[1], "times": 99}),
+        Item("needs a device", f"{WORK}double", {"number": 1}, Needs(gpus=64)),
+        Item("leaves a file", f"{WORK}leave", {"text": "here"}, folder=True),
+        Item("simulated", f"{WORK}setting", {"variable": "XLA_FLAGS"},
+             Needs(environment={"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}, threads=1)),
+    ]  # fmt: skip
+
+
+def check_troubles(tmp_path: Path, executor: str, address: str | None = None) -> None:
+    """Hold an executor to what it promises of each."""
+    lines: list[str] = []
+    items = troubles(tmp_path)
+    with Answers.opened(tmp_path / "answers") as stored:
+        engine = open_executor(executor, address)
+        known = by_name(run(items, engine, stored, lines.append))
+        left = stored.files(items[-2]) / "below" / "text"
+        assert left.read_text(encoding="utf-8") == "here"
+        # What did not go well is no answer: the next driver tries it again.
+        assert {name for item in items if stored.read(item) for name in [item.name]} == {
+            name for name, answer in known.items() if answer.state is State.DONE
+        }
+    assert known.keys() == {item.name for item in items}
+    assert [known[f"double {i}"].value for i in range(6)] == [0, 2, 4, 6, 8, 10]
+    assert (known["raises"].state, known["raises"].attempts) == (State.FAILED, 1)
+    assert "ValueError: not today" in known["raises"].reason
+    assert (known["dies once"].value, known["dies once"].attempts) == ("survived after 1", 2)
+    assert any("after 1 workers died" in line for line in lines), "a retry is told"
+    tries = (tmp_path / "ever" / "tries").read_text(encoding="utf-8").splitlines()
+    assert len(tries) == item_module.ATTEMPTS
+    assert len(set(tries)) == len(tries), "every time another worker"
+    assert known["dies ever"].state is State.FAILED
+    assert "killed 3 workers" in known["dies ever"].reason
+    assert known["needs a device"].state is State.NOT_RUN
+    assert "no device" in known["needs a device"].reason
+    assert known["simulated"].value == ["--xla_cpu_max_isa=SSE4_2", 1]
+    places = {known[name].place.fingerprint for name in ("double 0", "simulated")}
+    assert len(places) == 2, "a simulated host is another host"
+
+
+def test_an_item_fails_dies_or_waits_for_a_device_and_no_other_is_lost(tmp_path: Path) -> None:
+    check_troubles(tmp_path, "local:2")
+
+
+@pytest.mark.parametrize("resume", ["same work", "other arguments", "other code"])
+def test_stored_answers_are_taken_where_the_work_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise AssertionError("an item was run again")
+
+    with Answers.opened(tmp_path) as stored:
+        list(run(doubles(1), LocalExecutor(1), stored))
+        if resume == "other code":
+            monkeypatch.setattr(item_module, "code", lambda: "another")
+        if resume == "same work":
+            monkeypatch.setattr(item_module, "perform", forbidden)
+        number = 7 if resume == "other arguments" else 0
+        [item] = [Item("double 0", f"{WORK}double", {"number": number})]
+        assert (stored.read(item) is not None) == (resume == "same work")
+
+
+def test_a_worker_with_other_code_gives_no_answer() -> None:
+    answer = item_module.perform(doubles(1)[0], "another")
+    assert answer.state is State.FAILED
+    assert "install the same version on every machine" in answer.reason
+
+
+def test_two_drivers_do_not_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / ".half-written.partial").mkdir(parents=True)
+    with (
+        Answers.opened(tmp_path),
+        pytest.raises(ItemError, match=f"process {os.getpid()} on .* has it"),
+        Answers.opened(tmp_path),
+    ):
+        raise AssertionError("two drivers")
+    # What a killed driver was writing is gone, and its lock with it.
+    with Answers.opened(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from parity.executors.item import Item
+from parity.executors.sweep import Answers, open_executor, run
+
+if __name__ == "__main__":
+    work = "tests.parity.executors.work:wait"
+    items = [
+        Item(f"wait {i}", work, {"seconds": 0.05, "log": sys.argv[2], "name": str(i)})
+        for i in range(16)
+    ]
+    with Answers.opened(Path(sys.argv[1])) as stored:
+        for answer in run(items, open_executor("local:2"), stored):
+            print(answer.value, flush=True)
+"""
+
+
+def test_a_driver_that_is_killed_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
+    script, log = tmp_path / "driver.py", tmp_path / "log"
+    script.write_text(DRIVER, encoding="utf-8")
+    command = [sys.executable, str(script), str(tmp_path / "answers"), str(log)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, text=True) as first:
+        assert first.stdout is not None
+        for _ in range(4):
+            first.stdout.readline()
+        first.send_signal(signal.SIGKILL)
+    time.sleep(0.3)
+    done = Counter(log.read_text(encoding="utf-8").split())
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert Counter(ended.stdout.split()) == Counter(map(str, range(16)))
+    again = Counter(log.read_text(encoding="utf-8").split()) - done
+    # The workers of a killed driver end with it, and at most what they were at is done again.
+    assert len(done) >= 4 and sum((again & done).values()) <= 2
+    for path in (tmp_path / "answers").glob("wait*"):
+        assert json.loads((path / "answer.json").read_text(encoding="utf-8"))["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("local:0", "local:N"), ("slurm", "or ray"), ("ray:2", "or ray")]
+)
+def test_an_executor_that_there_is_not_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ItemError, match=words):
+        open_executor(text)
+
+
+def test_items_that_cannot_be_told_apart_or_sent_are_refused() -> None:
+    with pytest.raises(ItemError, match="received twice: double 0"):
+        list(run([*doubles(2), *doubles(1)], LocalExecutor(1)))
+    with pytest.raises(ItemError, match="expected JSON values"):
+        Item("array", f"{WORK}double", {"number": object()}).digest()
+    with pytest.raises(ItemError, match="that can be imported"):
+        Item("nowhere", "no.such:function").digest()
+
+
+def test_as_many_processes_as_memory_and_processors_allow() -> None:
+    def count(asked: int | None, **needs: int) -> int:
+        return LocalExecutor(asked)._count([Item("x", "y:z", needs=Needs(**needs))] * 99, 0)
+
+    assert count(7) == 7
+    assert count(None, memory=available_memory() or 1) == 1
+    assert count(None, cpus=10_000) == 1
+
+
+def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -> None:
+    lines: list[str] = []
+    engine = LocalExecutor(2)
+    engine.workers = 2
+    engine._running["local:1"] = "the long one", time.time() - 4.0
+    progress = Progress(engine, 4, lines.append)
+    assert progress.estimate() is None
+    for name, seconds in (("quick", 1.0), ("slow", 9.0)):
+        place = item_module.Place("node", 1)
+        progress.done(Answer(name, State.DONE, seconds=seconds, place=place))
+    # Two are left, of 5 s each, and of one of them 4 s are done: the other is what takes long.
+    left = progress.estimate()
+    assert left is not None and 4.9 < left <= 5.0
+    head, worker, slowest = progress.lines()
+    assert head.startswith("2 of 4")
+    assert worker.startswith("local:1: the long one for 4 s")
+    assert slowest == "slowest: slow 9.0 s, quick 1.0 s"
+    assert "slow: 9.0 s on node:1" in lines[-1]

@@ -1,0 +1,49 @@
+"""Items of milliseconds for the executors: what they do well, badly, and fatally."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def double(number: float) -> float:
+    """Return twice a number."""
+    return 2 * number
+
+
+def refuse(text: str) -> None:
+    """Raise."""
+    raise ValueError(text)
+
+
+def die(folder: str, times: int) -> str:
+    """Kill the worker the first `times` times."""
+    tries = Path(folder) / "tries"
+    with tries.open("a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()}\n")
+    count = len(tries.read_text(encoding="utf-8").splitlines())
+    if count <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"survived after {count - 1}"
+
+
+def setting(variable: str) -> list[object]:
+    """Return a variable, and how many processors this process may use."""
+    return [os.environ.get(variable, ""), len(os.sched_getaffinity(0))]
+
+
+def leave(folder: Path, text: str) -> None:
+    """Leave a file in a folder of one's own."""
+    (folder / "below").mkdir()
+    (folder / "below" / "text").write_text(text, encoding="utf-8")
+
+
+def wait(seconds: float, log: str = "", name: str = "") -> str:
+    """Sleep, and write that it was done."""
+    time.sleep(seconds)
+    if log:
+        with Path(log).open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+    return name

@@ -1,0 +1,221 @@
+"""A night on an executor: the run of one process, whatever becomes of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.executors.item import Answer, Item, ItemError, code, lost, no_device, not_run, perform
+from parity.executors.sweep import Answers
+from parity.megalodon.cases import BYTE_LM
+from reports.nightly import fan_out as module
+from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
+from reports.nightly.run import Options, nightly
+from reports.nightly.suites import SuiteRun
+from reports.page.sections.facts import machine
+from reports.registry.outcome import store
+from reports.store.manifest import PartInfo
+from reports.store.runs import Run, list_runs, read_run
+from reports.store.schema import StoreError
+from reports.verdict.decide import Word, decide
+from stability.core.findings import Finding, Severity
+from tests.helpers import cli
+from tests.reports.nights import altered, measurement, run
+
+CASES = ("length_c", "stream_tokens")
+
+
+@dataclass
+class Inline:
+    """An executor in this process, in which tests have planted what is measured."""
+
+    name: str = "inline"
+    workers: int = 1
+    killed: Mapping[str, str] = field(default_factory=dict)
+    ran: list[str] = field(default_factory=list)
+
+    def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
+        return [self._done(item) for item in items]
+
+    def _done(self, item: Item) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        if item.needs.gpus:
+            future.set_result(not_run(item, no_device(item.needs, "this machine")))
+        elif item.name in self.killed:
+            future.set_result(lost(item, 3, self.killed[item.name]))
+        else:
+            self.ran.append(item.name)
+            future.set_result(
+                replace(perform(item, code()), attempts=1 + (item.name == "(probes)"))
+            )
+        return future
+
+    def running(self) -> Mapping[str, tuple[str, float]]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """A night whose three parts cost nothing."""
+
+    def case(self: Any, case: Any, floors: Any) -> Iterator[Any]:
+        yield measurement(case=case.name, identity=case.name)
+
+    def probes(checkpoint: Any, model: Any, report: Any) -> SuiteRun:
+        row = Finding("survival", Severity.OK, "w", "frozen_fraction", 0.1, 0.5, "", "")
+        return SuiteRun("stability", 1, 1, findings=[row])
+
+    monkeypatch.setattr("parity.megalodon.suite.Suite.case", case)
+    monkeypatch.setattr("reports.nightly.run.run_stability", probes)
+    return Options(tmp_path / "runs", CASES, "recorded", BYTE_LM)
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+def facts_of(one: Run) -> dict[str, Any]:
+    """Return all of a run but when, where and by whom it was measured."""
+    manifest = one.manifest
+    names = ("suites", "cases", "selected", "tolerances", "seams", "spreads", "checkpoint")
+    return {name: getattr(manifest, name) for name in names} | {
+        "rows": one.measurements,
+        "findings": one.findings,
+        "environment": manifest.environment,
+    }
+
+
+def test_a_night_of_parts_is_the_night_of_one_process(options: Options) -> None:
+    lines: list[str] = []
+    outcome = fan_out(options, Inline(), lines.append)
+    whole = nightly(replace(options, out=options.out.parent / "whole"), quiet)
+    assert facts_of(read_run(outcome.folder)) == facts_of(read_run(whole.folder))
+    assert outcome.decision is not None and outcome.decision.word is Word.PASS
+    parts = read_run(outcome.folder).manifest.parts
+    assert [part.name for part in parts] == [*CASES, "(probes)"]
+    assert len({part.fingerprint for part in parts}) == 1
+    assert parts[0].cases == ("length_c",)
+    # The retry is in the run, on its page and was said.
+    assert [part.attempts for part in parts] == [1, 1, 2]
+    assert ("workers that died, and another finished", "(probes): 1") in machine(
+        outcome.run.manifest
+    )
+    assert any("(probes): 1 of its workers died" in line for line in lines)
+    assert [info.folder for info in list_runs(options.out)[0]] == [outcome.folder]
+
+
+def test_a_part_that_kills_its_workers_leaves_the_others_and_is_never_green(
+    options: Options,
+) -> None:
+    outcome = fan_out(options, Inline(killed={"stream_tokens": "signal 9"}), quiet)
+    assert outcome.decision is not None and outcome.decision.word is Word.INCOMPLETE
+    [parity] = [s for s in outcome.run.manifest.suites if s.name == "parity"]
+    assert (parity.planned, parity.executed) == (2, 1)
+    assert parity.reason == "stream_tokens: killed 3 workers: signal 9"
+    assert [m.case for m in outcome.run.measurements] == ["length_c"]
+
+
+def test_a_night_for_a_device_that_is_not_there_is_no_run(options: Options) -> None:
+    with pytest.raises(StoreError, match=r"none was measured: .*no device"):
+        fan_out(options, Inline(), quiet, device="cuda")
+    assert list_runs(options.out) == ([], [])
+    # A worker whose JAX has no such device does not measure on another.
+    [item] = [i for i in items_of(options, "cuda") if i.name == "length_c"]
+    answer = perform(replace(item, needs=item.needs.__class__()), code())
+    assert "expected to measure on cuda" in answer.reason
+
+
+@pytest.mark.parametrize(("resume", "again"), [(True, 0), (False, 3)])
+def test_finished_parts_of_a_killed_driver_are_taken(
+    options: Options, monkeypatch: pytest.MonkeyPatch, resume: bool, again: int
+) -> None:
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "store", killed)
+        fan_out(options, Inline(), quiet)
+    second = Inline()
+    outcome = fan_out(options, second, quiet, resume)
+    assert len(second.ran) == again
+    assert outcome.run.manifest.parts
+    # A driver that was killed after it had stored the run stores no second one.
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Answers, "discard", killed)
+        fan_out(options, Inline(), quiet)
+    stored = len(list_runs(options.out)[0])
+    twice = fan_out(options, Inline(), quiet)
+    assert len(list_runs(options.out)[0]) == stored
+    assert twice.folder in [info.folder for info in list_runs(options.out)[0]]
+
+
+def test_two_drivers_of_one_night_do_not_mix(options: Options) -> None:
+    @dataclass
+    class Second(Inline):
+        def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
+            with pytest.raises(ItemError, match="for this driver alone"):
+                fan_out(options, Inline(), quiet)
+            # Another night in the same folder is no concern of this one.
+            fan_out(replace(options, cases=CASES[:1]), Inline(), quiet)
+            return super().start(items)
+
+    fan_out(options, Second(), quiet)
+    assert len(list_runs(options.out)[0]) == 2
+    assert all((options.out / UNFINISHED).iterdir())
+
+
+def on(*hosts: str, value: float = 1e-6) -> Run:
+    """A run whose two cases were measured on these hosts."""
+    rows = [measurement(case=name, identity=name, value=value) for name in CASES]
+    night = run(*rows, suites=[{"name": "parity", "status": "ran", "planned": 2, "executed": 2}])
+    parts = tuple(
+        PartInfo(name, host, host, f"processor {host}", 1, cases=(name,))
+        for name, host in zip(CASES, hosts, strict=True)
+    )
+    return replace(night, manifest=replace(night.manifest, parts=parts))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        (("a", "b"), ("a", "b"), set(CASES)),
+        (("a", "b"), ("a", "c"), {"length_c"}),
+        (("a", "b"), ("b", "a"), set()),
+        (("a", "b"), ("a", ""), {"length_c"}),
+    ],
+)
+def test_values_are_compared_with_those_of_their_own_host(
+    before: tuple[str, str], now: tuple[str, str], changed: set[str]
+) -> None:
+    """Both cases gave other bits; that is a change only where the same host measured them."""
+    then, today = on(*before), altered(on(*now, value=1.5e-6), id="today")
+    today = replace(today, manifest=replace(today.manifest, parts=on(*now).manifest.parts))
+    decision = decide(today, then)
+    assert {c.case for c in decision.changes if c.what == "changed"} == changed
+    assert decision.word is (Word.CHANGED if changed else Word.PASS)
+
+
+def test_the_page_says_which_host_measured_what(tmp_path: Path) -> None:
+    rows = dict(machine(on("a", "b").manifest))
+    assert rows["measured on a: processor a, 1 threads, fingerprint a"] == "length_c"
+    assert rows["measured on b: processor b, 1 threads, fingerprint b"] == "stream_tokens"
+    page = store(tmp_path, on("a", "b"), quiet).page.read_text(encoding="utf-8")
+    assert "processor b, 1 threads" in page
+
+
+def test_what_does_not_go_with_an_executor_is_wrong_usage() -> None:
+    for arguments, words in (
+        (("--executor", "local", "--shard", "1/2"), "leave out --shard"),
+        (("--no-resume",), "go with --executor"),
+        (("--address", "auto"), "go with --executor"),
+    ):
+        answer = cli("nightly", *arguments)
+        assert answer.exit_code == 2 and words in answer.output

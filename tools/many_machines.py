@@ -1,0 +1,257 @@
+"""What executors promise, measured on this machine; the tables of docs/many-machines.md.
+
+    python -m tools.many_machines equal            # a small night here, in processes and on Ray
+    python -m tools.many_machines kills --times 50 # workers and drivers killed at random points
+    python -m tools.many_machines scaling          # 10,000 items over 1, 2, 4 and 8 workers
+    python -m tools.many_machines ... --write      # ... and put the table in the page
+
+Ray's cluster is its own test cluster: three nodes that are processes of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from parity.executors.item import Item, State
+from parity.executors.sweep import Answers, open_executor, run
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "many-machines.md"
+NIGHT = ("length_c", "plain", "stream_tokens", "ema-mask", "nvfp4", "mla-moe dense")
+"""A night with a case of every suite that one can ask for one of, and that takes minutes."""
+ELSEWHERE = {"durations", "created", "id", "environment", "shards", "parts", "verdict"}
+"""What a run's manifest says of time, host and provenance."""
+ITEMS, PAUSE = 10_000, 0.005
+"""Of the sweep that is scaled: how many items, and the seconds that each sleeps."""
+KILLED_ITEMS = 60
+
+
+def pause(seconds: float, started: str = "", name: str = "") -> str:
+    """Sleep; leave a note of the process that does, and of the end."""
+    note = Path(started) / f"{name}.{os.getpid()}" if started else None
+    if note:
+        note.touch()
+    time.sleep(seconds)
+    if note:
+        note.with_suffix(f".{os.getpid()}.ended").touch()
+    return name
+
+
+@contextlib.contextmanager
+def cluster(processors: int) -> Iterator[str]:
+    """Context with the address of a Ray cluster of three nodes with so many processors in all."""
+    from ray.cluster_utils import Cluster
+
+    memory = 100 * 2**20
+    shares = [processors // 3 + (turn < processors % 3) for turn in range(3)]
+    head = {"num_cpus": shares[0], "object_store_memory": memory, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for share in shares[1:]:
+            nodes.add_node(num_cpus=share, object_store_memory=memory, wait=False)
+        nodes.wait_for_nodes()
+        yield str(nodes.address)
+    finally:
+        nodes.shutdown()
+
+
+def equal() -> str:
+    """Run one night three times and say what differs in their numbers."""
+    from reports.store.runs import read_run
+
+    with tempfile.TemporaryDirectory() as name, cluster(3) as address:
+        ways = {
+            "one process": [],
+            "`--executor local:2`": ["--executor", "local:2"],
+            "`--executor ray`, three nodes": ["--executor", "ray", "--address", address],
+        }
+        runs = {}
+        seconds = {}
+        for turn, (way, more) in enumerate(ways.items()):
+            out = Path(name) / str(turn)
+            command = [sys.executable, "-m", "reports.cli", "nightly", "--reference", "recorded"]
+            command += [word for case in NIGHT for word in ("--case", case)]
+            start = time.perf_counter()
+            done = subprocess.run([*command, "--out", str(out), *more], cwd=ROOT)
+            seconds[way] = time.perf_counter() - start
+            print(f"{way}: exit {done.returncode} in {seconds[way]:.0f} s", file=sys.stderr)
+            [folder] = [path.parent for path in out.glob("*/run.json")]
+            runs[way] = read_run(folder)
+    first = next(iter(runs.values()))
+    lines = [
+        "| night | seconds | measurements | that differ | findings, explanations | manifest |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for way, other in runs.items():
+        rows = {m.key: repr(m) for m in first.measurements}
+        mine = {m.key: repr(m) for m in other.measurements}
+        differ = sum(rows.get(key) != mine.get(key) for key in rows.keys() | mine.keys())
+        same = (first.findings, first.explanations) == (other.findings, other.explanations)
+        here, there = (asdict(r.manifest) for r in (first, other))
+        fields = [n for n in here if n not in ELSEWHERE and here[n] != there[n]]
+        lines.append(
+            f"| {way} | {seconds[way]:.0f} | {len(mine)} | {differ} | "
+            f"{'equal' if same else 'DIFFER'} | {', '.join(fields) or 'equal'} |"
+        )
+    return "\n".join(lines)
+
+
+def sweep(out: Path, executor: str, address: str | None, count: int, seconds: float) -> None:
+    """Run a sweep that others may kill; prints what came of it as JSON."""
+    notes = out / "notes"
+    notes.mkdir(parents=True, exist_ok=True)
+    items = [
+        Item(
+            f"item {i}",
+            f"{__name__ if __name__ != '__main__' else 'tools.many_machines'}:pause",
+            {"seconds": seconds, "started": str(notes), "name": str(i)},
+        )
+        for i in range(count)
+    ]
+    with Answers.opened(out / "answers") as answers:
+        found = list(run(items, open_executor(executor, address), answers))
+    print(json.dumps([[a.name, a.state, a.value, a.attempts] for a in found]))
+
+
+def kills(times: int, seed: int = 0) -> str:
+    """Kill workers and drivers of sweeps at random points; say what was lost or counted twice."""
+    lines = [
+        "| executor | killed | times | items lost | counted twice | told as retried "
+        "| done again after a driver's death |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    rng = random.Random(seed)
+    with cluster(3) as address:
+        for executor, where in (("local:2", None), ("ray", address)):
+            for who in ("worker", "driver"):
+                totals = [0] * 5
+                while totals[0] < times // 4 + (times % 4 > 0):
+                    one = _killed(executor, where, who, rng)
+                    totals = [a + b for a, b in zip(totals, one, strict=True)]
+                    print(executor, who, totals, file=sys.stderr, flush=True)
+                cells = " | ".join(map(str, totals))
+                lines.append(f"| {executor} | {who} | {cells} |")
+    return "\n".join(lines)
+
+
+def _killed(executor: str, address: str | None, who: str, rng: random.Random) -> list[int]:
+    """Run a sweep of which one worker or the driver is killed; returns whether one was, and how
+    many items were lost, answered twice, said to be retried, and begun again.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name)
+        command = [sys.executable, "-m", "tools.many_machines", "sweep", "--out", name]
+        command += ["--executor", executor, *(["--address", address] if address else [])]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=ROOT, stdout=pipe, text=True) as driver:
+            # Some item runs, and some are done or none is: the point is random.
+            wanted = rng.randrange(1, KILLED_ITEMS - 6)
+            while len(list(out.glob("notes/*"))) < wanted and driver.poll() is None:
+                time.sleep(0.005)
+            killed = _kill(out, driver, who, rng)
+            output = driver.communicate()[0]
+        if who == "driver":
+            output = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout
+        answers = json.loads(output.strip().splitlines()[-1])
+        names = [answer[0] for answer in answers if answer[1] == State.DONE]
+        lost = KILLED_ITEMS - len(set(names))
+        stored = len(list((out / "answers").glob("item*")))
+        twice = len(names) - len(set(names)) + abs(stored - len(set(names)))
+        retried = sum(answer[3] > 1 for answer in answers)
+        begun = [path.name.split(".")[0] for path in out.glob("notes/*") if path.suffix != ".ended"]
+        return [int(killed), lost, twice, retried, len(begun) - len(set(begun))]
+
+
+def _kill(out: Path, driver: subprocess.Popen[str], who: str, rng: random.Random) -> bool:
+    """Kill the driver, or a worker that is at an item; returns whether there was one."""
+    if driver.poll() is not None:
+        return False
+    if who == "driver":
+        driver.send_signal(signal.SIGKILL)
+        return True
+    while driver.poll() is None:
+        notes = {path.name for path in out.glob("notes/*")}
+        busy = sorted(n for n in notes if not n.endswith(".ended") and f"{n}.ended" not in notes)
+        if busy:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(rng.choice(busy).rpartition(".")[2]), signal.SIGKILL)
+                return True
+    return False
+
+
+def scaling(counts: Sequence[int] = (1, 2, 4, 8)) -> str:
+    """Run `ITEMS` items over so many workers; say what an item costs beside its own seconds."""
+    lines = [
+        "| executor | workers | seconds | items a second | at best | more, per item |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for executor in ("local", "ray"):
+        for count in counts:
+            with contextlib.ExitStack() as stack:
+                address = stack.enter_context(cluster(count)) if executor == "ray" else None
+                name = stack.enter_context(tempfile.TemporaryDirectory())
+                text = f"local:{count}" if executor == "local" else executor
+                items = [
+                    Item(str(i), "tools.many_machines:pause", {"seconds": PAUSE, "name": str(i)})
+                    for i in range(ITEMS)
+                ]
+                answers = stack.enter_context(Answers.opened(Path(name)))
+                engine = open_executor(text, address)
+                start = time.perf_counter()
+                done = [a for a in run(items, engine, answers) if a.state is State.DONE]
+                seconds = time.perf_counter() - start
+            assert len(done) == ITEMS
+            best = ITEMS * PAUSE / count
+            lines.append(
+                f"| {executor} | {count} | {seconds:.1f} | {ITEMS / seconds:.0f} | {best:.1f} "
+                f"| {1000 * (seconds - best) / ITEMS:.1f} ms |"
+            )
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=("equal", "kills", "scaling", "sweep"))
+    parser.add_argument("--times", type=int, default=50, help="how often something is killed")
+    parser.add_argument("--write", action="store_true", help="put the table in the page")
+    parser.add_argument("--out", type=Path, help="of a sweep")
+    parser.add_argument("--executor", default="local:2", help="of a sweep")
+    parser.add_argument("--address", help="of a sweep")
+    asked = parser.parse_args(arguments)
+    if asked.what == "sweep":
+        sweep(asked.out, asked.executor, asked.address, KILLED_ITEMS, 0.02)
+        return
+    measured: dict[str, Any] = {
+        "equal": equal,
+        "kills": lambda: kills(asked.times),
+        "scaling": scaling,
+    }
+    table = measured[asked.what]()
+    print(table)
+    if asked.write:
+        from stability.experiments.document import renew
+
+        renew(DOCUMENT, f"<!-- {asked.what}: begin -->", f"<!-- {asked.what}: end -->", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Items of a tool on an executor, with what each gave as a file of its own: what is there is known.
+
+Source: docs/many-machines.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from megalodon_jax.files import written_aside
+from parity.executors.item import Answer, Item, State
+from parity.executors.sweep import open_executor, run
+
+
+def add_executor(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who does the work."""
+    text = "who does it: local, local:N processes, or ray"
+    parser.add_argument("--executor", default="local", help=text)
+    parser.add_argument("--address", help="of the Ray cluster; auto for this machine's")
+
+
+def run_recorded(items: Mapping[Path, Item], asked: argparse.Namespace) -> Iterator[Answer]:
+    """Yield the answers of items as they come, each written to its file before.
+
+    What failed is said, and leaves no file: it is tried again the next time.
+    """
+    paths = {item.name: path for path, item in items.items()}
+    engine = open_executor(asked.executor, asked.address)
+    for answer in run(list(items.values()), engine, report=_say):
+        if answer.state is State.DONE:
+            path = paths[answer.name]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_aside(path) as aside:
+                aside.write_text(json.dumps(answer.value, indent=1), encoding="utf-8")
+            yield answer
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
