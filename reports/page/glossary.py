@@ -19,6 +19,9 @@ from markupsafe import Markup, escape
 ORDINARY = {"kind", "drift", "healthy"}
 """Words of the glossary that the page has in their everyday meaning too, and does not explain."""
 _SKIPPED = "a|button|code|label|noscript|script|select|style|summary|template|title"
+_BUTTON = re.compile(
+    r'<button type="button" class="word" popovertarget="([^"]+)"[^>]*>(.*?)</button>'
+)
 _PIECES = re.compile(r"(\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}|<(?:\{\{.*?\}\}|\{%.*?%\}|[^>])*>)", re.S)
 
 
@@ -46,6 +49,22 @@ def _word(word: str, text: str) -> Markup:
     """Return `text` as a button that opens the sentence of `word`."""
     markup = '<button type="button" class="word" popovertarget="{}" title="{}">{}</button>'
     return Markup(markup).format(anchor(word), glossary()[word], text)
+
+
+def once(page: str) -> str:
+    """Return a page on which the first use of each word is a button, and every other is text.
+
+    Each button is a stop of the Tab key, and a table has a word in every row.
+    """
+    unused = set(map(anchor, glossary()))
+
+    def first(match: re.Match[str]) -> str:
+        if match[1] not in unused:
+            return match[2]
+        unused.discard(match[1])
+        return match[0]
+
+    return _BUTTON.sub(first, page)
 
 
 class Words(Extension):

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from parity.engine.measurement import Kind
 from reports.page import svg
-from reports.page.glossary import Words, anchor, explain, glossary
+from reports.page.glossary import Words, anchor, explain, glossary, once
 from reports.page.sections import (
     architectures,
     documents,
@@ -193,4 +193,4 @@ def render(run: Run, decision: Decision, history: History, runs: str = "..") -> 
         "cases": facts.cases(manifest, rows),
         "duration": sum(manifest.durations.values()),
     }
-    return environment().get_template("page.html.j2").render(context)
+    return once(environment().get_template("page.html.j2").render(context))

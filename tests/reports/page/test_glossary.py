@@ -88,7 +88,9 @@ def test_the_first_use_on_each_way_through_a_template_is_explained(source, words
 
 def test_every_word_opens_a_sentence_that_is_there_once() -> None:
     page = render(regressed(realistic()), decide(regressed(realistic()), None), History())
-    opened = set(re.findall(r'popovertarget="([^"]+)"', page))
+    buttons = re.findall(r'popovertarget="([^"]+)"', page)
+    opened = set(buttons)
+    assert len(buttons) == len(opened), "a word is one stop of the Tab key"
     there = re.findall(r'<div popover class="meaning" id="([^"]+)">', page)
     assert opened <= set(there)
     assert len(opened) > 10
