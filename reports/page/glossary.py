@@ -81,7 +81,7 @@ class Words(Extension):
         forms = {word if word.isupper() else f"{word[0].upper()}{word[1:]}": word for word in words}
         forms |= {word: word for word in words}
         longest_first = "|".join(sorted(map(re.escape, forms), key=len, reverse=True))
-        pattern = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])")
+        pattern = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])([:;,.)]?)")
         unused, skipped, out = set(words), "", []
         outside: list[set[str]] = []
 
@@ -90,7 +90,11 @@ class Words(Extension):
             if word not in unused:
                 return match[0]
             unused.discard(word)
-            return _word(word, match[0])
+            button = _word(word, match[0].removesuffix(match[2]))
+            if not match[2]:
+                return button
+            # A line may end behind any button: what closes the phrase stays with it.
+            return Markup('<span class="nowrap">{}{}</span>').format(button, match[2])
 
         for piece in _PIECES.split(source):
             if opened := re.match(rf'<({_SKIPPED})\b|<(\w+)[^>]*class="sr"', piece):

@@ -232,9 +232,13 @@ def test_a_demonstration_in_which_nothing_is_found_fails(tmp_path: Path, monkeyp
 
 def watched(folder: Path, *arguments: str, packages: Path = ROOT) -> subprocess.Popen[str]:
     """A session with --watch, whose lines can be read as they come."""
-    command = [sys.executable, "-P", "-m", "reports.cli", *arguments, "--watch"]
+    # A shell's background jobs ignore Ctrl-C, and so would the session that they start.
+    program = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('reports.cli', run_name='__main__', alter_sys=True)"
+    )
     return subprocess.Popen(
-        command,
+        [sys.executable, "-P", "-c", program, *arguments, "--watch"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(packages)},
         stdout=subprocess.PIPE,
