@@ -129,7 +129,10 @@ def test_names_are_completed_in_the_shell(runs: Path, monkeypatch, words: str, o
     assert {line.partition(",")[2] for line in result.output.splitlines()} == offered
 
 
-def test_completion_where_there_are_no_runs_is_silent(tmp_path: Path) -> None:
+def test_completion_where_there_are_no_runs_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert measured_names(str(tmp_path)) == []
     words = {"COMP_WORDS": "megalodon-numerics history p", "COMP_CWORD": "2"}
     asked = {"_MEGALODON_NUMERICS_COMPLETE": "bash_complete", **words}

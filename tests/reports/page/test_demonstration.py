@@ -46,7 +46,7 @@ def test_the_last_night_is_red_where_the_bug_is(last_two):
     assert decision.starts[0].quantity == by_name(FAULT).stage
     assert by_name(FAULT).stage in decision.sentence
     text = (last_two[1] / PAGE).read_text(encoding="utf-8")
-    assert f": {FAULT}</span>" in text
+    assert re.search(rf'class="tag fail">planted .*:(</span>)? {FAULT}</span>', text)
     assert f"Trend, {NIGHTS} runs" in text
 
 
