@@ -264,8 +264,15 @@ def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a module with its floats in a dtype; complex numbers keep their imaginary parts."""
     if not any(x.is_complex() for x in (*module.parameters(), *module.buffers())):
         # The module's own way, where it has one: some keep what they refuse to hold in a dtype.
-        return module.to(dtype)
-    return module._apply(lambda x: x.to(_dtype_like(x, dtype)))
+        module = module.to(dtype)
+    else:
+        module = module._apply(lambda x: x.to(_dtype_like(x, dtype)))
+    if dtype is torch.float64:
+        # What it keeps in float32 too: a derivative comes back in the dtype of its leaf, and of a
+        # truth that would be rounded, or refused where autograd wants the dtype it recorded.
+        for x in (*module.parameters(), *module.buffers()):
+            x.data = x.data.to(_dtype_like(x, dtype))
+    return module
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
 from parity.megalodon.suite import Reference, choose_reference
 from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
 from reports.nightly.suites import (
+    LIVE,
     MEASURED,
     Report,
     SuiteRun,
@@ -117,13 +118,21 @@ def plan_of(options: Options) -> tuple[str, ...]:
     """Return the parts of a night, in the order they are run in.
 
     Raises:
-        ValueError: an unknown case.
+        ValueError: an unknown case, or one that recordings cannot answer where they are to.
+        ReferenceUnavailableError: the live reference was asked for and cannot run.
     """
     # A few cases are asked for to answer a question about those cases, and a checkpoint is given to
     # have it probed.
     selection = _selection(options)
     plan = tuple(case.name for case in select_cases(options))
     plan += tuple(part for part in MEASURED if selection[part] or not options.cases)
+    if choose_reference(options.reference).kind != "live":
+        if asked := sorted(name for part in LIVE for name in selection[part]):
+            raise ValueError(
+                f"{', '.join(asked)} asks megalodon-hf itself, and recordings answer here: install "
+                "it (`make reference`), or leave the case out."
+            )
+        plan = tuple(part for part in plan if part not in LIVE)
     plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
     return plan + (() if options.cases else (CONTROLS_PART,))
 

@@ -16,13 +16,14 @@ from reports.store.schema import MANIFEST, RunKind, StoreError
 from reports.verdict.document import with_tables
 
 KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
-MESH_PART = "(mesh)"
+PORT_PART, MESH_PART = "(port)", "(mesh)"
 PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
 """Parts of a nightly's plan that are no case; no case can be named so."""
 SUITE_OF = {
     KNOWN_DIFFERENCES_PART: "seams",
     PRODUCTS_PART: "products",
     MLA_MOE_PART: "mla-moe",
+    PORT_PART: "port",
     MESH_PART: "mesh",
     PROBES_PART: "stability",
     CONTROLS_PART: "controls",

@@ -19,7 +19,7 @@ from parity.deepseek_v3 import comparison as mla_moe
 from parity.engine.deviation import Deviations
 from parity.engine.measurement import Measurement, Verdict
 from parity.faults.controls import CONTROLS, missed
-from parity.megalodon.cases import Case
+from parity.megalodon.cases import Case, by_name
 from parity.megalodon.explanation import Explanation, explain
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
@@ -27,6 +27,7 @@ from parity.megalodon.noise_floors import extended
 from parity.megalodon.suite import Reference, Suite, culprit
 from parity.mesh import suite as meshes
 from parity.pooling import POOLED
+from parity.port import compare as compare_port
 from parity.tolerances import NoiseFloors
 from reports.nightly import accounts
 from reports.nightly.shards import (
@@ -34,12 +35,14 @@ from reports.nightly.shards import (
     KNOWN_DIFFERENCES_PART,
     MESH_PART,
     MLA_MOE_PART,
+    PORT_PART,
     PROBES_PART,
     PRODUCTS_PART,
     SUITE_OF,
 )
 from reports.provenance.device import device_kind
 from reports.store.manifest import SuiteResult
+from reports.verdict.decide import LIVE_SUITES
 from reports.verdict.document import GIVEN
 from reports.verdict.levels import Calibrated
 from stability import suite as stability
@@ -48,6 +51,9 @@ from stability.moe.fixed_bugs import reference_scatter
 from stability.products.accuracy import measure as measure_products
 
 Report = Callable[[str], None]
+AS_A_PORT = {"port/plain": "plain"}
+"""Cases that are compared once more as anybody's port, by the names that those measurements have:
+one, for what finds a stage without being told its name is the same in all of them."""
 EXPLAINED = 12
 """Failing cases of a night that are explained, each in 3 to 50 seconds: a bug that breaks more of
 them is in the first ones too."""
@@ -211,6 +217,27 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
     return suite
 
 
+def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
+    """Compare Megalodon with megalodon-hf as anybody's port, derivatives too: no stage is named,
+    and each bound is of a noise floor measured on the spot. Needs the live reference.
+    """
+    from parity.megalodon.port import port  # needs torch
+
+    titles = [title for title in AS_A_PORT if not only or title in only]
+    suite = SuiteRun(SUITE_OF[PORT_PART], planned=len(titles))
+    with _breakdowns_named(suite):
+        for title in titles:
+            made = port(by_name(AS_A_PORT[title]), gradients=True)
+            made = replace(made, name="port", case=AS_A_PORT[title], device=device_kind())
+            once, again = (compare_port(made) for _ in range(2))
+            suite.measurements += mark_repeats(once.measurements, again.measurements)
+            if (account := accounts.of_port(once)) is not None:
+                suite.explanations.append(account)
+            suite.executed += 1
+    report(f"  as anybody's port: {suite.passed} gates hold ({suite.seconds:.1f} s)")
+    return suite
+
+
 def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
     """Compare training on one device with meshes of eight: all subjects, or those asked for."""
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
@@ -225,9 +252,12 @@ MEASURED: dict[str, Callable[[Reference, Report, Collection[str]], SuiteRun]] = 
     KNOWN_DIFFERENCES_PART: run_known_differences,
     PRODUCTS_PART: run_products,
     MLA_MOE_PART: run_mla_moe,
+    PORT_PART: run_port,
     MESH_PART: run_mesh,
 }
 """Suites beside the cases that measure something, by their part of a plan (`shards`)."""
+LIVE = frozenset(part for part in MEASURED if SUITE_OF[part] in LIVE_SUITES)
+"""Those of them that recordings cannot answer: no part of a recorded night."""
 
 
 def elsewhere() -> dict[str, set[str]]:
@@ -236,6 +266,7 @@ def elsewhere() -> dict[str, set[str]]:
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),
         MLA_MOE_PART: {case.title for case in mla_moe.CASES},
+        PORT_PART: set(AS_A_PORT),
         MESH_PART: set(meshes.SUBJECTS),
     }
 

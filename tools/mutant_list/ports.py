@@ -227,6 +227,13 @@ TORCH = of(
         f"{_TORCH} {_PORT}",
     ),
     (
+        "leaves_stay_narrow",
+        "what a module keeps in float32 is a float32 leaf of the float64 run",
+        "            x.data = x.data.to(_dtype_like(x, dtype))",
+        "            pass",
+        _TORCH,
+    ),
+    (
         "hooks_stay",
         "hooks stay on the user's module",
         "            hook.remove()",
@@ -250,8 +257,8 @@ TORCH = of(
     (
         "imaginary_parts_lost",
         "complex tables lose their imaginary parts in float64",
-        "return module._apply(lambda x: x.to(_dtype_like(x, dtype)))",
-        "return module._apply(lambda x: x.real.to(dtype) if _floating(x) else x)",
+        "module = module._apply(lambda x: x.to(_dtype_like(x, dtype)))",
+        "module = module._apply(lambda x: x.real.to(dtype) if _floating(x) else x)",
         _RETURNED,
     ),
     (

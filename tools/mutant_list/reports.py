@@ -14,6 +14,13 @@ _COMMANDS = "test_store_commands.py"
 VERDICTS = of(
     "reports/verdict/decide.py",
     (
+        "lost_suites_forgiven",
+        "any suite may be missing where recordings answer",
+        "        names |= LIVE_SUITES",
+        "        return ()",
+        f"{_VERDICTS}::test_what_asks_the_live_reference_is_not_missed_where_recordings_answer",
+    ),
+    (
         "incomplete_before_failed",
         "an incomplete suite hides a failure",
         "if counts.new + counts.persisting:",
@@ -639,6 +646,13 @@ HOST = (
             "fault=options.fault,",
             "fault=None,",
             "test_nightly.py::test_a_night_says_what_was_planted_in_it",
+        ),
+        (
+            "live_suites_in_recorded_nights",
+            "a night by recordings plans what only the live reference answers",
+            "plan = tuple(part for part in plan if part not in LIVE)",
+            "pass",
+            "test_nightly.py::test_what_recordings_cannot_answer_is_no_part_of_a_recorded_night",
         ),
     ),
 )

@@ -190,6 +190,33 @@ def test_a_module_that_refuses_float64_computes_in_it_unseen():
         TorchSide(Particular((torch.float64, torch.float32)), X).run(WIDE)
 
 
+class Keeps(torch.nn.Module):
+    """Turns in the plane, by numbers that it keeps in float32 whatever it is asked to be in."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = torch.nn.Parameter(torch.linspace(0.1, 0.8, 8))
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.turn.data = self.turn.data.float()
+        return self
+
+    def forward(self, x):
+        return (torch.complex(self.turn.float().cos(), self.turn.float()) * x).abs()
+
+
+def test_what_a_module_keeps_in_float32_has_derivatives_in_float64():
+    module = Keeps()
+    g = np.random.default_rng(3).standard_normal((5, 8), np.float32)
+    run = TorchSide(module, X).run(Run(Precision.FLOAT64, cotangents={OUTPUT: g}))
+    t, x = np.float64(module.turn.detach().numpy()), np.float64(X)
+    # d/dt |x| sqrt(cos(t)^2 + t^2)
+    slope = (t - np.sin(t) * np.cos(t)) / np.hypot(np.cos(t), t)
+    assert relative_l2(run.gradients["turn"], (g * np.abs(x) * slope).sum(0)) < LAST_DIGITS
+    assert module.turn.dtype == torch.float32
+
+
 def test_a_module_responds_to_rounding_as_much_as_it_rounds():
     torch.manual_seed(2)
     x = np.random.default_rng(2).standard_normal((24, 64), np.float32)

@@ -15,13 +15,14 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.reference.live import LiveReference
 from parity.port import Report
 from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
 from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
 from reports.nightly.run import Options, nightly
-from reports.nightly.shards import Shard
+from reports.nightly.shards import PORT_PART, Shard
 from reports.nightly.suites import SuiteRun
 from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
@@ -94,6 +95,35 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
     outcome = nightly(options, quiet)
     assert asked == {"(products)": {"mxfp8"}, "(mla-moe)": {"mla-moe moe"}}
     assert {suite.name for suite in outcome.run.manifest.suites} == asked.keys(), "no probes"
+
+
+def test_what_recordings_cannot_answer_is_no_part_of_a_recorded_night(monkeypatch, tmp_path):
+    def kind(name):
+        monkeypatch.setattr(
+            nightly_module, "choose_reference", lambda _: SimpleNamespace(kind=name)
+        )
+
+    night = Options(tmp_path)
+    kind("live")
+    live = nightly_module.plan_of(night)
+    assert nightly_module.plan_of(replace(night, cases=("port/plain",))) == (PORT_PART,)
+    kind("recorded")
+    assert [part for part in live if part not in nightly_module.plan_of(night)] == [PORT_PART]
+    with pytest.raises(ValueError, match=r"port/plain asks megalodon-hf itself.*make reference"):
+        nightly_module.plan_of(replace(night, cases=("length_c", "port/plain")))
+
+
+@pytest.mark.sweep
+@pytest.mark.torch_ref
+def test_megalodon_as_anybodys_port_is_a_suite_of_a_live_night():
+    lines = []
+    suite = suites_module.run_port(LiveReference(), lines.append)
+    assert suite.result().status == "ran", suite.reason
+    assert {m.case for m in suite.measurements} == {"port/plain"}
+    gates = [m for m in suite.measurements if m.verdict is not Verdict.INFO]
+    assert suite.passed == len(gates) and str(suite.passed) in lines[0]
+    assert any(m.quantity.startswith("grad/") for m in gates)
+    assert any(m.deterministic for m in gates)
 
 
 def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_probes):

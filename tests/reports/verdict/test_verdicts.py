@@ -131,6 +131,28 @@ def test_a_suite_that_is_not_whole_is_incomplete(suite: dict[str, object]) -> No
     assert decision.counts.skipped + decision.counts.not_run > 0
 
 
+@pytest.mark.parametrize(
+    ("now", "then", "suite", "word"),
+    [
+        ("recorded", "live", "port", Word.PASS),
+        ("live", "live", "port", Word.INCOMPLETE),
+        ("recorded", "recorded", "port", Word.INCOMPLETE),
+        ("recorded", "live", "products", Word.INCOMPLETE),
+    ],
+)
+def test_what_asks_the_live_reference_is_not_missed_where_recordings_answer(
+    now: str, then: str, suite: str, word: Word
+) -> None:
+    def suites(*names: str) -> list[dict[str, object]]:
+        return [{"name": name, "status": "ran", "planned": 1, "executed": 1} for name in names]
+
+    before = earlier(
+        measurement(), suites=suites("parity", suite), reference={"kind": then, "commit": "1"}
+    )
+    night = run(measurement(), suites=suites("parity"), reference={"kind": now, "commit": "1"})
+    assert decide(night, before).word is word
+
+
 def test_a_run_that_planned_nothing_is_incomplete() -> None:
     assert decide(run(measurement(), suites=[]), None).exit_code is ExitCode.INCOMPLETE
 
