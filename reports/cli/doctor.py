@@ -186,7 +186,7 @@ def _tools() -> list[Line]:
         Line(
             "compilation cache",
             cache or "none: every run compiles again",
-            "" if cache else "nights start faster: set JAX_COMPILATION_CACHE_DIR=.cache/jax",
+            "" if cache else "commands start faster: set JAX_COMPILATION_CACHE_DIR=.cache/jax",
             True,
         ),
     ]

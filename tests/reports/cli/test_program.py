@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from reports.cli import main
+from parity.executors.machine import FIELDS
+from reports.cli import main, program
 from reports.cli.console import Progress
 from reports.cli.views.summary import LIMIT, markdown
 from reports.store import runs
@@ -19,6 +20,8 @@ from reports.store.runs import write_run
 from reports.verdict.decide import ExitCode, decide
 from tests.helpers import cli
 from tests.reports.nights import earlier, failing, measurement, run
+
+CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
 def commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -145,6 +148,27 @@ def test_help_is_instant_because_nothing_heavy_is_imported_for_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_programs_are_stored_for_each_machine_unless_somebody_said_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def place(model: str, home: Path = tmp_path, said: str | None = None) -> str | None:
+        monkeypatch.setattr(program, "host", lambda: dict.fromkeys(FIELDS, model))
+        monkeypatch.setattr(program.os, "environ", {"XDG_CACHE_HOME": str(home / "caches")})
+        if said is not None:
+            program.os.environ[CACHE] = said
+        program._store_programs()
+        return program.os.environ.get(CACHE)
+
+    here = place("here")
+    assert here is not None
+    assert Path(here).is_relative_to(tmp_path / "caches" / "megalodon-numerics")
+    assert place("here") == here != place("there")
+    assert place("here", said="/elsewhere") == "/elsewhere"
+    assert place("here", said="") == "", "said to be none"
+    monkeypatch.setattr(program.os, "access", lambda *_: False)
+    assert place("here") is None, "where nothing can be written, JAX would warn of every program"
 
 
 def test_completion_of_a_former_command_is_quiet() -> None:
