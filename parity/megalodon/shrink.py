@@ -64,7 +64,8 @@ def shrink(case: Case, report: Report) -> tuple[Case, Measurement]:
     held: set[str] = set()
     while True:
         for change, candidate in _candidates(case):
-            if change in held:
+            # One layer of one layer is the same case, which would fail again for ever.
+            if change in held or candidate == case:
                 continue
             again = None
             # A width that another one must divide gives no configuration at all.
@@ -88,13 +89,7 @@ def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
         yield "1 layer", _override(case, "num_layers", 1)
     if case.batch_size > 1:
         yield "1 row", dataclasses.replace(case, batch_size=1)
-    if case.cuts:
-        if len(case.cuts) > 1:
-            fewer = case.cuts[:-1]
-            yield f"{len(fewer)} calls", dataclasses.replace(case, cuts=fewer, length=sum(fewer))
-    else:
-        for length in _below(case.length, 1):
-            yield f"{length} tokens", dataclasses.replace(case, length=length)
+    yield from _shorter(case)
     if case.padding != "none":
         yield "no padding", dataclasses.replace(case, padding="none")
     if case.checkpoint is not None:
@@ -102,6 +97,20 @@ def _candidates(case: Case) -> Iterator[tuple[str, Case]]:
     for field in SMALL:
         for size in _below(sizes[field], LEAST[field]):
             yield f"{field} = {size}", _override(case, field, size)
+
+
+def _shorter(case: Case) -> Iterator[tuple[str, Case]]:
+    if case.cuts:
+        if len(case.cuts) > 1:
+            fewer = case.cuts[:-1]
+            yield f"{len(fewer)} calls", dataclasses.replace(case, cuts=fewer, length=sum(fewer))
+        if max(case.cuts) > 1:
+            shorter = tuple(max(1, tokens // 2) for tokens in case.cuts)
+            half = dataclasses.replace(case, cuts=shorter, length=sum(shorter))
+            yield f"calls of {max(shorter)}", half
+    else:
+        for length in _below(case.length, 1):
+            yield f"{length} tokens", dataclasses.replace(case, length=length)
 
 
 def _below(value: int, least: int) -> Iterator[int]:

@@ -38,21 +38,18 @@ def shrink_case(case: Case, fault: str | None, report) -> str:
         if getattr(smallest, name) != getattr(case, name)
     }
     fields = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-    code = [
-        "import dataclasses",
-        "from parity.megalodon.cases import by_name",
-        "from parity.megalodon.account import account",
-        f"case = dataclasses.replace(by_name({case.name!r}), {fields})"
-        if fields
-        else f"case = by_name({case.name!r})",
-    ]
+    made = f"by_name({case.name!r})"
+    made = f"dataclasses.replace({made}, {fields})" if fields else made
+    modules = ["import dataclasses", "from parity.megalodon.cases import by_name"]
     if fault:
-        code.insert(2, "from parity.faults import by_name as fault_by_name")
-        code.append(f"with fault_by_name({fault!r}).planted():")
-    look = "account(case).culprit" if not smallest.cuts else "shrink.failure(case)"
-    if smallest.cuts:
-        code.insert(1, "from parity import shrink")
-    code.append(f"{'    ' if fault else ''}print({look})")
+        modules.append("from parity.faults import by_name as fault_by_name")
+    # A stream has no stages to account for.
+    module, look = ("shrink", "failure") if smallest.cuts else ("account", "account")
+    modules.append(f"from parity.megalodon.{module} import {look}")
+    seen = f"print({look}(case){'' if smallest.cuts else '.culprit'})"
+    if fault:
+        seen = f"with fault_by_name({fault!r}).planted():\n    {seen}"
+    code = [*modules, f"case = {made}", seen]
     config = json.dumps({k: v for k, v in smallest.config.to_dict().items() if k in SMALL})
     return (
         f"{smallest.name}: {smallest.batch_size} x {smallest.length} tokens still leave the oracle "

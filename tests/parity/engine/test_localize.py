@@ -12,13 +12,17 @@ import pytest
 
 from megalodon_jax.layers import complex_ema
 from megalodon_jax.layers.norms import RMSNorm
+from parity.engine.measurement import Measurement
+from parity.engine.quantity import Quantity
 from parity.faults import by_name as fault_by_name
+from parity.megalodon import shrink as shrink_module
 from parity.megalodon.account import account
-from parity.megalodon.cases import by_name
+from parity.megalodon.cases import Case, by_name
 from parity.megalodon.intermediates import parameters_of
 from parity.megalodon.runner import JaxSubject
-from parity.megalodon.shrink import failure, shrink
+from parity.megalodon.shrink import LEAST, failure, shrink
 from reports.cli.views.explain import explain, shrink_case
+from tests.reports.nights import failing
 
 PLAIN = by_name("plain")
 CEMA = fault_by_name("cema_gamma_conjugated")
@@ -112,6 +116,28 @@ def test_a_failing_case_shrinks_to_one_layer_and_fails_at_the_same_intermediate(
     assert (case.config.num_layers, case.batch_size, case.config.model_dim) == (1, 1, 4)
     assert case.length <= 3
     assert failure(case, forward_only=True) is None, "without the fault the small case holds"
+
+
+@pytest.mark.parametrize("name", ["stream", "length_c"])
+def test_a_case_that_always_fails_shrinks_to_the_end_and_its_code_runs(name, monkeypatch, capsys):
+    quantity = Quantity.state("norm_mean") if name == "stream" else "layers.0.cema"
+    tried: list[Case] = []
+
+    def fails(case: Case, *, forward_only: bool = False) -> Measurement:
+        tried.append(case)
+        assert len(tried) < 200, "the search goes round and round"
+        return failing(quantity=quantity)
+
+    monkeypatch.setattr(shrink_module, "failure", fails)
+    # Of one token, too, this one is wrong: the printed code plants it for good.
+    text = shrink_case(by_name(name), "ema_through_bfloat16", lambda line: None)
+    smallest = tried[-1]
+    assert (smallest.length, smallest.batch_size, smallest.config.num_layers) == (1, 1, 1)
+    assert smallest.cuts == ((1,) if name == "stream" else ())
+    assert all(smallest.config.to_dict()[field] == size for field, size in LEAST.items())
+    exec(text.partition("\n\n")[2], {})
+    assert tried[-1] == smallest
+    assert str(quantity) in capsys.readouterr().out
 
 
 def test_there_is_nothing_to_shrink_in_a_case_that_holds() -> None:
