@@ -1,6 +1,7 @@
 """The mutants of `tools.mutants`: bugs as small edits of the source, and six that are none."""
 
 from tools.mutant_list import (
+    commands,
     equivalent,
     interchange,
     layers,
@@ -17,7 +18,7 @@ from tools.mutant_list.mutant import ROOT, Mutant
 MUTANTS = (
     *(*layers.MUTANTS, *model.MUTANTS, *interchange.MUTANTS),
     *(*parity.MUTANTS, *reports.MUTANTS, *stability.MUTANTS, *ports.MUTANTS, *meshes.MUTANTS),
-    *torch_runs.MUTANTS,
+    *(*torch_runs.MUTANTS, *commands.MUTANTS),
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

@@ -565,7 +565,81 @@ SOURCES = (
     ),
 )
 
+_EXPLANATION = "test_explanation.py"
+
+EXPLANATION = of(
+    "parity/megalodon/explanation.py",
+    (
+        "float32_never_asked",
+        "a stage that only float32 shows is not explained",
+        'narrow = account(case, "float32")',
+        'narrow = account(case, "float64")',
+        _EXPLANATION,
+    ),
+    (
+        "culprits_are_carried",
+        "a stage that is wrong on its own is counted as carried",
+        "sum(not s.broken and not s.free <= s.tolerance",
+        "sum(not s.free <= s.tolerance",
+        _EXPLANATION,
+    ),
+    (
+        "derivatives_before_stages",
+        "a wrong loss is named before the stage that made it wrong",
+        "    if wide.culprit is not None:",
+        "    if wide.culprit is not None and failure(case) is None:",
+        _EXPLANATION,
+    ),
+    (
+        "moments_change_meaning",
+        "a wrong first moment is explained as a wrong second one",
+        'if moment == ("1", "mu"):',
+        'if moment == ("1", "nu"):',
+        _EXPLANATION,
+    ),
+    (
+        "later_steps_are_the_first",
+        "what goes wrong later is said to be wrong after one step",
+        'if moment == ("1", "drift"):',
+        "if moment:",
+        _EXPLANATION,
+    ),
+    (
+        "cotangents_are_values",
+        "a wrong cotangent is explained as a wrong value",
+        "if quantity.role is Role.COTANGENT:",
+        "if False:",
+        _EXPLANATION,
+    ),
+    (
+        "edge_of_float64_always",
+        "what float32 shows is said to be of float64",
+        'wide = report.dtype == "float64"',
+        "wide = True",
+        _EXPLANATION,
+    ),
+)
+
+SHRINK = of(
+    "parity/megalodon/shrink.py",
+    (
+        "the_same_case_again",
+        "a case that cannot shrink is tried for ever",
+        "if change in held or candidate == case:",
+        "if change in held:",
+        "test_localize.py::test_a_case_that_always_fails_shrinks_to_the_end_and_its_code_runs",
+    ),
+    (
+        "streams_keep_their_length",
+        "the calls of a stream do not get shorter",
+        "if max(case.cuts) > 1:",
+        "if False:",
+        "test_localize.py::test_a_case_that_always_fails_shrinks_to_the_end_and_its_code_runs",
+    ),
+)
+
 MUTANTS = (
+    *(*EXPLANATION, *SHRINK),
     *(*COMPARE, *METRICS, *QUANTITY, *BOUNDS, *TOLERANCES, *LOCALIZE, *POOLING),
     *(*CONTROLS, *SUITE, *SOURCES),
 )

@@ -6,13 +6,17 @@ import html
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Kind
+from parity.engine.measurement import Kind, Verdict
+from reports.page import side_by_side
+from reports.page.side_by_side import CASES
 from reports.store.runs import write_run
 from reports.store.schema import PAGE
+from reports.verdict.decide import decide
 from tests.helpers import cli
 from tests.reports.nights import bench, earlier, failing, measurement, run
 
@@ -57,9 +61,34 @@ def test_its_links_lead_to_the_pages_of_both(runs: Path, tmp_path: Path) -> None
     page = tmp_path / "deep" / "down" / "both.html"
     page.parent.mkdir(parents=True)
     compared(runs, page)
-    links = re.findall(r'href="([^"#]+\.html)', page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    first, second = re.findall(r'From <a href="([^"]+)">.* to <a href="([^"]+)">', text)[0]
+    assert "2026-11-18" in first and "2026-11-20" in second
+    links = re.findall(r'href="([^"#]+\.html)', text)
     there = {os.path.normpath(page.parent / html.unescape(a).replace("%20", " ")) for a in links}
     assert there == {str(folder / PAGE) for folder in runs.iterdir()}
+
+
+def test_what_a_later_run_repaired_is_last_and_facts_that_differ_are_marked(tmp_path: Path) -> None:
+    many = [failing(case=f"case{i:02d}", **STAGE) for i in range(CASES + 2)]
+    held = [replace(m, value=0.0, verdict=Verdict.PASS) for m in many]
+    before = earlier(failing(case="repaired", **STAGE), *held, suites=SUITES, commit="a" * 40)
+    fresh = failing(case="fresh", **STAGE)
+    after = run(measurement(case="repaired", **STAGE), *many, fresh, suites=SUITES, commit="b" * 40)
+    decisions = decide(before, None), decide(after, before)
+    rows = side_by_side._cases(before, decisions[0], after, decisions[1])
+    assert [row["case"] for row in rows][-1] == "repaired"
+    assert [side["state"] for side in rows[-1]["sides"]] == ["fail", "pass"]
+    [row] = [row for row in rows if row["case"] == "fresh"]
+    assert [side["state"] for side in row["sides"]] == ["info", "fail"]
+    [edge] = side_by_side._edges(before, decisions[0], after, decisions[1])
+    assert [side["held"] for side in edge["sides"]] == ["62 / 63", "1 / 64"]
+    text = side_by_side.render(before, decisions[0], after, decisions[1], ("a", "b"))
+    assert "4 more cases and comparisons fail" in text
+    assert "case repaired" not in words(text), "the map is where the later run starts to fail"
+    differs = {name for name, *_, marked in side_by_side._facts(before, after) if marked}
+    assert {"commit", "when", "gates held"} <= differs
+    assert not {"planted fault", "processor", "cases"} & differs
 
 
 def test_the_commits_between_are_said_without_a_page_too(runs: Path) -> None:

@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from parity.faults import Fault
 from reports.cli import doctor as doctor_module
 from reports.cli.doctor import Line
 from reports.cli.views import doctor as doctor_view
-from reports.cli.watch import MODEL
+from reports.cli.watch import MODEL, _changed, _stamps
 from reports.nightly import suites as suites_module
 from reports.registry.lookback import measured_names
 from reports.store.runs import list_runs, write_run
@@ -254,10 +255,16 @@ def until(session: subprocess.Popen[str], what: str) -> str:
     """Read lines up to one with `what`; they are in the message where it never comes."""
     assert session.stdout is not None
     text = ""
-    for line in session.stdout:
-        text += line
-        if what in line:
-            return text
+    # A session that waits for a change writes nothing, and would be waited for in turn.
+    last = threading.Timer(300, session.kill)
+    last.start()
+    try:
+        for line in session.stdout:
+            text += line
+            if what in line:
+                return text
+    finally:
+        last.cancel()
     raise AssertionError(f"{what!r} never came: {text}")
 
 
@@ -265,9 +272,10 @@ def test_a_port_is_compared_again_when_its_source_changes(tmp_path: Path) -> Non
     source = (ROOT / "docs" / "examples" / "my_port.py").read_text(encoding="utf-8")
     file = tmp_path / "my_port.py"
     file.write_text(source, encoding="utf-8")
+    (tmp_path / "reports.py").write_text("raise SystemExit('a module of the user, not ours')")
     session = watched(tmp_path, "port", "my_port.py", "--no-gradients", "--no-bfloat16", "--quiet")
     try:
-        assert "PASS" in until(session, "exit code 0; watching")
+        assert "PASS" in until(session, "; watching")
         file.write_text(source.replace("APPROXIMATE = False", "APPROXIMATE = True"), "utf-8")
         text = until(session, "exit code 1; watching")
         assert "changed: my_port.py" in text
@@ -304,6 +312,31 @@ def test_a_case_is_compared_again_when_the_model_changes(tmp_path: Path) -> None
     finally:
         session.send_signal(signal.SIGINT)
         session.communicate(timeout=60)
+
+
+def test_every_change_of_a_source_is_seen_and_of_nothing_else(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+
+    def seen(change: Callable[[], object]) -> list[str]:
+        before = _stamps(tmp_path)
+        change()
+        return [path.name for path in _changed(before, _stamps(tmp_path))]
+
+    write("port.py", "1")
+    write("layers/inner.py", "1")
+    write(".venv/theirs.py", "1")
+    assert seen(lambda: None) == []
+    assert seen(lambda: write("layers/inner.py", "22")) == ["inner.py"]
+    state = (tmp_path / "port.py").stat()
+    later = state.st_mtime_ns + 10**9
+    assert seen(lambda: os.utime(tmp_path / "port.py", ns=(later, later))) == ["port.py"]
+    assert seen(lambda: write("port.py", "2")) == ["port.py"], "as long as before"
+    assert seen(lambda: write("new.py", "1")) == ["new.py"]
+    assert seen((tmp_path / "new.py").unlink) == ["new.py"]
+    assert seen(lambda: write(".venv/theirs.py", "22")) == []
+    assert seen(lambda: write("notes.txt", "1")) == []
 
 
 def test_a_night_is_watched_for_some_cases_only() -> None:
