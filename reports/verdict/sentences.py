@@ -9,6 +9,7 @@ from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
 from reports.provenance.host import fingerprint
 from reports.store.runs import Run
+from reports.store.schema import RunKind
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict.changes import Change, Counts, What, pin_name
 from reports.verdict.drift import PinComparison
@@ -184,7 +185,8 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     elif run.manifest.selected:
         who = " No whole night of this machine is there to hold levels against"
     else:
-        who = " It is the first night on this machine, and the anchor of later ones"
+        what = "night" if run.manifest.kind is RunKind.NIGHTLY else "run"
+        who = f" It is the first {what} on this machine, and the anchor of later ones"
     other = next((h for h in comparisons if not h.same), None)
     if other is None:
         return f"{who}; nothing could be compared: no pinned run is there."

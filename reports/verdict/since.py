@@ -82,8 +82,8 @@ def commits(before: Manifest, after: Manifest) -> str:
     if before.commit and before.commit == after.commit:
         planted = after.fault and not before.fault
         suspect = "" if planted or unclean else ": not the code, so the environment or the machine"
-        return f"the same commit {before.commit[:SHORT]}{aside}{suspect}"
-    return "commits unknown"
+        return f"both of {before.commit[:SHORT]}{aside}{suspect}"
+    return "not known"
 
 
 def log_command(before: Manifest, after: Manifest) -> str:

@@ -66,7 +66,7 @@ def test_one_commit_is_no_range_and_acquits_the_code():
     # What is uncommitted, or planted, is code all the same.
     assert "not the code" not in commits(NIGHTS[1], replace(same, dirty=True))
     assert "not the code" not in commits(NIGHTS[1], replace(same, fault="rope_keys_one_late"))
-    assert commits(replace(same, commit=None), same) == "commits unknown"
+    assert commits(replace(same, commit=None), same) == "not known"
 
 
 def test_a_planted_bug_is_named_as_the_reason():
