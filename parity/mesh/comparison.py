@@ -125,7 +125,12 @@ def _layout(arguments: tuple[Any, ...], specs: Any, mesh: Mesh) -> Any:
 
 def mesh_name(mesh: Mesh) -> str:
     """Return a mesh in words: `data=2 tensor=4`."""
-    return " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    return sizes_name(mesh.shape)
+
+
+def sizes_name(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of a mesh in words, without its devices."""
+    return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 @dataclass

@@ -20,39 +20,48 @@ import jax
 
 from megalodon_jax.checks import traced_checks
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.mesh.comparison import sizes_name
 from parity.mesh.report import MeshResult
 from parity.mesh.step import VIRTUAL, MeshComparison, prepare_devices
 from parity.mesh.subjects import megalodon, mla_moe
+from parity.mesh.subjects.megalodon import MESHES as OF_MEGALODON
+from parity.mesh.subjects.mla_moe import MESHES as OF_MLA_MOE
 
 SUITE = "mesh"
 SUBJECTS = {"mesh megalodon": megalodon, "mesh mla-moe": mla_moe}
-"""By the name that one is asked for."""
+"""By the name that one is asked for, on all of its meshes."""
+CASES = {
+    f"{name} {sizes_name(sizes)}": (name, sizes)
+    for name, meshes in (("mesh megalodon", OF_MEGALODON), ("mesh mla-moe", OF_MLA_MOE))
+    for sizes in meshes
+}
+"""A subject on one mesh, by the name of its measurements, which the page tells to ask for."""
 ALONE = 3600
 """Seconds after which a process of the suite is given up: ten times what it takes on two cores."""
 
 
 def measure(names: Collection[str] = ()) -> list[Measurement]:
-    """Return the gates of the subjects that are asked for, or of all.
+    """Return the gates of the subjects and cases that are asked for, or of all.
 
     Raises:
         ValueError: a name is none of them.
         RuntimeError: the process that has the devices failed; the message is its last line.
     """
     chosen = tuple(names) or tuple(SUBJECTS)
-    if unknown := sorted(set(chosen) - set(SUBJECTS)):
-        raise ValueError(f"no {', '.join(unknown)}; there are {', '.join(SUBJECTS)}.")
+    if unknown := sorted(set(chosen) - {*SUBJECTS, *CASES}):
+        raise ValueError(f"no {', '.join(unknown)}; there are {', '.join((*SUBJECTS, *CASES))}.")
     if jax.device_count() >= VIRTUAL:
         return list(measured(chosen))
     return _elsewhere(chosen)
 
 
 def measured(names: Collection[str]) -> Iterator[Measurement]:
-    """Yield the gates of subjects, compared in this process.
+    """Yield the gates of subjects and cases, compared in this process.
 
     Marks are watched in float64, where a difference is placed; float32 is the program as it is.
     """
-    for name in names:
-        comparison: MeshComparison = SUBJECTS[name]()
+    for name, meshes in _meshes_of(names).items():
+        comparison: MeshComparison = SUBJECTS[name]().on(meshes)
         with traced_checks(False):
             report = comparison.run(
                 name=name, watched=("float64",), suite=SUITE, device=jax.default_backend()
@@ -72,8 +81,17 @@ def explained(result: MeshResult) -> Iterator[Measurement]:
 
 
 def planned(names: Collection[str] = ()) -> int:
-    """Return how many meshes the subjects are compared on."""
-    return sum(len(SUBJECTS[name]().meshes) for name in tuple(names) or SUBJECTS)
+    """Return how many meshes the subjects, or all of them, are compared on."""
+    return sum(map(len, _meshes_of(names or SUBJECTS).values()))
+
+
+def _meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
+    """Return the meshes of each subject that is asked for, by itself or in a case."""
+    chosen: dict[str, list[Mapping[str, int]]] = {}
+    for case, (subject, sizes) in CASES.items():
+        if subject in names or case in names:
+            chosen.setdefault(subject, []).append(sizes)
+    return chosen
 
 
 def _elsewhere(names: Collection[str]) -> list[Measurement]:

@@ -267,7 +267,7 @@ def elsewhere() -> dict[str, set[str]]:
         PRODUCTS_PART: set(BACKENDS),
         MLA_MOE_PART: {case.title for case in mla_moe.CASES},
         PORT_PART: set(AS_A_PORT),
-        MESH_PART: set(meshes.SUBJECTS),
+        MESH_PART: {*meshes.SUBJECTS, *meshes.CASES},
     }
 
 

@@ -13,6 +13,7 @@ from megalodon_jax import traced_checks
 from parity.engine.measurement import Verdict
 from parity.mesh import suite
 from parity.mesh.report import MeshResult
+from parity.mesh.step import MeshComparison
 from parity.mesh.subjects import healthy, megalodon, mla_moe
 from parity.mesh.subjects.megalodon import MESHES
 from parity.mesh.subjects.mla_moe import MESHES as EXPERTS
@@ -127,3 +128,21 @@ def test_a_process_that_fails_is_named(monkeypatch):
     with pytest.raises(ValueError, match="no mesh of all; there are mesh megalodon, mesh mla-moe"):
         suite.measure(["mesh of all"])
     assert suite.planned() == len(MESHES) + len(EXPERTS)
+
+
+def test_a_mesh_that_failed_can_be_measured_alone_by_the_name_on_the_page(monkeypatch):
+    measured = []
+
+    def run(self, name, **options):
+        measured.append((name, list(self.meshes)))
+        return SimpleNamespace(results=())
+
+    monkeypatch.setattr(MeshComparison, "run", run)
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    one = "mesh mla-moe data=2 expert=4"
+    assert suite.planned([one]) == 1
+    suite.measure([one])
+    assert measured == [("mesh mla-moe", [{"data": 2, "expert": 4}])]
+    # With its subject it is no second time.
+    both = [one, "mesh mla-moe", "mesh megalodon data=1 fsdp=1 tensor=1 sequence=8"]
+    assert suite.planned(both) == len(EXPERTS) + 1
