@@ -60,6 +60,7 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
     """
     from reports.registry.lookback import EVERYTHING, look_back
     from reports.store.schema import RunKind
+    from reports.store.shared import address_of
 
     most = EVERYTHING if as_json else limit
     answer = look_back(str(place), case, quantity, most, RunKind(kind) if kind else None)
@@ -70,7 +71,7 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
         failures = [{"folder": folder, "why": why} for folder, why in answer.unreadable]
         click.echo(json.dumps({"runs": answer.runs, "rows": rows, "unreadable": failures}))
         return
-    _print_history(answer.rows, answer.runs, place)
+    _print_history(answer.rows, answer.runs, place if isinstance(place, str) else address_of(place))
     for folder, why in answer.unreadable:
         click.echo(f"unreadable: {folder}: {why}", err=True)
 

@@ -428,8 +428,8 @@ STORE = (
         (
             "second_writer_fails",
             "a second run of the same second is lost",
-            "if not (root / name).exists():",
-            "if True:",
+            "if not (root / name).exists() and (",
+            "if True or (",
             f"{_STORE}::test_two_writers_of_one_id_both_survive",
         ),
         (
@@ -467,7 +467,7 @@ STORE = (
             "stored_name_claimed",
             "a name that a run has is free for another",
             'if self.files.exists(f"{self.root}/{name}/{MANIFEST}"):',
-            'if self.files.exists(f"{self.root}/{name}/{MANIFEST}/"):',
+            'if not self.files.exists(f"{self.root}/{name}/{CLAIM}"):',
             f"{_SHARED}::test_two_writers_of_one_name_get_two",
         ),
         (
