@@ -34,7 +34,7 @@ pytest_plugins = ["reports.nightly.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
-GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "trackers", "ray")
+GUARDED = ("torch_ref", "cuda", "browser", "flax_models", "trackers", "ray", "s3")
 
 
 def pytest_addoption(parser):
@@ -211,6 +211,8 @@ def missing(name):
         return not_installed(("mlflow", "wandb"), "mlflow,wandb")
     if name == "ray":
         return not_installed(("ray",), "ray")
+    if name == "s3":
+        return not_installed(("s3fs", "moto", "flask", "flask_cors"), "s3,s3-tests")
     return None
 
 

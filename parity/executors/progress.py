@@ -28,7 +28,6 @@ class Progress:
         self.start = time.time()
         self.seconds: list[float] = []
         self.slowest: list[tuple[float, str]] = []
-        self.by_worker: dict[str, int] = {}
         self._over = threading.Event()
         self._live: Any = None
 
@@ -59,12 +58,10 @@ class Progress:
         """Count an answer, and say what is worth a line."""
         self.seconds.append(answer.seconds)
         self.slowest = sorted([*self.slowest, (answer.seconds, answer.name)], reverse=True)[:3]
-        worker = str(answer.place)
-        self.by_worker[worker] = self.by_worker.get(worker, 0) + 1
         well = answer.state is State.DONE and answer.attempts == 1
         if well and self.planned > LINES:
             return
-        text = answer.reason or f"{answer.seconds:.1f} s on {worker}"
+        text = answer.reason or f"{answer.seconds:.1f} s on {answer.place}"
         if answer.state is State.DONE and answer.attempts > 1:
             text += f", after {answer.attempts - 1} workers died"
         state = "" if answer.state is State.DONE else f"{answer.state}: "
@@ -89,7 +86,7 @@ class Progress:
             head += f", about {left:.0f} s left"
         now = time.time()
         rows = [
-            f"{worker}: {name} for {now - since:.0f} s, {self.by_worker.get(worker, 0)} done"
+            f"{worker}: {name} for {now - since:.0f} s"
             for worker, (name, since) in sorted(self.executor.running().items())
         ]
         slow = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in self.slowest)

@@ -43,12 +43,34 @@ def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
     return [n for n in ("latest", "pinned", *sorted(names)) if n.startswith(incomplete)]
 
 
+class RunsFolder(click.Path):
+    """A folder of runs; of one on shared storage its copy on this machine, up to date."""
+
+    def __init__(self, exists: bool = False, patterns: bool = False) -> None:
+        """Take whether a folder must be there, and whether patterns of folders may be given."""
+        super().__init__(path_type=Path, exists=exists, file_okay=patterns)
+        self.patterns = patterns
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        """Return a folder of this machine, or the pattern as it is."""
+        text = str(value)
+        if self.patterns and any(sign in text for sign in "*?"):
+            return text
+        # A path was an address once, and has lost a slash by it.
+        if isinstance(value, str) and "://" in text:
+            from reports.store.shared import copy_of, open_copy
+
+            # Completion asks too, at each key, and waits for no network.
+            return copy_of(text) if ctx and ctx.resilient_parsing else open_copy(text)
+        return super().convert(value, param, ctx)
+
+
 runs_option = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=RunsFolder(),
     default=Path("runs"),
     show_default=True,
-    help="Folder that holds the runs.",
+    help="Folder that holds the runs, here or on shared storage: s3://bucket/runs.",
 )
 FILE = click.Path(path_type=Path, dir_okay=False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from reports.cli.console import (
+    RunsFolder,
     append,
     count_option,
     examples,
@@ -138,7 +139,7 @@ def _night(
     metavar="FOLDER...",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=RunsFolder(exists=True),
 )
 @click.option(
     "--partial",

@@ -36,6 +36,7 @@ def list_command(out: Path, as_json: bool) -> None:
     from rich.table import Table
 
     from reports.registry.lookup import summarise_runs
+    from reports.store.shared import address_of
 
     runs, unreadable = summarise_runs(out)
     if as_json:
@@ -54,7 +55,7 @@ def list_command(out: Path, as_json: bool) -> None:
     if runs:
         show(table)
     else:
-        click.echo(f"no runs in {out}; `nightly` makes one")
+        click.echo(f"no runs in {address_of(out)}; `nightly` makes one")
     for folder, why in unreadable:
         click.echo(f"unreadable: {folder.name}: {why}", err=True)
 

@@ -10,6 +10,7 @@ import click
 
 from reports.cli.console import (
     RUN,
+    RunsFolder,
     count_option,
     examples,
     json_option,
@@ -29,7 +30,7 @@ from reports.cli.names import stored_names
         "history plain logits",
         "history plain logits --out 'runs/*' --json",
         "history --kind port mlp",
-        about="--out takes whatever DuckDB can read, 's3://bucket/runs/*' too. The trend "
+        about="--out takes patterns that DuckDB can read, 's3://bucket/*/runs/*' too. The trend "
         "covers the newest 24 runs, from their least value to their largest.",
     )
 )
@@ -38,9 +39,10 @@ from reports.cli.names import stored_names
 @click.option(
     "--out",
     "place",
+    type=RunsFolder(patterns=True),
     default="runs",
     show_default=True,
-    help="Folder that holds the runs, or a pattern of run folders that DuckDB can read.",
+    help="Folder that holds the runs, here or on shared storage, or a pattern of run folders.",
 )
 @click.option(
     "--kind",
@@ -58,9 +60,10 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
     """
     from reports.registry.lookback import EVERYTHING, look_back
     from reports.store.schema import RunKind
+    from reports.store.shared import address_of
 
     most = EVERYTHING if as_json else limit
-    answer = look_back(place, case, quantity, most, RunKind(kind) if kind else None)
+    answer = look_back(str(place), case, quantity, most, RunKind(kind) if kind else None)
     if as_json:
         from reports.text import for_json
 
@@ -68,7 +71,7 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
         failures = [{"folder": folder, "why": why} for folder, why in answer.unreadable]
         click.echo(json.dumps({"runs": answer.runs, "rows": rows, "unreadable": failures}))
         return
-    _print_history(answer.rows, answer.runs, place)
+    _print_history(answer.rows, answer.runs, place if isinstance(place, str) else address_of(place))
     for folder, why in answer.unreadable:
         click.echo(f"unreadable: {folder}: {why}", err=True)
 
@@ -147,6 +150,8 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     from reports.registry import retention
 
     plan = retention.plan(out, keep)
+    if really:
+        retention.clean(out)
     for folder in plan.goes if really else ():
         retention.delete(folder)
     if as_json:

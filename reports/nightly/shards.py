@@ -13,6 +13,7 @@ from reports.provenance.host import differences
 from reports.store.manifest import Environment, Manifest, SuiteResult
 from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
+from reports.store.shared import address_of
 from reports.verdict.document import with_tables
 
 KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
@@ -77,7 +78,8 @@ def find_shards(places: Iterable[Path]) -> list[Path]:
         here = sorted(path.parent for path in place.rglob(MANIFEST))
         here = [folder for folder in here if not folder.name.startswith(".")]
         if not here:
-            raise StoreError(f"expected runs of `nightly --shard` in {place}, and there are none.")
+            where = address_of(place)
+            raise StoreError(f"expected runs of `nightly --shard` in {where}, and there are none.")
         folders += here
     return list(dict.fromkeys(folders))
 

@@ -20,6 +20,7 @@ from reports.store.manifest import Manifest
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_infos, read_run, run_folders
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, PAGE, RunKind, StoreError
+from reports.store.shared import address_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
@@ -60,12 +61,12 @@ def find_run(root: Path, name: str) -> Path:
     exact = [folder for folder in matches if folder.name == name]
     if len(exact or matches) == 1:
         return (exact or matches)[0]
-    folders = matches or [run.folder for run in stored]
+    folders, place = matches or [run.folder for run in stored], address_of(root)
     if not folders:
-        raise StoreError(f"no run {name!r}: there are no runs in {root} yet; `nightly` makes one.")
+        raise StoreError(f"no run {name!r}: there are no runs in {place} yet; `nightly` makes one.")
     names = ", ".join(folder.name for folder in folders[-5:])
     what = "several runs begin with" if matches else "no run"
-    raise StoreError(f"{what} {name!r} in {root}; there are {names}. `list` shows all of them.")
+    raise StoreError(f"{what} {name!r} in {place}; there are {names}. `list` shows all of them.")
 
 
 def is_pinned(root: Path, manifest: Manifest) -> bool:

@@ -10,6 +10,7 @@ from reports.page.render import render
 from reports.registry.lookup import comparison_lines, judge
 from reports.store.runs import Run, write_run
 from reports.store.schema import PAGE, RunKind
+from reports.store.shared import address_of, is_address, refresh
 from reports.verdict.decide import Decision
 
 
@@ -37,11 +38,20 @@ def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
         StoreError: the folder cannot be written; `report` got the verdict before.
     """
     if run.manifest.kind is RunKind.SHARD:
-        return Outcome(run, None, write_run(root, run))
+        return Outcome(run, None, _stored(root, write_run(root, run), report))
+    # An hour after the night began, others may have stored theirs.
+    refresh(root)
     judged = judge(root, run)
     run = replace(run, manifest=replace(run.manifest, verdict=judged.decision.word.value))
     # Should the disk be full, the night's answer is not lost with the night's numbers.
     report(f"verdict: {judged.decision.word}")
     folder = write_run(root, run, lambda run: render(run, judged.decision, judged.history))
     run = replace(run, manifest=replace(run.manifest, id=folder.name))
+    folder = _stored(root, folder, report)
     return Outcome(run, judged.decision, folder, tuple(comparison_lines(judged)))
+
+
+def _stored(root: Path, folder: Path, report: Callable[[str], None]) -> Path:
+    if is_address(address := address_of(root)):
+        report(f"stored in {address}/{folder.name}; a copy is here")
+    return folder

@@ -59,7 +59,7 @@ def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDi
     root = folder.parent
     home = pins_folder or pins.home(root, run.manifest)
     # A port's levels are reviewed with its code, not with ours.
-    code = root.resolve().parent if run.manifest.subject else Path(__file__).parent
+    code = pins.beside(root) if run.manifest.subject else Path(__file__).parent
     commit, dirty = git_state(code, root)
     if commit is None or dirty:
         state = "has uncommitted changes" if dirty else "is not a git checkout"

@@ -15,6 +15,7 @@ from reports.provenance.host import fingerprint
 from reports.registry.lookup import anchors_of, is_pinned
 from reports.store.runs import RunInfo, list_runs, read_run
 from reports.store.schema import FILES, MEASUREMENTS, StoreError
+from reports.store.shared import storage_of
 from reports.verdict import pins
 from reports.verdict.history import load_history
 
@@ -99,6 +100,8 @@ def delete(folder: Path) -> None:
     Raises:
         StoreError: the folder cannot be changed.
     """
+    if (storage := storage_of(folder.parent)) is not None:
+        storage.delete(folder.name)
     aside = folder.with_name(f".pruned-{folder.name}")
     try:
         os.rename(folder, aside)
@@ -108,3 +111,13 @@ def delete(folder: Path) -> None:
             f"expected to delete {folder}, but {error.strerror or error}; what is left of it is no "
             "longer a run. Make the folder writable and prune again"
         ) from error
+
+
+def clean(root: Path) -> None:
+    """Delete from shared storage what is no run, where a writer or a deletion was killed.
+
+    Raises:
+        StoreError: the storage refuses.
+    """
+    if (storage := storage_of(root)) is not None:
+        storage.clean()

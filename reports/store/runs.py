@@ -40,13 +40,12 @@ from reports.store.schema import (
     added_columns,
     arrow_schema,
 )
+from reports.store.shared import ABANDONED, Storage, storage_of
 from reports.store.tensors import read_tensors, write_tensors
 from reports.store.timings import Timing
 from stability.core.findings import Finding, Severity
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-ABANDONED = 3600
-"""Seconds after which what a writer left is nobody's: writing takes a few."""
 Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
 
 
@@ -136,6 +135,8 @@ def check_writable(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         probe.mkdir()
         probe.rmdir()
+    if (storage := storage_of(root)) is not None:
+        storage.check_writable()
 
 
 def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) -> Path:
@@ -143,7 +144,8 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
 
     Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
     no run behind. A run is never overwritten: where the id is taken, as when two writers started in
-    the same second, the folder and the run become `<id>-2`.
+    the same second, the folder and the run become `<id>-2`. Where `root` is a copy of shared
+    storage, the run is sent there before it is here (`reports.store.shared`).
 
     Raises:
         StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
@@ -155,10 +157,10 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
             "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
             f"digit, received {run.id!r}; give the manifest an id fit for a folder"
         )
-    parts, failure = _check_rows(run), None
+    parts, failure, storage = _check_rows(run), None, storage_of(root)
     with _refusals_named(root):
         root.mkdir(parents=True, exist_ok=True)
-        name, partial = _claim(root, run.id)
+        name, partial = _claim(root, run.id, storage)
     try:
         run = replace(run, manifest=replace(run.manifest, id=name))
         with _refusals_named(root):
@@ -176,11 +178,15 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
         with _refusals_named(root):
             if page is not None:
                 (partial / PAGE).write_text(page, encoding="utf-8")
+            if storage is not None:
+                storage.publish(partial, name)
             folder, partial = partial.rename(root / name), None
     finally:
         # Also after Ctrl-C. Once it is renamed, another writer may claim the hidden name.
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
+            if storage is not None:
+                storage.release(name)
     if failure is not None:
         raise RuntimeError(
             f"the run is stored in {folder}, but its page could not be drawn: {failure!r}. "
@@ -189,7 +195,7 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
     return folder
 
 
-def _claim(root: Path, run_id: str) -> tuple[str, Path]:
+def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]:
     """Return the first name that no run has and no other writer claims, and the hidden folder that
     claims it: making a folder succeeds once. A claim of long ago is of a writer that was killed.
     """
@@ -201,8 +207,12 @@ def _claim(root: Path, run_id: str) -> tuple[str, Path]:
                 shutil.rmtree(partial)
         with suppress(FileExistsError):
             partial.mkdir()
-            if not (root / name).exists():
-                return name, partial
+            try:
+                if not (root / name).exists() and (storage is None or storage.claim(name)):
+                    return name, partial
+            except StoreError:
+                partial.rmdir()
+                raise
             partial.rmdir()
     raise AssertionError("unreachable: every name is taken")
 

@@ -19,6 +19,7 @@ from parity.engine.measurement import Key
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Environment, Manifest
 from reports.store.runs import Run
+from reports.store.shared import address_of, is_address
 from reports.verdict.history import Past
 from reports.verdict.levels import Group, Level, levels, name_of
 
@@ -58,11 +59,19 @@ class Pins:
 
 
 def home(root: Path, manifest: Manifest) -> Path:
-    """Return where pinned baselines for a run below `root` lie: ports have a folder per port."""
+    """Return where pinned baselines for a run below `root` lie: ports have a folder per port.
+
+    Of runs on shared storage, a port's are in the current folder: they are committed with its code.
+    """
     if not manifest.subject:
         return FOLDER
     names = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in sorted(manifest.subject))
-    return root.resolve().parent / PORTS_FOLDER / names
+    return beside(root) / PORTS_FOLDER / names
+
+
+def beside(root: Path) -> Path:
+    """Return the folder that a port's pinned baselines are committed in."""
+    return Path().resolve() if is_address(address_of(root)) else root.resolve().parent
 
 
 def pin_of(run: Run, past: Mapping[Key, Past], reason: str = "", pinned: str = "") -> Pin:

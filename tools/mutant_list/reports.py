@@ -8,6 +8,7 @@ _VERDICTS = "test_verdicts.py"
 _HOSTS = "test_hosts.py"
 _HISTORY = "test_history.py"
 _STORE = "test_store.py"
+_SHARED = "test_shared.py"
 _RATES = "test_rates.py"
 _COMMANDS = "test_store_commands.py"
 
@@ -427,8 +428,8 @@ STORE = (
         (
             "second_writer_fails",
             "a second run of the same second is lost",
-            "if not (root / name).exists():",
-            "if True:",
+            "if not (root / name).exists() and (",
+            "if True or (",
             f"{_STORE}::test_two_writers_of_one_id_both_survive",
         ),
         (
@@ -437,6 +438,72 @@ STORE = (
             "if part and name not in FILES[kind]]",
             "if not part and name not in FILES[kind] and name in part]",
             "test_bench.py::test_rows_of_another_kind_are_refused",
+        ),
+    ),
+    *of(
+        "reports/store/shared.py",
+        (
+            "half_a_run_is_fetched",
+            "what a writer that was killed had sent is a run",
+            "if MANIFEST not in objects:\n            return",
+            "if not objects:\n            return",
+            f"{_SHARED}::test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes",
+        ),
+        (
+            "manifest_sent_in_turn",
+            "run.json is sent before the other files have come",
+            "            if path.name != MANIFEST:\n                self.files.put_file",
+            "            if path:\n                self.files.put_file",
+            f"{_SHARED}::test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes",
+        ),
+        (
+            "claim_asks_nobody",
+            "two writers at once have one name",
+            'self._token, mode="create")',
+            "self._token)",
+            f"{_SHARED}::test_two_writers_of_one_name_get_two",
+        ),
+        (
+            "stored_name_claimed",
+            "a name that a run has is free for another",
+            'if self.files.exists(f"{self.root}/{name}/{MANIFEST}"):',
+            'if not self.files.exists(f"{self.root}/{name}/{CLAIM}"):',
+            f"{_SHARED}::test_two_writers_of_one_name_get_two",
+        ),
+        (
+            "claim_lost_and_sent",
+            "a writer publishes below a name that another has taken",
+            'if self.files.cat_file(f"{place}/{CLAIM}") != self._token:',
+            'if not self.files.cat_file(f"{place}/{CLAIM}"):',
+            f"{_SHARED}::test_whoever_lost_a_name_publishes_nothing_below_it",
+        ),
+        (
+            "gone_runs_stay",
+            "a run that another machine deleted stays in the copy",
+            "for name in here - there:",
+            "for name in here - here:",
+            f"{_SHARED}::test_a_run_that_goes_there_goes_here",
+        ),
+        (
+            "all_fetched_again",
+            "each command copies every run again",
+            "sorted(there - here)",
+            "sorted(there)",
+            f"{_SHARED}::test_what_is_here_is_asked_for_once",
+        ),
+        (
+            "living_writer_swept",
+            "what a writer has sent so far is deleted under its hands",
+            "total_seconds() > ABANDONED",
+            "total_seconds() > -ABANDONED",
+            f"{_SHARED}::test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes",
+        ),
+        (
+            "unsent_forgotten",
+            "a run that the storage refused once is never sent",
+            "                if self.claim(folder.name):\n                    self._send",
+            "                if not self.claim(folder.name):\n                    self._send",
+            f"{_SHARED}::test_a_run_that_the_storage_refuses_is_kept_and_sent_later",
         ),
     ),
     *of(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from parity.executors.cluster import options
 from parity.executors.item import Item, ItemError, Needs, State
@@ -76,3 +78,17 @@ def test_ray_is_told_what_an_item_needs() -> None:
 def test_a_cluster_that_is_not_there_is_named() -> None:
     with pytest.raises(ItemError, match="expected a Ray cluster at"):
         open_executor("ray", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("mistaken", ["", "setup_command", "ssh_user"])
+def test_the_example_of_a_cluster_is_what_rays_launcher_takes(mistaken: str) -> None:
+    """By Ray's own schema, after Ray's own completion: the launcher itself needs machines."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    text = (Path(__file__).parents[3] / "docs/examples/ray-cluster.yaml").read_text("utf-8")
+    config = yaml.safe_load(text)
+    if not mistaken:
+        validate_config(prepare_config(config))
+        return
+    with pytest.raises(jsonschema.ValidationError, match=mistaken):
+        validate_config(prepare_config({**config, mistaken: ["what the schema does not know"]}))

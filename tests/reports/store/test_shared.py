@@ -1,0 +1,253 @@
+"""Runs on shared storage: there whole or not at all, whoever writes, and read by every command."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.store import shared
+from reports.store.runs import check_writable, list_runs, write_run
+from reports.store.schema import StoreError
+from tests.helpers import cli
+from tests.reports.nights import earlier, failing, measurement
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+BUCKET = "nights"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+def night(day: int, row: Any = None) -> Any:
+    return earlier(row or measurement(), day=day, suites=SUITES)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Work as on another machine from now on: one with a cache of its own."""
+
+    def become(name: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+
+    become("first")
+    return become
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Address of a server that speaks S3, with an empty bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": url}.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield url
+    server.stop()
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, machine: Any) -> str:
+    """Address of an empty folder on each kind of storage."""
+    if request.param == "file":
+        (tmp_path / "remote").mkdir()
+        return f"file://{tmp_path}/remote/runs"
+    request.getfixturevalue("server")
+    return f"s3://{BUCKET}/{tmp_path.name}/runs"
+
+
+def objects(address: str) -> set[str]:
+    """What lies on the storage, below the address."""
+    storage = shared._connect(address, Path())
+    prefix = f"{storage.root}/"
+    return {path.removeprefix(prefix) for path in storage.files.find(storage.root)}
+
+
+def ids(address: str) -> list[str]:
+    runs, unreadable = list_runs(shared.open_copy(address))
+    assert not unreadable
+    return [run.manifest.id for run in runs]
+
+
+def test_every_command_reads_what_another_machine_has_written(storage: str, machine: Any) -> None:
+    copy = shared.open_copy(storage)
+    good = write_run(copy, night(1), lambda run: "<p>first</p>").name
+    bad = write_run(copy, night(2, failing())).name
+    assert {f"{good}/run.json", f"{good}/report.html"} <= objects(storage)
+    machine("second")
+    listed = json.loads(cli("list", "--json", "--out", storage).output)
+    assert [(run["id"], run["broken"]) for run in listed["runs"]] == [(good, 0), (bad, 1)]
+    assert [cli("gate", name, "--out", storage).exit_code for name in (good, "latest")] == [0, 1]
+    history = json.loads(cli("history", "--json", "--out", storage).output)
+    assert (history["runs"], len(history["rows"])) == (2, 1)
+    compared = cli("compare", good, bad, "--out", storage)
+    assert compared.exit_code == 1 and "logits" in compared.output
+    page = shared.copy_of(storage) / good / "report.html"
+    assert page.read_text(encoding="utf-8") == "<p>first</p>"
+    pruned = cli("prune", "--keep", 1, "--delete", "--out", storage)
+    assert f"keeping {good}" in pruned.output or f"deleted {good}" in pruned.output
+
+
+def test_a_run_that_goes_there_goes_here(storage: str, machine: Any) -> None:
+    names = [write_run(shared.open_copy(storage), night(day)).name for day in (1, 2, 3)]
+    machine("second")
+    assert ids(storage) == names
+    machine("first")
+    shared.storage_of(shared.open_copy(storage)).delete(names[0])  # pyright: ignore
+    assert not any(path.startswith(names[0]) for path in objects(storage))
+    machine("second")
+    assert ids(storage) == names[1:]
+
+
+def test_two_writers_of_one_name_get_two(storage: str, machine: Any) -> None:
+    first = shared.open_copy(storage)
+    machine("second")
+    second = shared.open_copy(storage)
+    # Neither machine knows of the other's run: the storage alone can tell.
+    one, two = write_run(first, night(1)), write_run(second, night(1, failing()))
+    assert two.name == f"{one.name}-2"
+    assert ids(storage) == [one.name, two.name]
+    # A name that somebody writes is taken as well, and free again once it is given up.
+    claims = shared.storage_of(first), shared.storage_of(second)
+    assert [c and c.claim("night") for c in claims] == [True, False]
+    assert claims[0] and claims[1]
+    claims[0].release("night")
+    assert claims[1].claim("night")
+
+
+def test_writers_at_once_lose_nothing(storage: str, machine: Any) -> None:
+    copies = []
+    for day in (4, 5, 6):
+        machine(f"machine {day}")
+        copies.append((shared.open_copy(storage), night(day)))
+    with ThreadPoolExecutor(len(copies)) as pool:
+        names = sorted(folder.name for folder in pool.map(lambda pair: write_run(*pair), copies))
+    assert ids(storage) == names and len(names) == 3
+    assert not [path for path in objects(storage) if path.endswith(shared.CLAIM)]
+
+
+def _killed(address: str, cache: str) -> None:
+    """Write a run, and die when all is sent but its run.json."""
+    os.environ["XDG_CACHE_HOME"] = cache
+    copy = shared.open_copy(address)
+    # The last that is read of what is to be sent.
+    Path.read_bytes = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
+    write_run(copy, night(1))
+
+
+def test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = storage, str(tmp_path / "killed")
+    killed = multiprocessing.get_context("spawn").Process(target=_killed, args=words)
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    left = objects(storage)
+    assert any(path.endswith("measurements.parquet") for path in left)
+    assert not any(path.endswith("run.json") for path in left)
+    assert ids(storage) == []
+    # It may still be writing: an hour long its name is its own.
+    copy = shared.open_copy(storage)
+    assert cli("prune", "--delete", "--out", storage).exit_code == 0
+    assert objects(storage) == left
+    assert write_run(copy, night(1)).name.endswith("-2")
+    monkeypatch.setattr(shared, "ABANDONED", -1)
+    check_writable(copy)
+    assert len({path.partition("/")[0] for path in objects(storage)}) == 1
+    assert [name[-2:] for name in ids(storage)] == ["-2"]
+
+
+def test_a_run_that_the_storage_refuses_is_kept_and_sent_later(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shared.open_copy(storage)
+    send = shared.Storage._send
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the network went away")
+
+    monkeypatch.setattr(shared.Storage, "_send", refuse)
+    with pytest.raises(StoreError, match=r"network went away.*whole in .*unsent.*next command"):
+        write_run(copy, night(1))
+    assert not objects(storage) and not list_runs(copy)[0]
+    monkeypatch.setattr(shared.Storage, "_send", send)
+    assert [name[:10] for name in ids(storage)] == ["2026-11-01"]
+    assert any(path.endswith("run.json") for path in objects(storage))
+    assert ids(storage) == ids(storage)
+
+
+def test_whoever_lost_a_name_publishes_nothing_below_it(storage: str) -> None:
+    copy = shared.open_copy(storage)
+    ours = shared.storage_of(copy)
+    assert ours is not None and ours.claim("night")
+    ours.files.pipe_file(f"{ours.root}/night/{shared.CLAIM}", b"another")
+    (copy / "mine").mkdir()
+    (copy / "mine" / "run.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(StoreError, match="another writer has taken"):
+        ours.publish(copy / "mine", "night")
+    ours.release("night")
+    assert objects(storage) == {f"night/{shared.CLAIM}"}
+
+
+def test_what_cannot_be_reached_is_said(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = cli("list", "--out", f"file://{tmp_path}/runs")
+    # A folder that is made by whoever writes there first.
+    assert (missing.exit_code, "no runs in file://" in missing.output) == (0, True)
+    unknown = cli("list", "--out", "nothing://runs")
+    assert (unknown.exit_code, "installed that reads nothing://runs" in unknown.output) == (2, True)
+    monkeypatch.setattr(
+        "fsspec.url_to_fs", lambda *_, **__: (_ for _ in ()).throw(ImportError("Install s3fs"))
+    )
+    extra = cli("list", "--out", "s3://bucket/runs")
+    assert extra.exit_code == 2 and "pip install 'megalodon-numerics[s3]'" in extra.output
+    monkeypatch.undo()
+    machine("first")
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("403 Forbidden")
+
+    monkeypatch.setattr(shared.Storage, "names", refuse)
+    refused = cli("list", "--out", f"file://{tmp_path}/runs")
+    assert refused.exit_code == 2 and "give credentials" in refused.output
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_not_there_is_said(machine: Any, server: str) -> None:
+    for command in (("list",), ("nightly", "--case", "plain")):
+        missing = cli(*command, "--out", "s3://no-such-bucket/runs")
+        assert missing.exit_code == 2 and "make the bucket" in missing.output
+
+
+def test_what_is_here_is_asked_for_once(
+    storage: str, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a list of ten thousand runs waits for their names alone."""
+    names = [write_run(shared.open_copy(storage), night(day)).name for day in (1, 2)]
+    asked: list[str] = []
+    fetch = shared.Storage._fetch
+
+    def counted(self: shared.Storage, name: str) -> None:
+        asked.append(name)
+        fetch(self, name)
+
+    monkeypatch.setattr(shared.Storage, "_fetch", counted)
+    machine("second")
+    assert [ids(storage), ids(storage), sorted(asked)] == [names, names, names]
