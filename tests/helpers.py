@@ -91,6 +91,12 @@ def skip_unless_computed(*names: str) -> None:
                 pytest.skip(str(error))
 
 
+EACH_DEVICE = pytest.mark.parametrize(
+    "platform", ["cpu", pytest.param("gpu", marks=pytest.mark.cuda)]
+)
+"""A test of what a GPU must answer too: one body, and its twin on this processor always runs."""
+
+
 def tiny(**changes: Any) -> MegalodonConfig:
     """A configuration that compiles in a moment."""
     return dataclasses.replace(TINY, **changes)

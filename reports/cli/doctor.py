@@ -48,6 +48,10 @@ class Line:
     """Whether numbers are right without following the advice."""
 
 
+UNREAD = {"cpu": "no /proc/cpuinfo to read", "cuda": "no nvidia-smi to ask for memory and driver"}
+"""Why there is no fingerprint, by class of device."""
+
+
 def examine(out: Path) -> list[Line]:
     """Return what was found; `out` is the folder runs go to."""
     return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
@@ -67,14 +71,14 @@ def _versions() -> list[Line]:
 def _devices() -> list[Line]:
     kind, here = device_kind(), _environment()
     names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
-    device = f"{kind}: {hosts.processor(here) if kind == 'cpu' else names}, {len(jax.devices())}"
+    device = f"{kind}: {hosts.processor(here)}, {len(jax.devices())}"
     settings = {name: os.environ[name] for name in THREADS if name in os.environ}
     text = ", ".join(f"{name}={value}" for name, value in settings.items())
     advice = recommend(names)
     return [
         Line("device", device),
         Line("threads", f"{hosts.threads()}{f' ({text})' if text else ''}"),
-        Line("fingerprint", hosts.fingerprint(here) or "unknown: no /proc/cpuinfo to read"),
+        Line("fingerprint", hosts.fingerprint(here) or f"unknown: {UNREAD[kind]}"),
         Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
     ]
 

@@ -64,6 +64,7 @@ def list_command(out: Path, as_json: bool) -> None:
     epilog=examples(
         "gate latest",
         "gate latest --against latest",
+        "gate latest --max-age 2",
         "gate latest --json",
         codes=True,
         about=RUN,
@@ -76,17 +77,26 @@ def list_command(out: Path, as_json: bool) -> None:
     shell_complete=known_runs,
     help="Judge against this run only.  [default: baseline, history and pinned run]",
 )
+@click.option(
+    "--max-age",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="HOURS",
+    help="Refuse a run begun earlier: where a job stored nothing, `latest` is an older one.",
+)
 @runs_option
 @summary_option
 @json_option
 @click.pass_context
-def gate(ctx, run, against, out, summary_md, as_json) -> None:
+def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
     """Judge a stored run again; the exit code is the verdict's."""
     from reports.cli.views.summary import markdown
-    from reports.registry.lookup import comparison_lines, find_run, judge_stored
+    from reports.registry.lookup import check_age, comparison_lines, find_run, judge_stored
 
     other = find_run(out, against) if against else None
-    result = judge_stored(find_run(out, run), other)
+    folder = find_run(out, run)
+    if max_age is not None:
+        check_age(folder, max_age)
+    result = judge_stored(folder, other)
     if summary_md is not None:
         append(summary_md, markdown(result.run, result.decision))
     say(ctx, result.decision, as_json, comparison_lines(result))

@@ -14,6 +14,7 @@ import jax
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Reference
 from reports.provenance.device import device_kind
+from reports.provenance.gpu import gpu, libraries
 from reports.provenance.host import FIELDS, FLAGS, host, threads
 from reports.store.manifest import Device, Environment, Manifest, ReferenceInfo
 from reports.store.schema import RunKind
@@ -34,8 +35,12 @@ def new_manifest(
         aside: What is no code in it: where runs are stored.
     """
     commit, dirty = git_state(code, aside)
-    here = host()
-    name = here.pop("name") if device_kind() == "cpu" else jax.devices()[0].device_kind
+    kind_of_device, device = device_kind(), jax.devices()[0]
+    here, versions = host(), {package: metadata.version(package) for package in PACKAGES}
+    name, identity = here["name"], {field: here[field] for field in FIELDS}
+    if kind_of_device == "cuda":
+        name, identity = device.device_kind, identity | gpu(device)
+        versions |= libraries()
     version = commit[:7] if commit else "unversioned"
     suffix = "" if kind is RunKind.NIGHTLY else f"-{kind}"
     return Manifest(
@@ -45,13 +50,12 @@ def new_manifest(
         commit=commit,
         dirty=dirty,
         environment=Environment(
-            device=Device(device_kind(), name),
-            host={field: here[field] for field in FIELDS},
+            device=Device(kind_of_device, name),
+            host=identity,
             threads=threads(),
             flags={name: os.environ.get(name, "") for name in FLAGS}
             | {"matmul_precision": "highest"},
-            versions={"python": platform.python_version()}
-            | {package: metadata.version(package) for package in PACKAGES},
+            versions={"python": platform.python_version()} | versions,
         ),
     )
 

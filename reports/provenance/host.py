@@ -1,8 +1,9 @@
 """The machine a run was made on, as an identity: equal fingerprints round alike.
 
-A host is vendor, family, model, stepping and instruction set (`parity.executors.machine`); a
-fingerprint adds all else that chooses kernels: threads, flags, versions, and what the reference's
-library found on the processor. See docs/verdicts.md "Another machine".
+A host is vendor, family, model, stepping and instruction set (`parity.executors.machine`), and
+where computations run on a GPU what identifies that too; a fingerprint adds all else that chooses
+kernels: threads, flags, versions, and what the reference's library found on the processor. See
+docs/verdicts.md "Another machine".
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from parity.executors.machine import FIELDS, FLAGS, UNKNOWN, host, threads
 from reports.store.manifest import Environment
 
 __all__ = [
-    "FIELDS", "FLAGS", "UNKNOWN", "differences", "fingerprint", "host", "processor", "settings",
-    "threads",
+    "FIELDS", "FLAGS", "GPU_FIELDS", "UNKNOWN", "differences", "fingerprint", "host", "processor",
+    "settings", "threads",
 ]  # fmt: skip
+GPU_FIELDS = ("compute capability", "memory", "driver", "CUDA")
+"""What tells GPUs of one name apart, beside the host they are in."""
 
 
 def settings(environment: Environment) -> dict[str, str]:
@@ -24,6 +27,8 @@ def settings(environment: Environment) -> dict[str, str]:
     device, reference = environment.device, environment.reference
     parts: dict[str, object] = {"device": device.kind, "processor": device.name}
     parts |= {f"processor {n}": environment.host.get(n, UNKNOWN) for n in FIELDS}
+    if device.kind == "cuda":
+        parts |= {f"GPU {n}": environment.host.get(n, UNKNOWN) for n in GPU_FIELDS}
     parts |= {"threads": environment.threads}
     # An empty variable is none: an older run does not know those that were added since.
     parts |= {n: v for n, v in environment.flags.items() if v}
@@ -39,7 +44,11 @@ def fingerprint(environment: Environment, *, versions: bool = True) -> str | Non
     machine and a kind of reference, and says nothing of how they round.
     """
     parts = settings(environment)
-    if parts["device"] == "cpu" and any(parts[f"processor {n}"] == UNKNOWN for n in FIELDS):
+    needed = {
+        "cpu": [f"processor {n}" for n in FIELDS],
+        "cuda": [f"GPU {n}" for n in GPU_FIELDS],
+    }
+    if any(parts[name] == UNKNOWN for name in needed.get(parts["device"], ())):
         return None
     if not versions:
         updated = {*environment.versions, "reference commit", "reference capability"}
@@ -62,7 +71,10 @@ def differences(now: Environment, then: Environment) -> tuple[str, ...]:
 
 
 def processor(environment: Environment) -> str:
-    """Name a run's processor for a reader: its name, family, model and stepping."""
-    name, cpu = environment.device.name or UNKNOWN, environment.host
-    parts = [f"{n} {cpu[n]}" for n in FIELDS[1:] if cpu.get(n, UNKNOWN) != UNKNOWN]
+    """Name what a run computed on for a reader: a processor with family, model and stepping, or a
+    GPU with what identifies it.
+    """
+    name, here = environment.device.name or UNKNOWN, environment.host
+    fields = GPU_FIELDS if environment.device.kind == "cuda" else FIELDS[1:]
+    parts = [f"{n} {here[n]}" for n in fields if here.get(n, UNKNOWN) != UNKNOWN]
     return f"{name} ({', '.join(parts)})" if parts else f"{name} (otherwise unknown)"

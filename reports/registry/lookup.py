@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -169,6 +170,26 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
         return decide(old, None, {}, pinned.pins).exit_code is ExitCode.PASS
 
     return find_anchors(root, run, healthy)
+
+
+def check_age(folder: Path, hours: float) -> None:
+    """Insist that a run began at most `hours` ago.
+
+    Raises:
+        StoreError: it is older, cannot be read, or does not say when it began.
+    """
+    created = read_run(folder).manifest.created
+    try:
+        age = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+    except (TypeError, ValueError) as error:
+        raise StoreError(
+            f"{folder.name} began at {created!r}, which is no time: {error}"
+        ) from error
+    if age > hours:
+        raise StoreError(
+            f"expected a run that began at most {hours:g} hours ago, but {folder.name} is "
+            f"{age:.1f} hours old: nothing was stored since. See what was to measure."
+        )
 
 
 def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:

@@ -45,7 +45,7 @@ class Environment:
 
     device: Device = Device()
     host: Mapping[str, str] = field(default_factory=dict)
-    """What tells processors apart (`reports.provenance.host.FIELDS`)."""
+    """What tells processors apart (`reports.provenance.host.FIELDS`), and GPUs (`GPU_FIELDS`)."""
     threads: int | str | None = None
     """How many; of shards from several machines, the number of each in a text."""
     flags: Mapping[str, str] = field(default_factory=dict)

@@ -6,12 +6,16 @@ Source: docs/reports.md "The page".
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from reports.provenance.host import processor
+from reports.store.manifest import PartInfo
+from reports.verdict.history import History
 from tests.browser.conftest import page_of, written
-from tests.reports.nights import measurement, run
+from tests.reports.nights import H200, earlier, measurement, on_gpu, run
 
 pytestmark = pytest.mark.browser
 
@@ -65,6 +69,33 @@ def test_no_window_scrolls_sideways(visit, broken):
         unfold()
         for width in WIDTHS:
             assert page.overflow(width) <= 0, width
+
+
+def test_a_night_on_a_gpu_says_which_and_fits_every_window(visit, folder, few_nights_on_gpus):
+    page = visit(written(folder, "gpu", few_nights_on_gpus))
+    page.open_details()
+    for width in WIDTHS:
+        assert page.overflow(width) <= 0, width
+    row = page.page.locator("#environment tr", has_text="device").first.inner_text()
+    assert "driver 570.1" in row and "driver 580.65.06" in row
+    assert row.count("NVIDIA H200 (compute capability 9.0, memory 143771 MiB") == 2
+    measured = page.page.locator("#environment tr", has_text="measured on")
+    assert measured.count() == 2
+    assert "slow_decay" in measured.filter(has_text="node-b").inner_text()
+
+
+@pytest.fixture
+def few_nights_on_gpus(night) -> str:
+    """A night on two H200s whose drivers differ, after one with the older driver alone."""
+    older = H200 | {"driver": "570.1"}
+    before = on_gpu(earlier(*night.measurements), host=older)
+    now = on_gpu(night)
+    parts = [
+        PartInfo(case, node, "", processor(on_gpu(night, host=host).manifest.environment), 16)
+        for case, node, host in (("baseline", "node-a", H200), ("slow_decay", "node-b", older))
+    ]
+    now = replace(now, manifest=replace(now.manifest, parts=tuple(parts)))
+    return page_of(now, History(before))
 
 
 def test_a_page_that_is_too_wide_is_seen(watched, folder):

@@ -25,6 +25,7 @@ from parity.tolerances import (
     MEMORY_PER_DOUBLING,
 )
 from tests.helpers import (
+    EACH_DEVICE,
     logits_of,
     model_of,
     rel_l2,
@@ -133,16 +134,18 @@ def narrow_powers(alpha, delta, theta, exponents: range, dtype):
     return radius * jnp.cos(phi[..., None] * j), radius * jnp.sin(phi[..., None] * j)
 
 
-def test_slow_poles_keep_their_digits_over_the_whole_length(monkeypatch) -> None:
-    ema, x = slow_ema(), noise(L)
-    y_true, h_true = recurrence(ema, x)
-    y, h = filtered(ema, x)
-    assert rel_l2(y, y_true) <= LONG_CONTEXT
-    assert rel_l2(h, h_true) <= LONG_CONTEXT
-    monkeypatch.setattr(complex_ema, "pole_powers", narrow_powers)
-    y, h = filtered(ema, x)
-    assert rel_l2(y, y_true) >= LONG_CONTEXT_REFERENCE
-    assert rel_l2(h, h_true) >= LONG_CONTEXT_REFERENCE
+@EACH_DEVICE
+def test_slow_poles_keep_their_digits_over_the_whole_length(monkeypatch, platform) -> None:
+    with jax.default_device(jax.devices(platform)[0]):
+        ema, x = slow_ema(), noise(L)
+        y_true, h_true = recurrence(ema, x)
+        y, h = filtered(ema, x)
+        assert rel_l2(y, y_true) <= LONG_CONTEXT
+        assert rel_l2(h, h_true) <= LONG_CONTEXT
+        monkeypatch.setattr(complex_ema, "pole_powers", narrow_powers)
+        y, h = filtered(ema, x)
+        assert rel_l2(y, y_true) >= LONG_CONTEXT_REFERENCE
+        assert rel_l2(h, h_true) >= LONG_CONTEXT_REFERENCE
 
 
 def test_gradients_of_slow_poles_keep_their_digits(monkeypatch) -> None:

@@ -108,6 +108,29 @@ def altered(night: Run, **changes: object) -> Run:
     return replace(night, manifest=Manifest.from_json(night.manifest.to_json() | changes))
 
 
+H200 = {
+    **dict.fromkeys(FIELDS, "known"),
+    "compute capability": "9.0",
+    "memory": "143771 MiB",
+    "driver": "580.65.06",
+    "CUDA": "13000",
+}
+"""The host of a run on a GPU."""
+
+
+def on_gpu(night: Run, **changes: object) -> Run:
+    """The run as if an H200 had computed it."""
+    shared = {
+        "device": {"kind": "cuda", "name": "NVIDIA H200"},
+        "host": H200,
+        "threads": 16,
+        "flags": {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true", "matmul_precision": "highest"},
+        "versions": {"jax": "0.10.2", "jax-cuda13-plugin": "0.10.2", "nvidia-cublas": "13.1"},
+    }
+    rows = tuple(replace(m, device="cuda") for m in night.measurements)
+    return replace(altered(night, **(shared | changes)), measurements=rows)
+
+
 def manifest(**changes: object) -> Manifest:
     return Manifest.from_json(document(**changes))
 

@@ -216,6 +216,13 @@ CHECKPOINT = of(
 GEMM = of(
     "megalodon_jax/quantization/products.py",
     (
+        "emulated_in_float32_on_a_gpu",
+        "emulation leaves the tensor cores of a GPU alone, and may be taken in TF32",
+        'dtype = jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16',
+        "dtype = jnp.float32",
+        "test_cuda_programs.py",
+    ),
+    (
         "gradients_share_their_noise",
         "both gradients of a product round with the same noise",
         "key = jax.random.fold_in(key_from(weight), DIRECTIONS.index(direction))",

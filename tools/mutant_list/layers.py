@@ -319,6 +319,22 @@ ATTEND = of(
 EMA = of(
     "megalodon_jax/layers/complex_ema.py",
     (
+        "ema_powers_in_tf32",
+        "a GPU may round the powers of q to TF32",
+        "return jnp.einsum(spec, *operands, precision=jax.lax.Precision.HIGHEST)",
+        "return jnp.einsum(spec, *operands)",
+        "test_cuda_programs.py",
+    ),
+    (
+        "ema_step_in_float64",
+        "each decoded token is multiplied into the state in float64",
+        "        drive = p * u[..., None]\n",
+        "        with jax.enable_x64(True):\n"
+        "            wide = p.astype(jnp.float64) * u[..., None].astype(jnp.float64)\n"
+        "            drive = wide.astype(u.dtype)\n",
+        "test_cuda_programs.py",
+    ),
+    (
         "ema_gain_by_the_width",
         "the output gain is scaled by the number of channels instead of poles",
         "* self.ndim**-0.5",

@@ -6,6 +6,7 @@ from tools.mutant_list.mutant import of
 
 _VERDICTS = "test_verdicts.py"
 _HOSTS = "test_hosts.py"
+_GPUS = "test_gpu_identity.py"
 _HISTORY = "test_history.py"
 _STORE = "test_store.py"
 _SHARED = "test_shared.py"
@@ -656,8 +657,8 @@ HOST = (
         (
             "half_known_processor",
             "a processor of which one field is unknown equals itself",
-            'any(parts[f"processor {n}"] == UNKNOWN for n in FIELDS)',
-            'all(parts[f"processor {n}"] == UNKNOWN for n in FIELDS)',
+            "if any(parts[name] == UNKNOWN for name in needed",
+            "if all(parts[name] == UNKNOWN for name in needed",
             f"{_HOSTS}",
         ),
         (
@@ -666,6 +667,40 @@ HOST = (
             "parts |= {n: v for n, v in environment.flags.items() if v}",
             "parts |= {n: v for n, v in environment.flags.items() if not v}",
             f"{_HOSTS}::test_whatever_chooses_kernels_is_another_machine_and_is_named",
+        ),
+        (
+            "half_known_gpu",
+            "a GPU whose driver cannot be read equals itself",
+            '"cuda": [f"GPU {n}" for n in GPU_FIELDS],',
+            '"cuda": [],',
+            _GPUS,
+        ),
+        (
+            "drivers_choose_nothing",
+            "two drivers are one machine",
+            'if device.kind == "cuda":\n        parts |=',
+            'if device.kind == "gpu":\n        parts |=',
+            _GPUS,
+        ),
+    ),
+    *of(
+        "reports/provenance/gpu.py",
+        (
+            "one_of_several_gpus",
+            "where the GPUs of a machine differ, any one speaks for all",
+            "if len(lines) == 1 else",
+            "if lines else",
+            _GPUS,
+        ),
+    ),
+    *of(
+        "reports/registry/lookup.py",
+        (
+            "run_of_last_week_is_new",
+            "the days of a run's age are dropped: the gate is green by what an earlier job stored",
+            ".total_seconds() / 3600",
+            ".seconds / 3600",
+            "test_gpu_workflow.py",
         ),
     ),
     *of(

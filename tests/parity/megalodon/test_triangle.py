@@ -74,13 +74,18 @@ def test_recordings_equal_the_live_reference(case, numerics):
     assert not broken(numerics(comparison.run(recorded.run(case), live)))
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", ["plain", "slow_decay", "right_padding", "byte_lm"])
-def test_float32_on_the_gpu_is_as_close_to_the_oracle_as_on_the_cpu(name, numerics):
-    case = by_name(name)
-    with jax.default_device(jax.devices("gpu")[0]):
+ON_GPU = ("plain", "slow_decay", "right_padding", "byte_lm")
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [(ON_GPU[0], "cpu"), *(pytest.param(n, "gpu", marks=pytest.mark.cuda) for n in ON_GPU)],
+)
+def test_float32_on_each_device_is_as_close_to_the_oracle_as_on_the_cpu(name, platform, numerics):
+    case, kind = by_name(name), {"gpu": "cuda"}.get(platform, platform)
+    with jax.default_device(jax.devices(platform)[0]):
         ours = JaxSubject("float32").run(case)
-    comparison = Comparison(case.work, MegalodonEdge.JAX32_ORACLE, FLOORS, "float32", "cuda")
+    comparison = Comparison(case.work, MegalodonEdge.JAX32_ORACLE, FLOORS, "float32", kind)
     rows = numerics(comparison.run(ours, truth(case)))
     assert not broken(rows)
 

@@ -238,13 +238,19 @@ def test_a_copy_is_made_where_asked(copy) -> None:
     assert seconds(copy(1 << 20)) > 0
 
 
-@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("cpu", marks=pytest.mark.sweep),  # others here ask it of the pieces
+        pytest.param("cuda", marks=pytest.mark.cuda, id="gpu"),
+    ],
+)
 @pytest.mark.usefixtures("tiny")
-def test_a_bench_runs_on_the_gpu(tmp_path: Path) -> None:
+def test_a_bench_runs_on_each_device(tmp_path: Path, kind: str) -> None:
     result = cli("bench", "--out", tmp_path, "--repeats", "1")
     assert result.exit_code == 0, result.output
     stored = read_run(next(tmp_path.iterdir()))
-    assert {t.device for t in stored.timings} == {"cuda"}
+    assert {t.device for t in stored.timings} == {kind}
     assert all(t.value > 0 for t in stored.timings if t.metric == "jax_seconds")
 
 

@@ -1,0 +1,44 @@
+"""The GPU that computations run on: what identifies it, and the libraries of its kernels."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+from typing import Any
+
+from reports.provenance.host import GPU_FIELDS, UNKNOWN
+
+_QUERY = ["nvidia-smi", "--query-gpu=memory.total,driver_version", "--format=csv,noheader"]
+_LIBRARIES = ("jax-cuda", "nvidia-")
+"""How packages begin that hold kernels, or choose them."""
+
+
+def gpu(device: Any) -> dict[str, str]:
+    """Return `GPU_FIELDS` of a JAX device; `UNKNOWN` stands for what cannot be read.
+
+    Memory and driver are those of the GPUs that `nvidia-smi` lists, if all are alike: JAX knows
+    only what it may allocate.
+    """
+    memory, driver = _listed()
+    # "PJRT C API", a line end, "cuda 13000": the number is CUDA's own.
+    version = str(getattr(getattr(device, "client", None), "platform_version", ""))
+    cuda = version.rpartition("cuda")[2].strip()
+    values = (getattr(device, "compute_capability", ""), memory, driver, cuda)
+    return {name: str(value) or UNKNOWN for name, value in zip(GPU_FIELDS, values, strict=True)}
+
+
+def libraries() -> dict[str, str]:
+    """Return the versions of installed packages that bring CUDA's libraries, by name."""
+    named = {d.name.lower(): d.version for d in metadata.distributions()}
+    return {name: named[name] for name in sorted(named) if name.startswith(_LIBRARIES)}
+
+
+def _listed() -> tuple[str, str]:
+    """Return memory and driver as `nvidia-smi` says, empty where it is not there or they differ."""
+    try:
+        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "", ""
+    lines = {line.strip() for line in done.stdout.splitlines() if line.strip()}
+    memory, _, driver = lines.pop().partition(", ") if len(lines) == 1 else ("", "", "")
+    return memory, driver
