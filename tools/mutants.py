@@ -5,12 +5,14 @@
     python -m tools.mutants --no-run --write    # only the tables of what was run
     python -m tools.mutants --again             # run those again that nothing found
     python -m tools.mutants --only NAME         # run this one again
+    python -m tools.mutants --executor ray --address auto
 
 A mutant is a small edit of one file (`tools.mutant_list`). The edit is made in a copy of the tree,
 never here. The listed tests run first, and the first that fails is where it is found; their sweeps
 follow where none does, and with `--wide` the rest of the package's tests. A night of a few cases
-runs for mutants that name some. What fails on the healthy tree finds nothing. Results are appended
-as they come, so an interrupted run goes on where it stopped.
+runs for mutants that name some. What fails on the healthy tree finds nothing. Workers of an
+executor share the mutants, each with a copy of its own. Results are appended as they come, so an
+interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -33,10 +35,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from parity.executors.item import Item, Needs, State
+from parity.executors.sweep import open_executor
+from parity.executors.sweep import run as run_items
+from stability.experiments.document import renew
 from tools.mutant_list import CONTROLS, MUTANTS, ROOT, Mutant
 from tools.mutant_list.survivors import ARGUED
+from tools.recorded import add_executor
 
 DOCUMENT = ROOT / "docs" / "mutants.md"
 RESULTS = ROOT / "tools" / "mutant_list" / "results.jsonl"
@@ -55,6 +64,10 @@ _WARM = (
     *("hypothesis.strategies", "beartype", "jaxtyping", "pytest", "torch"),
 )
 """What nearly every run imports, and no mutant changes."""
+MEMORY = 3 * 2**30
+"""Bytes that tests and a night take at most, and then some."""
+_OURS = ("megalodon_jax", "parity", "stability", "reports", "tests", "tools")
+"""What a fork forgets, for the copy's to be imported in its place."""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - (.*))?$", re.MULTILINE)
 _PASSED = "nothing"
 
@@ -124,6 +137,8 @@ class Results:
 
 
 SIDES = ("pytest", "night")
+MODULE = "tools.mutants"
+"""As workers import it: run as a program it has another name."""
 
 
 @dataclass(frozen=True)
@@ -134,18 +149,15 @@ class Tree:
     original: Path = ROOT
 
     @classmethod
-    @contextlib.contextmanager
-    def copied(cls) -> Iterator[Tree]:
-        """Context with a copy of everything that git does not ignore."""
+    def copied(cls, root: Path) -> Tree:
+        """Return a copy at `root` of everything that git does not ignore."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            root = Path(folder) / "tree"
-            for name in filter(None, os.fsdecode(listed).split("\0")):
-                if (ROOT / name).is_file():
-                    (root / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / name, root / name)
-            yield cls(root)
+        for name in filter(None, os.fsdecode(listed).split("\0")):
+            if (ROOT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+        return cls(root)
 
     @contextlib.contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
@@ -204,7 +216,7 @@ def _become(root: Path, arguments: Sequence[str], output: int, keep: bool, limit
         os.environ["PYTHONDONTWRITEBYTECODE"] = "" if keep else "1"
         sys.dont_write_bytecode = not keep
         sys.path[:] = [str(root), *(p for p in sys.path if p not in ("", str(ROOT), str(root)))]
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
             del sys.modules[name]
         sys.argv = list(arguments)
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
@@ -355,6 +367,35 @@ class Options:
     """Run again whatever was found."""
     wide: bool = False
     """Run the rest of a package's tests where the listed ones find nothing."""
+    executor: str = "local"
+    address: str | None = None
+    """As of `parity.executors.sweep.open_executor`."""
+
+
+def measure(mutant: str, side: str, wide: bool, bad: list[str], trees: str) -> dict[str, Any]:
+    """Return what a side says of a mutant, on a worker.
+
+    Args:
+        mutant: its name.
+        side: one of `SIDES`.
+        wide: whether the rest of the package's tests follow.
+        bad: tests that fail without a fault.
+        trees: folder in which each worker has its copy of the tree.
+    """
+    warm()
+    tree = _tree_of_this_worker(trees)
+    [planted] = [m for m in (*MUTANTS, *CONTROLS) if m.name == mutant]
+    if side == "night":
+        return asdict(by_night(tree, planted))
+    result = by_pytest(tree, planted, planted.tests, bad)
+    if wide and not result.found:
+        result = by_pytest(tree, planted, [f"tests/{planted.package}"], bad)
+    return asdict(result)
+
+
+@cache
+def _tree_of_this_worker(trees: str) -> Tree:
+    return Tree.copied(Path(trees) / str(os.getpid()))
 
 
 def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
@@ -364,26 +405,38 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
         RuntimeError: the tests or a night do not run, or are not green, without a fault.
     """
     warm()
-    cache = ROOT / "build" / "mutants" / "healthy.json"
+    known_healthy = ROOT / "build" / "mutants" / "healthy.json"
 
     def asked(mutant: Mutant, side: str) -> bool:
         known = results.of(mutant, side)
         again = options.anew or (options.again and not results.found(mutant))
         return side in options.sides and (known is None or again)
 
-    with Tree.copied() as tree:
-        waiting = [m for m in chosen if asked(m, "pytest")]
-        bad: list[str] = []
-        while True:
-            for turn, mutant in enumerate(waiting, start=1):
-                result = by_pytest(tree, mutant, mutant.tests, bad)
-                if options.wide and not result.found:
-                    result = by_pytest(tree, mutant, [f"tests/{mutant.package}"], bad)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as trees:
+        tree = Tree.copied(Path(trees) / "healthy")
+
+        def sweep(side: str, waiting: Sequence[Mutant], bad: Sequence[str] = ()) -> None:
+            words = {"side": side, "wide": options.wide, "bad": list(bad), "trees": trees}
+            items = [
+                Item(m.name, f"{MODULE}:measure", {"mutant": m.name, **words}, Needs(memory=MEMORY))
+                for m in waiting
+            ]
+            executor = open_executor(options.executor, options.address)
+            for turn, answer in enumerate(run_items(items, executor), start=1):
+                if answer.state is not State.DONE:
+                    raise RuntimeError(f"mutant {answer.name}: {answer.reason}")
+                result = Result(**answer.value)
                 results.add(result)
                 _tell(turn, len(waiting), result)
+
+        waiting, bad = [m for m in chosen if asked(m, "pytest")], []
+        while True:
+            sweep("pytest", waiting, bad)
             # What fails on the healthy tree finds nothing: asked again without it.
-            bad = healthy(tree, places(chosen, results), cache)
-            waiting = [m for m in chosen if set(places([m], results)) & set(bad)]
+            fail = healthy(tree, places(chosen, results), known_healthy)
+            waiting = [m for m in chosen if set(places([m], results)) & set(fail)]
+            # Not in the place of those before: two would be found by each other for ever.
+            bad = sorted({*bad, *fail})
             if not waiting:
                 break
         waiting = [m for m in chosen if m.night and asked(m, "night")]
@@ -392,10 +445,7 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
             code, told = night(tree, cases, limit=100 * LIMIT)
             if code:
                 raise RuntimeError(f"a night without a fault is not green, exit {code}: {told}")
-        for turn, mutant in enumerate(waiting, start=1):
-            result = by_night(tree, mutant)
-            results.add(result)
-            _tell(turn, len(waiting), result)
+        sweep("night", waiting)
 
 
 def in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
@@ -501,6 +551,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--side", choices=SIDES, help="only the tests, or only nights")
     parser.add_argument("--again", action="store_true", help="run again what nothing found")
     parser.add_argument("--wide", action="store_true", help="then the rest of a package's tests")
+    add_executor(parser)
     parser.add_argument("--run", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--write", action="store_true", help="put the table in docs/mutants.md")
     asked = parser.parse_args(arguments)
@@ -517,7 +568,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (not asked.only or m.name in asked.only) and asked.package in (None, m.package)
         ]
         sides = (asked.side,) if asked.side else SIDES
-        run(chosen, results, Options(sides, asked.again, bool(asked.only), asked.wide))
+        options = Options(
+            sides, asked.again, bool(asked.only), asked.wide, asked.executor, asked.address
+        )
+        run(chosen, results, options)
     tables = {
         COUNTS: counts(results),
         SURVIVORS: argued(results),
@@ -525,9 +579,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         TABLE: table(results),
     }
     print(tables[COUNTS], tables[SURVIVORS], tables[EQUIVALENT], sep="\n\n")
-    # Not above: what this process has imported is not imported from the copy.
-    from stability.experiments.document import renew
-
     for name, lines in tables.items() if asked.write else ():
         renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", lines)
     share = sum(map(results.found, MUTANTS)) / len(MUTANTS)

@@ -109,5 +109,5 @@ def stored_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> lis
     place = ctx.params.get("place") or "runs"
     if not Path(place).is_dir():
         return []
-    names = measured_names(place, ctx.params.get("case"))
+    names = measured_names(str(place), ctx.params.get("case"))
     return [name for name in names if name.startswith(incomplete)]

@@ -101,6 +101,7 @@ def test_the_document_has_every_mutant() -> None:
 PLANT = """
 import json, sys
 from pathlib import Path
+import parity.executors.item  # as a worker has; the copy has another parity
 from tools import mutants
 from tools.mutant_list import Mutant
 
@@ -121,7 +122,8 @@ print(json.dumps({"bad": bad, "places": {r.mutant: r.place for r in results}, "w
 def test_a_planted_mutant_is_found_and_a_harmless_edit_is_not(tmp_path: Path) -> None:
     """What fails on the healthy tree is no find, and the copy is whole again after each edit."""
     files = {
-        "add.py": "def add(a, b):\n    return a + b\n",
+        "add.py": "from parity import ZERO\n\ndef add(a, b):\n    return a + b + ZERO\n",
+        "parity.py": "ZERO = 0\n",
         "test_add.py": "from add import add\n\n"
         "def test_broken_anyway():\n    assert not 'healthy'\n\n"
         "def test_of_zero():\n    assert add(1, 0) == 1\n\n"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from parity.faults import Fault
+from parity.mesh import suite as meshes
 from reports.cli import doctor as doctor_module
 from reports.cli.doctor import Line
 from reports.cli.views import doctor as doctor_view
@@ -105,7 +106,7 @@ def test_history_without_runs_says_what_makes_one(tmp_path: Path) -> None:
     ("words", "offered"),
     [
         ("nightly --fault rope_k", {"rope_keys_one_late"}),
-        ("nightly --case mesh", {"mesh megalodon", "mesh mla-moe"}),
+        ("nightly --case mesh", {*meshes.SUBJECTS, *meshes.CASES}),
         ("parity explain length_c_p", {"length_c_plus_1"}),
         ("parity faults --family R", {"RoPE", "runtime"}),
         ("dtypes show torch_b", {"torch_bfloat16"}),
