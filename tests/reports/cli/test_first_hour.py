@@ -273,7 +273,8 @@ def test_a_port_is_compared_again_when_its_source_changes(tmp_path: Path) -> Non
     source = (ROOT / "docs" / "examples" / "my_port.py").read_text(encoding="utf-8")
     file = tmp_path / "my_port.py"
     file.write_text(source, encoding="utf-8")
-    (tmp_path / "reports.py").write_text("raise SystemExit('a module of the user, not ours')")
+    theirs = "raise SystemExit('a module of the user, not ours')"
+    (tmp_path / "reports.py").write_text(theirs, encoding="utf-8")
     session = watched(tmp_path, "port", "my_port.py", "--no-gradients", "--no-bfloat16", "--quiet")
     try:
         assert "PASS" in until(session, "; watching")

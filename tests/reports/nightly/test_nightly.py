@@ -15,6 +15,7 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
 from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.reference.installed import why_unavailable
 from parity.megalodon.reference.live import LiveReference
 from parity.port import Report
 from parity.recordings import RecordingError
@@ -116,6 +117,8 @@ def test_what_recordings_cannot_answer_is_no_part_of_a_recorded_night(monkeypatc
 @pytest.mark.sweep
 @pytest.mark.torch_ref
 def test_megalodon_as_anybodys_port_is_a_suite_of_a_live_night():
+    if reason := why_unavailable():
+        pytest.skip(reason)
     lines = []
     suite = suites_module.run_port(LiveReference(), lines.append)
     assert suite.result().status == "ran", suite.reason
