@@ -35,6 +35,11 @@ def traced_checks(enabled: bool) -> AbstractContextManager[Any]:
     return _enabled(enabled)
 
 
+def checks_enabled() -> bool:
+    """Return whether functions are now traced with checks."""
+    return _enabled.value
+
+
 def checked(x: X, bad: Bool[Array, "..."], message: str) -> X:
     """Return `x`; where checks are on and `bad` holds anywhere, raise RuntimeError with `message`.
 

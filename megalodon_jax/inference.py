@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
-from megalodon_jax.checks import checked
+from megalodon_jax.checks import checked, checks_enabled
 from megalodon_jax.config import MegalodonConfig, widened
 from megalodon_jax.inputs import Ids, Mask, Rate, Tensor, as_int32, as_integer, as_mask, traced
 from megalodon_jax.model import MegalodonForCausalLM
@@ -133,16 +133,22 @@ def decode_step(
     The cache is donated: its buffers are written in place and the one handed in is gone.
     """
     token = as_int32("decode_step: token", token, "B", "give the latest token of each row")
-    return _decode((model, token), cache)
+    decode = _decode if checks_enabled() else _decode_unchecked
+    return decode((model, token), cache)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def _decode(
+def _decode_token(
     kept: tuple[MegalodonForCausalLM, Int32[Array, " B"]], cache: ModelCache
 ) -> tuple[Float[Array, "B V"], Any]:
     model, token = kept
     logits, after = model(token[:, None], cache=cache, return_cache=True)
     return logits[:, 0], after
+
+
+# Equinox's jit words the errors of checks; where there are none JAX's own starts a token of six
+# layers 0.6 ms sooner, a tenth of the token: it does not sort the leaves of model and cache anew.
+_decode = eqx.filter_jit(_decode_token, donate="all-except-first")
+_decode_unchecked = jax.jit(_decode_token, donate_argnums=1)
 
 
 def generate(

@@ -348,25 +348,29 @@ def _powers64(
     exponents: list[int],
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
     """Real and imaginary part of q^j (D, N, S), float64; call with 64-bit types enabled."""
-    log_radius, turns = _log_poles(alpha, delta, theta)
+    decay, turns = _poles(alpha, delta, theta)
     j = jnp.asarray(np.array(exponents, np.float64))
     # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
     phase = turns[..., None] * j
     cos, sin = cos_sin(phase - jnp.round(phase))
-    radius = jnp.exp(log_radius[..., None] * j)
+    if exponents == [1]:
+        # A logarithm is a call for every pole: half of what a decoded token spends on them.
+        radius = 1.0 - decay[..., None]
+    else:
+        radius = jnp.exp(jnp.log1p(-decay)[..., None] * j)
     return radius * cos, radius * sin
 
 
-def _log_poles(
+def _poles(
     alpha: Float[Array, "D N"], delta: Float[Array, "D N"], theta: Float[Array, "D 1"]
 ) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
-    """log|q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
+    """1 - |q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
     N = alpha.shape[-1]
     product = jax.nn.sigmoid(alpha.astype(jnp.float64)) * jax.nn.sigmoid(delta.astype(jnp.float64))
-    # At saturation |q| is 0 and its logarithm infinite; one ulp inside keeps gradients finite.
+    # At saturation |q| is 0 and its logarithm infinite; one ulp inside it is finite.
     decay = jnp.minimum(product, 1.0 - jnp.finfo(jnp.float64).eps)
     orders = jnp.arange(1, N + 1, dtype=jnp.float64) / N
-    return jnp.log1p(-decay), jax.nn.sigmoid(theta.astype(jnp.float64)) * orders[None, :]
+    return decay, jax.nn.sigmoid(theta.astype(jnp.float64)) * orders[None, :]
 
 
 def _rounded(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:

@@ -50,6 +50,7 @@ Work = Callable[[int], None]
 def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray) -> dict[str, Work]:
     """Return the JAX side of `parity.megalodon.reference.LiveReference.workloads`."""
     tokens = jnp.asarray(ids)
+    token = tokens[:, 0]
     forward = eqx.filter_jit(lambda model, tokens: model(tokens)[0])
     prefill = eqx.filter_jit(lambda model, tokens: model(tokens, return_cache=True))
     transform = optax.adamw(1e-4)
@@ -80,7 +81,7 @@ def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray) -> dict[str, Wor
         if not stream:
             stream.append(prefill(model, tokens)[1])
         for _ in range(count):
-            logits, stream[0] = decode_step(model, stream[0], tokens[:, 0])
+            logits, stream[0] = decode_step(model, stream[0], token)
             jax.block_until_ready(logits)
 
     return {

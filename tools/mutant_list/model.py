@@ -364,8 +364,22 @@ GENERATION = of(
     (
         "decode_copies",
         "decode_step does not donate its cache",
-        '@eqx.filter_jit(donate="all-except-first")',
-        "@eqx.filter_jit",
+        'eqx.filter_jit(_decode_token, donate="all-except-first")',
+        "eqx.filter_jit(_decode_token)",
+        f"{_CACHES}::test_decode_compiles_once_and_donates_its_cache",
+    ),
+    (
+        "unchecked_decode_copies",
+        "decode_step without checks does not donate its cache",
+        "jax.jit(_decode_token, donate_argnums=1)",
+        "jax.jit(_decode_token)",
+        f"{_CACHES}::test_decode_compiles_once_and_donates_its_cache",
+    ),
+    (
+        "unchecked_decode_donates_the_model",
+        "decode_step without checks donates the model as well",
+        "jax.jit(_decode_token, donate_argnums=1)",
+        "jax.jit(_decode_token, donate_argnums=(0, 1))",
         f"{_CACHES}::test_decode_compiles_once_and_donates_its_cache",
     ),
     (

@@ -27,11 +27,11 @@ def _gains(change: Callable[..., Any]) -> Plant:
 
 
 def _poles(change: Callable[..., Any]) -> Plant:
-    """Change log|q| and the phase in turns, both (D, N): `change(log_radius, turns)`."""
+    """Change 1 - |q| and the phase in turns, both (D, N): `change(decay, turns)`."""
 
     @around
-    def plant(log_poles, alpha, delta, theta):
-        return change(*log_poles(alpha, delta, theta))
+    def plant(poles, alpha, delta, theta):
+        return change(*poles(alpha, delta, theta))
 
     return plant
 
@@ -65,13 +65,13 @@ def _mask_ignored(call, self, x, h_init=None, return_state=False, mask=None):
     return call(self, x, h_init, return_state, None)
 
 
-def _radius_in_float32(log_radius, turns):
-    radius = jnp.exp(log_radius).astype(jnp.float32)
-    return jnp.log(radius.astype(log_radius.dtype)), turns
+def _radius_in_float32(decay, turns):
+    radius = (1.0 - decay).astype(jnp.float32)
+    return 1.0 - radius.astype(decay.dtype), turns
 
 
 _gain = partial(_fault, attribute="gains")
-_pole = partial(_fault, owner=complex_ema, attribute="_log_poles")
+_pole = partial(_fault, owner=complex_ema, attribute="_poles")
 
 FAULTS = (
     _gain(
@@ -120,22 +120,22 @@ FAULTS = (
     _pole(
         "cema_theta_not_over_n",
         "phi_n = 2 pi n sigmoid(theta)",
-        _poles(lambda log_radius, turns: (log_radius, turns * turns.shape[-1])),
+        _poles(lambda decay, turns: (decay, turns * turns.shape[-1])),
     ),
     _pole(
         "cema_orders_from_zero",
         "n = 0 .. N-1",
-        _poles(lambda log_radius, turns: (log_radius, turns - turns[:, :1])),
+        _poles(lambda decay, turns: (decay, turns - turns[:, :1])),
     ),
     _pole(
         "cema_phase_dropped",
         "a real EMA: q cast to real",
-        _poles(lambda log_radius, turns: (log_radius, jnp.zeros_like(turns))),
+        _poles(lambda decay, turns: (decay, jnp.zeros_like(turns))),
     ),
     _pole(
         "cema_exponential_decay",
         "|q| = exp(-alpha' delta'), as state-space models have it",
-        _poles(lambda log_radius, turns: (jnp.expm1(log_radius), turns)),
+        _poles(lambda decay, turns: (-jnp.expm1(-decay), turns)),
     ),
     _pole(
         "cema_radius_in_float32",

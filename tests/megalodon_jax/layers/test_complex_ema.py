@@ -237,12 +237,26 @@ def test_initial_parameters_follow_their_distributions() -> None:
 
 
 @pytest.mark.usefixtures("x64")
-def test_the_logarithm_of_a_slow_pole_keeps_its_digits() -> None:
+@pytest.mark.parametrize("steps", [1, 10**6])
+def test_powers_of_a_slow_pole_keep_their_digits(steps: int) -> None:
     """1 - x has 7 of them left where the memory is a billion tokens long."""
     decay = np.array([1e-3, 1e-6, 1e-9])
     logit = np.log(decay) - np.log1p(-decay)
     sure = np.full_like(logit, 40.0)  # Its sigmoid is 1 in float64.
-    found, _ = complex_ema._log_poles(*(jnp.asarray(a)[:, None] for a in (logit, sure, logit)))
-    # The first terms of the series; the next is below 1e-10 of them all.
-    expected = -decay * (1 + decay / 2 + decay**2 / 3 + decay**3 / 4)
-    assert rel_l2(found[:, 0] / expected, np.ones(3)) <= EXACT
+    logits = (jnp.asarray(a)[:, None] for a in (logit, sure, -sure))
+    real, imag = complex_ema._powers64(*logits, [steps])
+    # The first terms of the series of the logarithm; the next is below 1e-10 of them all.
+    log_radius = -decay * (1 + decay / 2 + decay**2 / 3 + decay**3 / 4)
+    assert rel_l2(jnp.hypot(real, imag).ravel(), np.exp(steps * log_radius)) <= EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_first_power_needs_no_logarithm() -> None:
+    """Alone it is 1 - alpha' delta'; among others their exponential, which rounds in between."""
+    logits = [jnp.asarray(x)[:, None] for x in np.random.default_rng(0).normal(0, 6, (3, 64))]
+    alone, among = (complex_ema._powers64(*logits, powers) for powers in ([1], [1, 2]))
+    eps = np.finfo(np.float64).eps
+    for one, other in zip(alone, among, strict=True):
+        np.testing.assert_allclose(one[..., 0], other[..., 0], rtol=64 * eps, atol=0)
+    saturated = [jnp.full((1, 1), 80.0)] * 2 + [jnp.full((1, 1), -80.0)]
+    assert complex_ema._powers64(*saturated, [1])[0].item() == eps, "an ulp inside of 0"

@@ -25,6 +25,7 @@ from megalodon_jax import (
     reserve_cache,
     trim_cache,
 )
+from megalodon_jax.checks import traced_checks
 from megalodon_jax.inference import decode_step
 from megalodon_jax.layers import ChunkedAttention
 from megalodon_jax.types import check_cache, filled_cache
@@ -308,7 +309,14 @@ def compiled(caplog):
         yield lambda: [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
 
 
-def test_decode_compiles_once_and_donates_its_cache(compiled) -> None:
+@pytest.mark.parametrize("checks", [True, False])
+def test_decode_compiles_once_and_donates_its_cache(compiled, checks: bool) -> None:
+    """The program is started by one jit with checks and by another without."""
+    with traced_checks(checks):
+        decodes_once(compiled)
+
+
+def decodes_once(compiled) -> None:
     model = model_of(tiny(num_layers=1))
     columns = [jnp.asarray(IDS[:, t]) for t in range(8)]
     _, held = step(model, jnp.asarray(IDS[:, :3]))
@@ -339,11 +347,13 @@ def test_two_beams_of_one_cache_can_be_decoded_with_donation() -> None:
     assert np.array_equal(swapped, expected[::-1, 0])
 
 
-def test_decoding_is_the_forward_of_one_token() -> None:
+@pytest.mark.parametrize("checks", [True, False])
+def test_decoding_is_the_forward_of_one_token(checks: bool) -> None:
     model = model_of(tiny(num_layers=1))
-    _, held = step(model, jnp.asarray(IDS[:, :3]))
-    expected, expected_cache = step(model, jnp.asarray(IDS[:, 3:4]), held)
-    logits, after = decode_step(model, held, jnp.asarray(IDS[:, 3]))
+    with traced_checks(checks):
+        _, held = step(model, jnp.asarray(IDS[:, :3]))
+        expected, expected_cache = step(model, jnp.asarray(IDS[:, 3:4]), held)
+        logits, after = decode_step(model, held, jnp.asarray(IDS[:, 3]))
     assert np.array_equal(logits, expected[:, 0])
     assert distance(after, expected_cache) == 0
 
