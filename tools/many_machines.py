@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.executors.item import Item, State
-from parity.executors.sweep import Answers, open_executor, run
+from parity.executors.sweep import ANSWERS, Answers, open_executor, run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "many-machines.md"
@@ -170,7 +170,7 @@ def _killed(executor: str, address: str | None, who: str, rng: random.Random) ->
         answers = json.loads(output.strip().splitlines()[-1])
         names = [answer[0] for answer in answers if answer[1] == State.DONE]
         lost = KILLED_ITEMS - len(set(names))
-        stored = len(list((out / "answers").glob("item*")))
+        stored = len((out / "answers" / ANSWERS).read_text(encoding="utf-8").splitlines())
         twice = len(names) - len(set(names)) + abs(stored - len(set(names)))
         retried = sum(answer[3] > 1 for answer in answers)
         begun = [path.name.split(".")[0] for path in out.glob("notes/*") if path.suffix != ".ended"]
