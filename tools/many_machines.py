@@ -3,7 +3,9 @@
     python -m tools.many_machines equal            # a small night here, in processes and on Ray
     python -m tools.many_machines kills --times 50 # workers and drivers killed at random points
     python -m tools.many_machines scaling          # 10,000 items over 1, 2, 4 and 8 workers
-    python -m tools.many_machines ... --write      # ... and put the table in the page
+    python -m tools.many_machines ... --write      # ... and put the tables in the page
+
+`scaling` also says on paper, from what an item costs the driver, what 100 nodes come to.
 
 Ray's cluster is its own test cluster: three nodes that are processes of this machine.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -20,13 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from parity.executors.item import Item, State
-from parity.executors.sweep import Answers, open_executor, run
+from parity.executors.sweep import ANSWERS, Answers, open_executor, run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "many-machines.md"
@@ -36,6 +38,10 @@ ELSEWHERE = {"durations", "created", "id", "environment", "shards", "parts", "ve
 """What a run's manifest says of time, host and provenance."""
 ITEMS, PAUSE = 10_000, 0.005
 """Of the sweep that is scaled: how many items, and the seconds that each sleeps."""
+NODES, PROCESSORS = (1, 10, 100), 16
+"""On paper: machines, and the processors of each."""
+SECONDS = (0.1, 1.0, 10.0, 60.0)
+"""On paper: what an item takes."""
 KILLED_ITEMS = 60
 
 
@@ -170,7 +176,7 @@ def _killed(executor: str, address: str | None, who: str, rng: random.Random) ->
         answers = json.loads(output.strip().splitlines()[-1])
         names = [answer[0] for answer in answers if answer[1] == State.DONE]
         lost = KILLED_ITEMS - len(set(names))
-        stored = len(list((out / "answers").glob("item*")))
+        stored = len((out / "answers" / ANSWERS).read_text(encoding="utf-8").splitlines())
         twice = len(names) - len(set(names)) + abs(stored - len(set(names)))
         retried = sum(answer[3] > 1 for answer in answers)
         begun = [path.name.split(".")[0] for path in out.glob("notes/*") if path.suffix != ".ended"]
@@ -194,34 +200,90 @@ def _kill(out: Path, driver: subprocess.Popen[str], who: str, rng: random.Random
     return False
 
 
-def scaling(counts: Sequence[int] = (1, 2, 4, 8)) -> str:
-    """Run `ITEMS` items over so many workers; say what an item costs beside its own seconds."""
+@dataclass(frozen=True)
+class Scaled:
+    """What a sweep of items over some workers took."""
+
+    executor: str
+    workers: int
+    items: int
+    seconds: float
+    driver: float
+    """Seconds of a processor that the driver took."""
+
+    @property
+    def best(self) -> float:
+        """Seconds in which the workers would sleep as long."""
+        return self.items * PAUSE / self.workers
+
+    @property
+    def more(self) -> float:
+        """Seconds by which each item took longer than its share of the sleep."""
+        return (self.seconds - self.best) / self.items
+
+    def row(self) -> str:
+        """Return it as a row of the table."""
+        return (
+            f"| {self.executor} | {self.workers} | {self.items:,} | {self.seconds:.1f} "
+            f"| {self.items / self.seconds:.0f} | {self.best:.1f} | {1000 * self.more:.1f} ms "
+            f"| {1000 * self.driver / self.items:.2f} ms |"
+        )
+
+
+def scale(executor: str, count: int, items: int) -> Scaled:
+    """Run so many items over so many workers, every answer stored."""
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(cluster(count)) if executor == "ray" else None
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        text = f"local:{count}" if executor == "local" else executor
+        work = [
+            Item(str(i), "tools.many_machines:pause", {"seconds": PAUSE, "name": str(i)})
+            for i in range(items)
+        ]
+        answers = stack.enter_context(Answers.opened(Path(name)))
+        engine = open_executor(text, address)
+        start, used = time.perf_counter(), time.process_time()
+        states = [answer.state for answer in run(work, engine, answers)]
+        seconds, driver = time.perf_counter() - start, time.process_time() - used
+    assert states == [State.DONE] * items
+    return Scaled(executor, count, items, seconds, driver)
+
+
+def scaling(items: int = ITEMS, counts: Sequence[int] = (1, 2, 4, 8)) -> dict[str, str]:
+    """Return what items cost beside their own seconds, and what that comes to on paper."""
     lines = [
-        "| executor | workers | seconds | items a second | at best | more, per item |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| executor | workers | items | seconds | items a second | at best | more, per item "
+        "| driver's processor, per item |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    cost = 0.0
     for executor in ("local", "ray"):
         for count in counts:
-            with contextlib.ExitStack() as stack:
-                address = stack.enter_context(cluster(count)) if executor == "ray" else None
-                name = stack.enter_context(tempfile.TemporaryDirectory())
-                text = f"local:{count}" if executor == "local" else executor
-                items = [
-                    Item(str(i), "tools.many_machines:pause", {"seconds": PAUSE, "name": str(i)})
-                    for i in range(ITEMS)
-                ]
-                answers = stack.enter_context(Answers.opened(Path(name)))
-                engine = open_executor(text, address)
-                start = time.perf_counter()
-                done = [a for a in run(items, engine, answers) if a.state is State.DONE]
-                seconds = time.perf_counter() - start
-            assert len(done) == ITEMS
-            best = ITEMS * PAUSE / count
-            lines.append(
-                f"| {executor} | {count} | {seconds:.1f} | {ITEMS / seconds:.0f} | {best:.1f} "
-                f"| {1000 * (seconds - best) / ITEMS:.1f} ms |"
-            )
+            scaled = scale(executor, count, items)
+            cost = max(cost, scaled.driver / items)
+            lines.append(scaled.row())
             print(lines[-1], file=sys.stderr, flush=True)
+    return {"scaling": "\n".join(lines), "paper": paper(cost)}
+
+
+def paper(cost: float) -> str:
+    """Return what a sweep takes on many nodes where an item costs the driver so many seconds.
+
+    An item is answered no sooner than a worker has done it and the driver has stored it: items
+    that take less than workers times cost leave workers idle.
+    """
+    lines = [
+        "| nodes | workers | shortest item that keeps all busy "
+        f"| {' | '.join(f'{ITEMS:,} of {s:g} s' for s in SECONDS)} |",
+        "| --- | --- | --- |" + " --- |" * len(SECONDS),
+    ]
+    for nodes in NODES:
+        workers = nodes * PROCESSORS
+        cells = " | ".join(
+            f"{max(math.ceil(ITEMS / workers) * seconds, ITEMS * cost + seconds):.0f} s"
+            for seconds in SECONDS
+        )
+        lines.append(f"| {nodes} | {workers:,} | {workers * cost:.2g} s | {cells} |")
     return "\n".join(lines)
 
 
@@ -232,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("what", choices=("equal", "kills", "scaling", "sweep"))
     parser.add_argument("--times", type=int, default=50, help="how often something is killed")
+    parser.add_argument("--items", type=int, default=ITEMS, help="of the sweep that is scaled")
     parser.add_argument("--write", action="store_true", help="put the table in the page")
     parser.add_argument("--out", type=Path, help="of a sweep")
     parser.add_argument("--executor", default="local:2", help="of a sweep")
@@ -240,17 +303,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.what == "sweep":
         sweep(asked.out, asked.executor, asked.address, KILLED_ITEMS, 0.02)
         return
-    measured: dict[str, Any] = {
-        "equal": equal,
-        "kills": lambda: kills(asked.times),
-        "scaling": scaling,
+    measured: dict[str, Callable[[], dict[str, str]]] = {
+        "equal": lambda: {"equal": equal()},
+        "kills": lambda: {"kills": kills(asked.times)},
+        "scaling": lambda: scaling(asked.items),
     }
-    table = measured[asked.what]()
-    print(table)
+    tables = measured[asked.what]()
+    print(*tables.values(), sep="\n\n")
     if asked.write:
         from stability.experiments.document import renew
 
-        renew(DOCUMENT, f"<!-- {asked.what}: begin -->", f"<!-- {asked.what}: end -->", table)
+        for name, table in tables.items():
+            renew(DOCUMENT, f"<!-- {name}: begin -->", f"<!-- {name}: end -->", table)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,8 @@ class RayExecutor:
             raise ItemError(_nobody(address, error)) from error
         self.starts: Any = ray.remote(num_cpus=0)(Starts).remote()
         self._seen: tuple[float, dict[str, tuple[str, float]]] = 0.0, {}
+        self._waiting: set[str] = set()
+        """Items without an answer."""
 
     @property
     def workers(self) -> int:
@@ -78,6 +80,7 @@ class RayExecutor:
         nodes, futures = self._nodes(), []
         remote = self.ray.remote(_perform)
         expected = code()
+        self._waiting.update(item.name for item in items)
         for item in items:
             if item.needs.gpus and not any(_fits(item.needs, node) for node in nodes):
                 future: Future[Answer] = Future()
@@ -98,7 +101,8 @@ class RayExecutor:
             with suppress(Exception):
                 seen = self.ray.get(self.starts.running.remote(), timeout=2)
             self._seen = time.time(), seen
-        return seen
+        # A worker that finished and has got nothing since is at nothing.
+        return {worker: at for worker, at in seen.items() if at[0] in self._waiting}
 
     def _answer(self, item: Item, task: Future[Any]) -> Future[Answer]:
         """Return the future of an answer: that of the task, or what became of its workers."""
@@ -114,6 +118,8 @@ class RayExecutor:
                 attempts = ATTEMPTS if isinstance(error, deaths) else 1
                 text = " ".join(f"{type(error).__name__}: {error}".split())
                 answer.set_result(lost(item, attempts, text[:400]))
+            finally:
+                self._waiting.discard(item.name)
 
         task.add_done_callback(done)
         return answer
@@ -153,16 +159,14 @@ class Starts:
     def began(self, item: str, worker: str) -> int:
         """Note that a worker takes an item; returns which attempt it is."""
         self.counts[item] = self.counts.get(item, 0) + 1
-        self.at = {name: now for name, now in self.at.items() if now[0] != item}
+        if self.counts[item] > 1:
+            # The worker that had it is dead.
+            self.at = {name: now for name, now in self.at.items() if now[0] != item}
         self.at[worker] = item, time.time()
         return self.counts[item]
 
-    def ended(self, worker: str) -> None:
-        """Note that a worker is free."""
-        self.at.pop(worker, None)
-
     def running(self) -> dict[str, tuple[str, float]]:
-        """Return by worker the item it is at, and since when."""
+        """Return by worker the item it began last, and when."""
         return self.at
 
 
@@ -208,9 +212,7 @@ def _perform(item: Item, expected: str, starts: Any) -> Answer:
     worker = f"{os.uname().nodename}:{os.getpid()}"
     attempt = ray.get(starts.began.remote(item.name, worker))
     with _without_empty_threads():
-        answer = replace(perform(item, expected), attempts=attempt)
-    starts.ended.remote(worker)
-    return answer
+        return replace(perform(item, expected), attempts=attempt)
 
 
 @contextmanager

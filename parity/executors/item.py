@@ -17,6 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -119,7 +120,7 @@ class Place:
     @classmethod
     def here(cls) -> Place:
         """Return that of this process."""
-        cpu = host()
+        cpu = dict(_processor())
         name = cpu.pop("name")
         flags = {flag: os.environ[flag] for flag in FLAGS if os.environ.get(flag)}
         parts = [cpu, threads(), flags, accelerators()]
@@ -202,11 +203,11 @@ def perform(item: Item, expected: str) -> Answer:
             # Which processors are used decides nothing; how many does.
             os.sched_setaffinity(0, sorted(_PROCESSORS)[: item.needs.threads])
             place = Place.here()
-        with tempfile.TemporaryDirectory() as name:
-            folder = {"folder": Path(name)} if item.folder else {}
+        with tempfile.TemporaryDirectory() if item.folder else nullcontext() as name:
+            folder = {"folder": Path(name)} if name else {}
             value = item.resolve()(**item.arguments, **folder)
             json.dumps(value)
-            files = _contents(Path(name))
+            files = _contents(Path(name)) if name else {}
         state = State.DONE
     except Exception as error:
         value = None
@@ -235,6 +236,12 @@ def no_device(needs: Needs, where: str) -> str:
 def _contents(folder: Path) -> dict[str, bytes]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@cache
+def _processor() -> Mapping[str, str]:
+    """Return this machine's, read once: the system describes it again for each of its cores."""
+    return host()
 
 
 @cache

@@ -1,8 +1,9 @@
 """A sweep: items on an executor, with every answer stored as it comes, and none asked twice.
 
-The driver alone writes: an answer becomes a folder of its own, written aside and renamed, and never
-changed. So a driver that is killed at any moment leaves whole answers or none, and the next one
-goes on from them. What failed or was not run is no answer, and is tried again.
+The driver alone writes: an answer is a line at the end of one file, and never changed. What items
+leave behind are folders beside it, each there before the line that speaks of it. So a driver that
+is killed at any moment leaves whole answers or none, and the next one goes on from them. What
+failed or was not run is no answer, and is tried again.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import os
 import platform
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TextIO, runtime_checkable
 
 from parity.executors.item import Answer, Item, ItemError, State
 from parity.executors.progress import Progress
 
-ANSWER, FILES, LOCK = "answer.json", "files", ".lock"
+ANSWERS, LOCK = "answers.jsonl", ".lock"
+SYNCED_EVERY = 1.0
+"""Seconds of answers that a machine without power may lose; each waits for the disk otherwise, some
+milliseconds. A driver that is killed loses none: the system has them."""
 Report = Callable[[str], None]
 
 
@@ -75,11 +80,13 @@ def open_executor(text: str = "local", address: str | None = None) -> Executor:
 class Answers:
     """The answers of a sweep in a folder, which one driver at a time may have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: TextIO, lines: Mapping[str, str]) -> None:
         # Not above, for it brings JAX along; not when the first answer comes, which would wait.
         from megalodon_jax import files
 
         self.folder, self.disk = folder, files
+        self._file, self._lines = file, dict(lines)
+        self._synced = time.monotonic()
 
     @classmethod
     @contextmanager
@@ -89,7 +96,7 @@ class Answers:
         The system's lock goes with its process, however that ends: nobody has to remove it.
 
         Raises:
-            ItemError: another driver has it.
+            ItemError: another driver has it, or what is there is no file of answers.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a+", encoding="utf-8") as lock:
@@ -108,40 +115,71 @@ class Answers:
             for left in folder.glob(".*.partial"):
                 # Of a driver that was killed while it wrote.
                 shutil.rmtree(left, ignore_errors=True)
-            yield cls(folder)
-
-    def path(self, item: Item) -> Path:
-        """Return where the answer of an item lies, whether it is there or not."""
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", item.name).lstrip(".")[:100]
-        return self.folder / f"{name}-{item.digest()}"
+            lines = _whole_lines(folder / ANSWERS)
+            with (folder / ANSWERS).open("a", encoding="utf-8") as file:
+                yield cls(folder, file, lines)
 
     def read(self, item: Item) -> Answer | None:
         """Return the stored answer of an item, without its files; None where there is none."""
-        path = self.path(item) / ANSWER
-        return Answer.from_json(self.disk.read_json_object(path)) if path.is_file() else None
+        line = self._lines.get(_key(item))
+        return None if line is None else Answer.from_json(json.loads(line)["answer"])
 
     def files(self, item: Item) -> Path:
         """Return the folder with what an item left."""
-        return self.path(item) / FILES
+        return self.folder / _key(item)
 
     def write(self, item: Item, answer: Answer) -> None:
         """Store an answer; one that is there stays what it is."""
-        path = self.path(item)
-        if path.exists():
+        key = _key(item)
+        if key in self._lines:
             return
-        with self.disk.folder_written_aside(path) as aside:
-            for name, content in answer.files.items():
-                file = aside / FILES / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(content)
-            text = json.dumps(answer.to_json(), indent=1)
-            (aside / ANSWER).write_text(text, encoding="utf-8")
+        if item.folder:
+            # A folder without its line is of a driver that was killed in between: replaced.
+            with self.disk.folder_written_aside(self.folder / key) as aside:
+                for name, content in answer.files.items():
+                    (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                    (aside / name).write_bytes(content)
+        line = json.dumps({"key": key, "answer": answer.to_json()})
+        self._file.write(f"{line}\n")
+        self._file.flush()
+        self._lines[key] = line
+        if time.monotonic() - self._synced > SYNCED_EVERY:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
 
     def discard(self) -> None:
         """Delete every answer: they became a run, or are not wanted."""
+        self._lines.clear()
+        self._file.truncate(0)
         for path in self.folder.iterdir():
-            if path.name != LOCK:
+            if path.name not in (LOCK, ANSWERS):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _key(item: Item) -> str:
+    """Return what names an answer: its item in letters that a folder may have, and its work."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", item.name).lstrip(".")[:100]
+    return f"{name}-{item.digest()}"
+
+
+def _whole_lines(path: Path) -> dict[str, str]:
+    """Return the answers of a file by key, and cut off one that a driver was killed in.
+
+    Raises:
+        ItemError: a line is none of an answer.
+    """
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        os.truncate(path, len(whole))
+    try:
+        lines = whole.decode("utf-8").splitlines()
+        return {json.loads(line)["key"]: line for line in lines}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ItemError(
+            f"expected answers of a sweep in {path}, one JSON object a line, and {error!r}; delete "
+            f"{path.parent}, and the sweep begins anew"
+        ) from error
 
 
 def run(

@@ -46,10 +46,11 @@ def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[
 class RunsFolder(click.Path):
     """A folder of runs; of one on shared storage its copy on this machine, up to date."""
 
-    def __init__(self, exists: bool = False, patterns: bool = False) -> None:
-        """Take whether a folder must be there, and whether patterns of folders may be given."""
+    def __init__(self, exists: bool = False, patterns: bool = False, copied: bool = True) -> None:
+        """Take whether a folder must be there, whether patterns of folders may be given, and
+        whether the runs of shared storage must be here."""
         super().__init__(path_type=Path, exists=exists, file_okay=patterns)
-        self.patterns = patterns
+        self.patterns, self.copied = patterns, copied
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
         """Return a folder of this machine, or the pattern as it is."""
@@ -61,17 +62,25 @@ class RunsFolder(click.Path):
             from reports.store.shared import copy_of, open_copy
 
             # Completion asks too, at each key, and waits for no network.
-            return copy_of(text) if ctx and ctx.resilient_parsing else open_copy(text)
+            if ctx and ctx.resilient_parsing:
+                return copy_of(text)
+            return open_copy(text, self.copied)
         return super().convert(value, param, ctx)
 
 
-runs_option = click.option(
-    "--out",
-    type=RunsFolder(),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds the runs, here or on shared storage: s3://bucket/runs.",
-)
+def _runs_option(kind: RunsFolder) -> Callable[..., Any]:
+    return click.option(
+        "--out",
+        type=kind,
+        default=Path("runs"),
+        show_default=True,
+        help="Folder that holds the runs, here or on shared storage: s3://bucket/runs.",
+    )
+
+
+runs_option = _runs_option(RunsFolder())
+listed_runs_option = _runs_option(RunsFolder(copied=False))
+"""The same for a command that asks for no more than a list of them."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 

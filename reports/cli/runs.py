@@ -15,6 +15,7 @@ from reports.cli.console import (
     examples,
     json_option,
     known_runs,
+    listed_runs_option,
     runs_option,
     say,
     show,
@@ -25,7 +26,7 @@ from reports.cli.console import (
 
 
 @click.command("list", epilog=examples("list", "list --json"))
-@runs_option
+@listed_runs_option
 @json_option
 def list_command(out: Path, as_json: bool) -> None:
     """List the stored runs with their verdicts, oldest first.

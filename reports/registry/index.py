@@ -56,20 +56,23 @@ class Line:
     signature: str
 
 
+Examine = Callable[[Sequence[Path]], tuple[Mapping[Path, tuple[RunSummary, str]], Unreadable]]
+"""Reads runs: by folder a summary and the run's id, and the folders that it could not read."""
+
+
 def summaries(
     root: Path,
     folders: Iterable[Path],
-    examine: Callable[[Sequence[Path]], tuple[Mapping[Path, tuple[RunSummary, str]], Unreadable]],
+    examine: Examine,
 ) -> tuple[list[Line], Unreadable]:
     """Return a line for every readable folder, and the others with a reason.
 
     Args:
         root: where the folders and the index lie.
         folders: of runs, maybe.
-        examine: what reads runs that the index does not know: by folder a summary and the run's
-            id, and what it could not read.
+        examine: what reads runs that the index does not know.
     """
-    known = {line.summary.id: line for line in _read(root / INDEX)}
+    known = {line.summary.id: line for line in read_lines(root / INDEX)}
     lines: list[Line] = []
     new: dict[Path, str] = {}
     for folder in folders:
@@ -83,7 +86,7 @@ def summaries(
     for folder, (summary, name) in found.items():
         lines.append(Line(summary, name, new[folder]))
     if found or len(lines) < len(known):
-        _write(root / INDEX, lines)
+        write_lines(root / INDEX, lines)
     return lines, unreadable
 
 
@@ -97,17 +100,19 @@ def _signature(folder: Path) -> str:
     return " ".join(parts[name] for name in sorted(parts)) if MANIFEST in parts else ""
 
 
-def _read(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of an index; none where it is not there, or is no index."""
     try:
         columns = pq.read_table(path, schema=_SCHEMA).to_pydict()
     except (OSError, pa.ArrowException):
-        # It is not there, or no index: the folders say the same.
+        # The runs say the same.
         return []
     rows = zip(*(columns[name] for name in _SCHEMA.names), strict=True)
     return [Line(RunSummary(*row[:-2]), *row[-2:]) for row in rows]
 
 
-def _write(path: Path, lines: Sequence[Line]) -> None:
+def write_lines(path: Path, lines: Sequence[Line]) -> None:
+    """Write an index, if one may write there."""
     columns = {name: [getattr(line.summary, name) for line in lines] for name in _FIELDS}
     columns |= {name: [getattr(line, name) for line in lines] for name in ("name", "signature")}
     try:

@@ -17,11 +17,12 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.registry.index import RunSummary, summaries
+from reports.registry.shared_index import shared_summaries
 from reports.store.manifest import Manifest
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_infos, read_run, run_folders
 from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, PAGE, RunKind, StoreError
-from reports.store.shared import address_of
+from reports.store.shared import address_of, storage_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
@@ -78,9 +79,13 @@ def is_pinned(root: Path, manifest: Manifest) -> bool:
 def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]]:
     """Return the runs under `root`, oldest first, and those that cannot be read with a reason.
 
-    Only what the index beside the runs does not know is read (`reports.registry.index`).
+    Only what the index beside the runs does not know is read (`reports.registry.index`), and of a
+    copy of shared storage what the index there does not know (`reports.registry.shared_index`).
     """
-    lines, unreadable = summaries(root, run_folders(root), _examined)
+    if (storage := storage_of(root)) is not None:
+        lines, unreadable = shared_summaries(storage, _examined)
+    else:
+        lines, unreadable = summaries(root, run_folders(root), _examined)
     first: dict[str, RunSummary] = {}
     for line in sorted(lines, key=lambda line: line.summary.id != line.name):
         own = first.setdefault(line.name, line.summary)

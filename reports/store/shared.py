@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ UNSENT = ".unsent"
 """Folder of a copy with runs that the storage did not take; the next command sends them."""
 AT_ONCE = 16
 """Runs that are copied at a time: what waits for a network waits together."""
+REQUESTS = 64
+"""Objects that are read at a time."""
 ABANDONED = 3600
 """Seconds after which what a writer left is nobody's: sending a run takes a few."""
 
@@ -68,24 +70,64 @@ class Storage:
             there = set(self.names())
             for name in here - there:
                 shutil.rmtree(self.copy / name, ignore_errors=True)
+            new = sorted(there - here)
+            # A listing has a thousand objects, which are a hundred runs and more.
+            listed = self._objects_of_all() if 100 * len(new) > len(there) else {}
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(self._fetch, sorted(there - here)))
+                list(pool.map(lambda name: self._fetch(name, listed.get(name)), new))
+            self.send_unsent()
+
+    def send_unsent(self) -> None:
+        """Send the runs that the storage did not take when they were made."""
+        with _refusals_named(self.address):
             for folder in sorted((self.copy / UNSENT).glob("*")):
                 if self.claim(folder.name):
                     self._send(folder, folder.name)
                     folder.rename(self.copy / folder.name)
 
-    def _fetch(self, name: str) -> None:
-        objects = self._objects(name)
+    def listed(self) -> list[str]:
+        """Return `names`; raises StoreError where the storage refuses."""
+        with _refusals_named(self.address):
+            return self.names()
+
+    def get(self, paths: Sequence[str], folder: Path) -> None:
+        """Copy objects below this folder to those places below another, many at a time.
+
+        One that is not there is left out; raises like `listed`.
+        """
+
+        def one(path: str) -> None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                # Not `cat_file`, which asks for the size first.
+                self.files.get_file(f"{self.root}/{path}", str(folder / path))
+
+        with _refusals_named(self.address), ThreadPoolExecutor(REQUESTS) as pool:
+            list(pool.map(one, paths))
+
+    def put(self, file: Path, path: str) -> None:
+        """Write an object below the folder, in the place of what is there; raises like `listed`."""
+        with _refusals_named(self.address):
+            self.files.put_file(str(file), f"{self.root}/{path}")
+
+    def _fetch(self, name: str, objects: Mapping[str, str] | None) -> None:
+        objects = self._objects(name) if objects is None else objects
         if MANIFEST not in objects:
             return
         # What is written aside becomes a run when it is whole, here too.
         with suppress(FileNotFoundError), folder_written_aside(self.copy / name) as aside:
-            for inside, path in objects.items():
-                self.files.get_file(path, str(aside / inside))
+            self.files.get(list(objects.values()), [str(aside / inside) for inside in objects])
 
     def _objects(self, name: str) -> dict[str, str]:
         return {path.rpartition("/")[2]: path for path in self.files.find(f"{self.root}/{name}")}
+
+    def _objects_of_all(self) -> dict[str, dict[str, str]]:
+        folders: dict[str, dict[str, str]] = {}
+        for path in self.files.find(self.root):
+            name, _, inside = path.removeprefix(f"{self.root}/").partition("/")
+            if inside and "/" not in inside:
+                folders.setdefault(name, {})[inside] = path
+        return folders
 
     def claim(self, name: str) -> bool:
         """Return whether this process may write a run of that name: nobody has it or writes it.
@@ -196,8 +238,12 @@ def copy_of(address: str) -> Path:
     return caches / "megalodon-numerics" / "runs" / f"{name}-{digest}"
 
 
-def open_copy(address: str) -> Path:
+def open_copy(address: str, runs: bool = True) -> Path:
     """Return the copy of a folder of runs on shared storage, up to date.
+
+    Args:
+        address: of the folder.
+        runs: whether to bring the runs here; otherwise it has those that it had.
 
     Raises:
         StoreError: what reads such storage is not installed, or the storage refuses.
@@ -215,7 +261,8 @@ def open_copy(address: str) -> Path:
             f"expected to keep a copy of {address} at {copy}, but {error.strerror or error}; "
             "set XDG_CACHE_HOME to a folder that can be written"
         ) from error
-    storage.refresh()
+    if runs:
+        storage.refresh()
     return copy
 
 

@@ -11,6 +11,7 @@ _MATCHING = "test_matching.py"
 _ALIGNMENT = "test_alignment.py"
 _RETURNED = "test_returned.py"
 _CONSEQUENCES = "test_consequences.py"
+_FLOORS = "test_rounding_floors.py"
 _TABLES = "test_tables_and_masks.py"
 _COMPLEX = "test_complex.py"
 
@@ -131,7 +132,7 @@ ROUNDING = of(
         "errors of both sides are not added",
         "math.hypot(*(each.get(name, math.nan) for each in floors))",
         "max(each.get(name, math.nan) for each in floors) * 0.5",
-        f"{_PORT} test_port_subjects.py",
+        _FLOORS,
     ),
     (
         "lost_digits_untold",
@@ -145,7 +146,7 @@ ROUNDING = of(
         "a stage whose rounding was not measured has any bound",
         "return max(row.absolute, factor * floor) if not math.isnan(floor) else math.nan",
         "return max(row.absolute, factor * floor) if not math.isnan(floor) else math.inf",
-        f"{_PORT} {_CAPTURED}",
+        _FLOORS,
     ),
 )
 
@@ -429,7 +430,7 @@ EVALUATION = of(
         "a mask of zeros and ones is taken to be rounded",
         "return jnp.where(short, wide, wide * (1 + moves))",
         "return wide * (1 + moves)",
-        _RETURNED,
+        f"test_evaluation.py {_RETURNED}",
     ),
 )
 

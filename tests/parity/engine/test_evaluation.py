@@ -461,3 +461,17 @@ def test_constants_moves_what_is_float32_in_a_float64_program_and_nothing_else(f
         exact, _ = widened(function, X)
         moved, _ = widened(function, X, signs=Signs(pool(0, 64), operations=0.0, constants=1.0))
     assert (relative_l2(moved, exact) > LAST_DIGITS) == moves
+
+
+@pytest.mark.parametrize("what", ["operations", "constants"])
+def test_in_a_table_only_what_was_rounded_moves(what):
+    """The mask of an attention with slopes: -1e4 and 0 are meant, what lies between was rounded."""
+    table = np.float32([[-1e4, 0.0, 0.1], [1.0, 1 / 3, -0.5]])
+    is_rounded = np.array([[False, False, True], [False, True, False]])
+
+    def function(x):
+        return jnp.where(x > 2, x, jnp.asarray(table))
+
+    on = {"operations": 0.0, "constants": 0.0, what: 1.0}
+    moved, _ = widened(function, X, signs=Signs(pool(0, 64), **on))
+    assert np.array_equal(moved != np.float64(table), is_rounded)

@@ -311,6 +311,12 @@ def test_a_tensor_used_twice_is_tied():
     name = "model.embed_tokens.weight"
     assert matching.by_port["lm_head.kernel"].originals == (name,)
     assert matching.tied == (((name,), ("embed_tokens.embedding", "lm_head.kernel")),)
+    # Whoever reads either row sees it, and nowhere else.
+    notes = {pair.port: pair.note for pair in matching.pairs if "tied" in pair.note}
+    assert notes == {
+        "embed_tokens.embedding": "tied with lm_head.kernel",
+        "lm_head.kernel": "tied with embed_tokens.embedding",
+    }
     twice = original | {"lm_head.weight": original[name]}
     matching = match_parameters(twice, flax_like(original))
     assert matching.by_port["embed_tokens.embedding"].also == ("lm_head.weight",)

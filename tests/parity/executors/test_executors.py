@@ -18,7 +18,7 @@ from parity.executors import item as item_module
 from parity.executors.item import Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
 from parity.executors.progress import Progress
-from parity.executors.sweep import Answers, open_executor, run
+from parity.executors.sweep import ANSWERS, Answers, open_executor, run
 from tests.helpers import ROOT
 
 WORK = "tests.parity.executors.work:"
@@ -123,7 +123,7 @@ def test_two_drivers_do_not_share_a_folder(tmp_path: Path) -> None:
         raise AssertionError("two drivers")
     # What a killed driver was writing is gone, and its lock with it.
     with Answers.opened(tmp_path):
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", ANSWERS}
 
 
 DRIVER = """
@@ -162,8 +162,50 @@ def test_a_driver_that_is_killed_loses_nothing_and_counts_nothing_twice(tmp_path
     again = Counter(log.read_text(encoding="utf-8").split()) - done
     # The workers of a killed driver end with it, and at most what they were at is done again.
     assert len(done) >= 4 and sum((again & done).values()) <= 2
-    for path in (tmp_path / "answers").glob("wait*"):
-        assert json.loads((path / "answer.json").read_text(encoding="utf-8"))["state"] == "done"
+    lines = (tmp_path / "answers" / ANSWERS).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["answer"]["state"] for line in lines] == ["done"] * 16
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99], ids=["none", "half", "all but its end"])
+def test_an_answer_that_a_driver_was_killed_in_is_none(tmp_path: Path, part: float) -> None:
+    """At whatever byte it was: the answers before it stand, and the next ones are whole."""
+    one, two, three = doubles(3)
+    with Answers.opened(tmp_path) as stored:
+        for item in (one, two):
+            stored.write(item, Answer(item.name, State.DONE, 1))
+    path = tmp_path / ANSWERS
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[: int(part * len(second))])
+    with Answers.opened(tmp_path) as stored:
+        assert [stored.read(item) is not None for item in (one, two, three)] == [True, False, False]
+        stored.write(three, Answer(three.name, State.DONE, 3))
+    with Answers.opened(tmp_path) as stored:
+        values = [answer and answer.value for answer in map(stored.read, (one, two, three))]
+        assert values == [1, None, 3]
+        stored.discard()
+        assert stored.read(one) is None
+    assert not path.read_bytes()
+
+
+def test_files_of_an_item_whose_answer_was_not_stored_are_replaced(tmp_path: Path) -> None:
+    item = Item("leaves", f"{WORK}leave", {"text": "new"}, folder=True)
+    answer = Answer(item.name, State.DONE, files={"below/text": b"new"})
+    with Answers.opened(tmp_path) as stored:
+        (stored.files(item) / "below").mkdir(parents=True)
+        (stored.files(item) / "old").touch()
+        assert stored.read(item) is None
+        stored.write(item, answer)
+        left = {path.name: path for path in stored.files(item).rglob("*") if path.is_file()}
+        assert left.keys() == {"text"} and left["text"].read_bytes() == b"new"
+
+
+def test_what_is_no_file_of_answers_is_named(tmp_path: Path) -> None:
+    (tmp_path / ANSWERS).write_text("[]\n", encoding="utf-8")
+    with (
+        pytest.raises(ItemError, match=r"expected answers of a sweep in .* begins anew"),
+        Answers.opened(tmp_path),
+    ):
+        raise AssertionError("taken for answers")
 
 
 @pytest.mark.parametrize(

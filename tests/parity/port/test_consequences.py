@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
+from parity.engine.alignment import Pin
+from parity.engine.closeness import EQUAL
 from parity.port import Port, compare
 from parity.sides import JaxSide, TorchSide
 
@@ -43,7 +47,7 @@ def ported(scale, wrong=1.0):
     return function
 
 
-def compared(scale, wrong=1.0):
+def compared(scale, wrong=1.0, **how):
     torch.manual_seed(0)
     original = Original()
     with torch.no_grad():
@@ -58,13 +62,36 @@ def compared(scale, wrong=1.0):
         "bias": arrays["dense.bias"],
     }
     sides = TorchSide(original, IDS), JaxSide(ported(scale, wrong), params, IDS)
-    return compare(Port("table", *sides, bfloat16=False))
+    return compare(Port("table", *sides, bfloat16=False, **how))
 
 
 def test_a_stage_that_differs_to_no_effect_is_told_and_not_failed():
     report = compared(SCALE)
     assert report.holds, report.text()
     assert any("table is not what the original's table is" in text for text in report.notices)
+
+
+def test_what_a_person_calls_one_quantity_is_held_to_it():
+    """The same two programs as above, of which somebody said that the tables are one."""
+    report = compared(SCALE, pins=(Pin("table", "table"),), gradients=False)
+    assert {m.quantity for m in report.failures} == {"table"}
+    assert not any("is not what the original's" in text for text in report.notices)
+
+
+def test_a_stage_that_is_slightly_wrong_is_failed_although_what_follows_undoes_it():
+    """By less than another quantity would differ: it is the table, with an error in it."""
+
+    def function(params, ids):
+        slightly = 1 + EQUAL / 8
+        x = checkpoint_name(params["table"][ids] * slightly, "table") / slightly
+        return checkpoint_name(jnp.tanh(x), "tanh")
+
+    modules = {"table": torch.nn.Embedding(5, 4), "tanh": torch.nn.Tanh()}
+    original = TorchSide(torch.nn.Sequential(OrderedDict(modules)), IDS)
+    params = {"table": modules["table"].weight.detach().numpy()}
+    sides = original, JaxSide(function, params, IDS)
+    report = compare(Port("slightly", *sides, gradients=False, bfloat16=False))
+    assert {m.quantity for m in report.failures} == {"table"}
 
 
 @pytest.mark.parametrize("scale", [1.0, SCALE * 1.01])

@@ -19,14 +19,15 @@ def sines():
 
 
 class Positions(torch.nn.Module):
-    """Adds a table that it holds in float32: as a parameter, a buffer, or an attribute."""
+    """Adds a table that it holds in float32: as a parameter, trained or not, a buffer, or an
+    attribute."""
 
     def __init__(self, kept):
         super().__init__()
         self.dense = torch.nn.Linear(5, 4)
         table = torch.from_numpy(sines()).float()
-        if kept == "parameter":
-            self.table = torch.nn.Parameter(table, requires_grad=False)
+        if kept in ("parameter", "trained"):
+            self.table = torch.nn.Parameter(table, requires_grad=kept == "trained")
         elif kept == "buffer":
             self.register_buffer("table", table)
         else:
@@ -51,7 +52,7 @@ def params_of(module):
     return {"kernel": linear.weight.detach().numpy().T, "bias": linear.bias.detach().numpy()}
 
 
-@pytest.mark.parametrize("kept", ["parameter", "buffer", "attribute"])
+@pytest.mark.parametrize("kept", ["parameter", "trained", "buffer", "attribute"])
 def test_a_table_that_the_port_makes_in_float64_is_the_same_but_for_rounding(kept):
     module = Positions(kept)
     sides = TorchSide(module, X), JaxSide(made_anew(0.0), params_of(module), X)

@@ -149,6 +149,13 @@ class Normed(torch.nn.Module):
         return torch.softmax(scores @ scores.T / 8, -1) @ x
 
 
+class Elementwise(torch.nn.Module):
+    """Sums nothing: each operation rounds its own result and no more."""
+
+    def forward(self, x):
+        return (torch.exp(x) / 3).sin() * x
+
+
 class Particular(torch.nn.Module):
     """Refuses all but float32, and makes what it needs in the dtype that it is told."""
 
@@ -217,10 +224,11 @@ def test_what_a_module_keeps_in_float32_has_derivatives_in_float64():
     assert module.turn.dtype == torch.float32
 
 
-def test_a_module_responds_to_rounding_as_much_as_it_rounds():
+@pytest.mark.parametrize("kind", [Normed, Elementwise])
+def test_a_module_responds_to_rounding_as_much_as_it_rounds(kind):
     torch.manual_seed(2)
     x = np.random.default_rng(2).standard_normal((24, 64), np.float32)
-    side = TorchSide(Normed().eval(), x)
+    side = TorchSide(kind().eval(), x)
     narrow, exact = side.run(), side.run(WIDE)
     moved = [side.run(Run(Precision.FLOAT64, Rounding.OPERATIONS, seed)) for seed in range(4)]
     for name, value in exact.stages.items():

@@ -6,13 +6,14 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reports.registry import shared_index
 from reports.store import shared
 from reports.store.runs import check_writable, list_runs, write_run
 from reports.store.schema import StoreError
@@ -244,10 +245,93 @@ def test_what_is_here_is_asked_for_once(
     asked: list[str] = []
     fetch = shared.Storage._fetch
 
-    def counted(self: shared.Storage, name: str) -> None:
+    def counted(self: shared.Storage, name: str, objects: Any) -> None:
         asked.append(name)
-        fetch(self, name)
+        fetch(self, name, objects)
 
     monkeypatch.setattr(shared.Storage, "_fetch", counted)
     machine("second")
     assert [ids(storage), ids(storage), sorted(asked)] == [names, names, names]
+
+
+def listed(address: str) -> tuple[list[str], list[str]]:
+    """Runs that `list` names, and those that it says are unreadable."""
+    answer = json.loads(cli("list", "--json", "--out", address).output)
+    names = [Path(entry["folder"]).name for entry in answer["unreadable"]]
+    return [run["id"] for run in answer["runs"]], names
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Objects that are read for a list, in order."""
+    paths: list[str] = []
+    get = shared.Storage.get
+
+    def counted(self: shared.Storage, wanted: Sequence[str], folder: Path) -> None:
+        paths.extend(wanted)
+        get(self, wanted, folder)
+
+    monkeypatch.setattr(shared.Storage, "get", counted)
+    return paths
+
+
+def test_a_list_copies_no_run_and_reads_what_nobody_has_listed(
+    storage: str, machine: Any, asked: list[str]
+) -> None:
+    names = [write_run(shared.open_copy(storage), night(day)).name for day in (1, 2)]
+    machine("second")
+    assert listed(storage) == (names, [])
+    assert not [path for path in shared.copy_of(storage).iterdir() if path.is_dir()]
+    # Of a run what a list says of it, and no page.
+    read = {path.rpartition("/")[2] for path in asked}
+    assert read == {shared_index.THERE, "run.json", "measurements.parquet", "findings.parquet"}
+    # Another machine has all of it from the first, and each knows then.
+    for name, objects_read in (("third", [shared_index.THERE]), ("second", []), ("third", [])):
+        asked.clear()
+        machine(name)
+        assert (listed(storage), asked) == ((names, []), objects_read)
+    third = write_run(shared.open_copy(storage), night(3)).name
+    ours = shared.storage_of(shared.copy_of(storage))
+    assert ours is not None
+    ours.delete(names[0])
+    machine("second")
+    assert listed(storage) == ([names[1], third], [])
+
+
+@pytest.mark.parametrize("spoilt", ["nothing", "the index", "a manifest", "rows", "no manifest"])
+def test_what_a_list_is_made_from_may_be_gone_or_damaged(
+    spoilt: str, tmp_path: Path, machine: Any
+) -> None:
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    good, bad = (write_run(shared.open_copy(address), night(day)).name for day in (1, 2))
+    remote = tmp_path / "remote" / "runs"
+    machine("second")
+    if spoilt == "the index":
+        (remote / shared_index.THERE).write_text("no index", encoding="utf-8")
+    if spoilt == "a manifest":
+        (remote / bad / "run.json").write_text("{", encoding="utf-8")
+    if spoilt == "rows":
+        (remote / bad / "measurements.parquet").write_bytes(b"PAR1")
+    if spoilt == "no manifest":
+        (remote / bad / "run.json").unlink()
+    broken = spoilt in ("a manifest", "rows")
+    runs = [good, bad] if spoilt in ("nothing", "the index") else [good]
+    for _ in range(2):
+        assert listed(address) == (runs, [bad] if broken else [])
+
+
+def test_who_may_only_read_has_a_list_and_reads_nothing_twice(
+    storage: str, machine: Any, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [write_run(shared.open_copy(storage), night(1)).name]
+
+    def refuse(*_: Any) -> None:
+        raise StoreError("403 Forbidden")
+
+    monkeypatch.setattr(shared.Storage, "put", refuse)
+    machine("reader")
+    assert listed(storage) == (names, []) and len(asked) > 1
+    asked.clear()
+    assert (listed(storage), asked) == ((names, []), [])
+    assert not [path for path in objects(storage) if path.startswith(".")]

@@ -1,0 +1,59 @@
+"""Floors of two sides add up as independent errors do, and what has none passes on no edge."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from parity.engine.bounds import rule
+from parity.engine.compare import Comparison, Work
+from parity.engine.measurement import Kind, Verdict
+from parity.engine.metrics import relative_l2
+from parity.engine.quantity import stage_kind
+from parity.engine.rounding_noise import UNIT_ROUNDOFF
+from parity.port.rounding_floors import PortBounds, floors_of, together
+from parity.port_tolerances import PORTS, PortEdge
+
+SIZE = 10_000
+CROSS = 4 / math.sqrt(SIZE)
+"""How far the product of two draws of random signs is from its mean, 0: four deviations."""
+VALUE = np.random.default_rng(0).standard_normal(SIZE)
+
+
+def moved(units, seed):
+    signs = np.random.default_rng([seed, units]).choice([-1.0, 1.0], SIZE)
+    return {"stage": VALUE * (1 + units * UNIT_ROUNDOFF * signs)}
+
+
+@pytest.mark.parametrize("units", [(3, 4), (4, 3), (5, 1)])
+def test_the_floor_of_a_difference_is_how_far_two_independent_errors_are_apart(units):
+    sides = [floors_of({"stage": VALUE}, lambda seed, u=u: moved(u, seed)) for u in units]
+    ours, theirs = (moved(u, seed)["stage"] for u, seed in zip(units, (11, 12), strict=True))
+    apart = relative_l2(ours, theirs)
+    floor = together(*sides)["stage"]
+    assert floor**2 == pytest.approx(apart**2, rel=CROSS)
+    # Neither side alone explains it.
+    assert all(side["stage"] < floor for side in sides)
+
+
+def test_what_one_side_did_not_measure_has_no_floor_on_either():
+    for sides in (({"stage": 1e-7}, {}), ({}, {"stage": 1e-7})):
+        assert math.isnan(together(*sides)["stage"])
+
+
+HELD = [edge for edge in PortEdge if rule(PORTS, edge, Kind.BLOCK) is not None]
+
+
+@pytest.mark.parametrize("edge", HELD)
+def test_a_stage_whose_rounding_was_not_measured_passes_on_no_edge(edge):
+    work = Work("port", "hash", ("measured", "stage"))
+    bounds = PortBounds({edge: {"measured": UNIT_ROUNDOFF}})
+    comparison = Comparison(work, edge, bounds, edge.dtype, kinds=stage_kind)
+    arrays = {name: VALUE.astype(edge.dtype) for name in work.order}
+    gates = {m.quantity: m for m in comparison.run(arrays, arrays) if m.metric == "rel_l2"}
+    # Both sides are equal: only that nobody knows what equal means there tells the two apart.
+    assert gates["measured"].verdict is Verdict.PASS
+    assert gates["stage"].verdict is Verdict.FAIL and gates["stage"].value == 0
+    assert "no tolerance" in gates["stage"].note
