@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 
 AT_MOST = frozenset(("token_ratio", "token_bytes_ratio"))
-"""Metrics of which less is better: their goal is the largest value wanted."""
+"""Metrics whose goal is the largest value wanted."""
+LESS_IS_BETTER = AT_MOST | {"floor_ratio"}
+"""Metrics of which less is better, with a goal or without."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ FALSE_ALARM = 0.01
 """Probability of a change in a series that has none."""
 SHORTEST = 3
 """Runs of a level: the median of three is deaf to one outlier, that of two is not."""
+LEAST_RUNS = next(n for n in range(2 * SHORTEST, 100) if 2 / math.comb(n, n // 2) < FALSE_ALARM)
+"""Runs below which no change is ever found: among fewer, chance puts the higher half of them at one
+end too often."""
 _BATCH, _BATCHES = 111, 9
 """Permutations at a time, and how often: 999 give p-values in thousandths."""
 
