@@ -109,12 +109,13 @@ def _decoding(
     model: Any, tokens: jax.Array, prefill: Callable[..., Any], decode_step: DecodeStep
 ) -> Work:
     stream: list[Any] = []
+    token = tokens[:, 0]
 
     def decode(count: int) -> None:
         if not stream:
             stream.append(prefill(model, tokens)[1])
         for _ in range(count):
-            logits, stream[0] = decode_step(model, stream[0], tokens[:, 0])
+            logits, stream[0] = decode_step(model, stream[0], token)
             jax.block_until_ready(logits)
 
     return decode

@@ -8,6 +8,7 @@ import pytest
 
 from reports.bench.figures import length_timings
 from reports.page import svg
+from reports.page.render import render
 from reports.page.sections.speed import changes, markdown, rows, watched
 from reports.store.runs import Run
 from reports.verdict.change_points import LEAST_RUNS, Change
@@ -19,16 +20,18 @@ RUNS = 16
 WOBBLE = (1.0, 1.01, 0.99, 1.02, 0.98)
 
 
+def commit(run: int) -> str:
+    return f"{run:02d}" * 20
+
+
 def benches(before: float, after: float, count: int = RUNS) -> list[Run]:
     """Benches a day apart, whose ratio changes in the ninth; each of its own commit."""
     speeds = [(before if i < 8 else after) * WOBBLE[i % 5] for i in range(count)]
     days = [bench(day=1 + i, speedup=speed) for i, speed in enumerate(speeds)]
-    return [altered(r, commit=f"{i:040x}", dirty=False) for i, r in enumerate(days)]
+    return [altered(r, commit=commit(i), dirty=False) for i, r in enumerate(days)]
 
 
 def section(history: list[Run]) -> str:
-    from reports.page.render import render
-
     night = run(measurement())
     page = render(night, decide(night, None), History(benches=tuple(history)))
     return page[page.index('<section id="speed"') : page.index('<section id="tolerances"')]
@@ -43,12 +46,12 @@ def test_a_change_names_its_figures_its_run_and_its_commits(after: float, word: 
         assert line["word"] == word
         assert line["run"] == days[8].id
         assert line["created"] == days[8].manifest.created
-        assert line["commits"] == f"{7:040x}"[:10] + ".." + f"{8:040x}"[:10]
+        assert line["commits"] == f"{commit(7)[:10]}..{commit(8)[:10]}"
     text = section(days)
     assert days[8].id in text.replace("<wbr>", "")
     assert text.count(f">{word}</span>") == 4
     assert text.count('class="level"') == 2 * 4
-    assert "probability of 1%" in text
+    assert "probability of at most 1%" in text
 
 
 def test_without_a_change_the_page_says_so() -> None:
