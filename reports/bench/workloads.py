@@ -1,33 +1,32 @@
 """The work a bench times: the same on both sides, and the floors beneath it.
 
-Run as `python -m reports.bench.workloads jax|reference`, it prints the peak memory of a training
-step. It imports neither store nor page, whose memory would count.
+Run as `python -m reports.bench.workloads jax|reference LENGTH SIZES`, it is the child of a
+`reports.bench.worker.Worker`. It imports neither store nor page, whose memory would count.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from megalodon_jax.checks import traced_checks
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import state_dict
-from megalodon_jax.inference import decode_step
+from megalodon_jax.inference import decode_step, generate
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import HEAD, Role, weight_table
 from parity.megalodon.reference import LiveReference
 from parity.megalodon.reference.timed import peak_bytes
+from reports.bench.jax_work import jax_work, program_bytes
+from reports.bench.worker import Work, Worker, resident_peak, serve
 from reports.provenance.device import device_kind
 
 CONFIG = MegalodonConfig(
@@ -44,52 +43,36 @@ CONFIG = MegalodonConfig(
 )
 LENGTH = 2048
 DECODE_STEPS = 16
-Work = Callable[[int], None]
+LONG = replace(
+    CONFIG,
+    model_dim=256,
+    z_dim=128,
+    value_dim=512,
+    ffn_hidden_dim=640,
+    num_layers=2,
+    use_checkpoint=True,
+    scan_layers=True,
+)
+"""For sequences of up to 131,072 tokens on two cores. Both ways to save memory are on: without the
+loop over layers XLA computes nothing twice on a CPU, and rematerialisation saves nothing."""
+SIZES: dict[str, tuple[MegalodonConfig, dict[str, Any]]] = {
+    "bench": (CONFIG, {}),
+    # Logits of a chunk at a time; `deterministic` would turn rematerialisation off.
+    "long": (LONG, {"loss_chunk": LONG.chunk_size, "deterministic": False}),
+}
+"""What a worker can be asked to run: sizes, and further arguments of the loss."""
 
 
-def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray) -> dict[str, Work]:
-    """Return the JAX side of `parity.megalodon.reference.LiveReference.workloads`."""
-    tokens = jnp.asarray(ids)
-    token = tokens[:, 0]
-    forward = eqx.filter_jit(lambda model, tokens: model(tokens)[0])
-    prefill = eqx.filter_jit(lambda model, tokens: model(tokens, return_cache=True))
-    transform = optax.adamw(1e-4)
+def jax_workloads(model: MegalodonForCausalLM, ids: np.ndarray, **loss: Any) -> dict[str, Work]:
+    """Return the JAX side of `parity.megalodon.reference.LiveReference.workloads`.
 
-    @eqx.filter_jit(donate="all-except-first")
-    def step(tokens, model, state):
-        grads = eqx.filter_grad(lambda m: m.compute_loss(tokens, tokens))(model)
-        updates, state = transform.update(grads, state, eqx.filter(model, eqx.is_array))
-        return eqx.apply_updates(model, updates), state
+    `loss` are further arguments of `compute_loss`.
+    """
 
-    def run(function: Callable[..., Any], count: int) -> None:
-        for _ in range(count):
-            jax.block_until_ready(eqx.filter(function(model, tokens), eqx.is_array))
+    def greedy(model: MegalodonForCausalLM, tokens: jax.Array, count: int) -> jax.Array:
+        return generate(model, tokens, count, temperature=0)[0]
 
-    trained: list[Any] = []
-
-    def train_step(count: int) -> None:
-        if not trained:
-            copy = jax.tree.map(lambda x: jnp.array(x) if eqx.is_array(x) else x, model)
-            trained.extend((copy, transform.init(eqx.filter(copy, eqx.is_array))))
-        for _ in range(count):
-            trained[:] = step(tokens, *trained)
-        jax.block_until_ready(eqx.filter(trained, eqx.is_array))
-
-    stream: list[Any] = []
-
-    def decode(count: int) -> None:
-        if not stream:
-            stream.append(prefill(model, tokens)[1])
-        for _ in range(count):
-            logits, stream[0] = decode_step(model, stream[0], token)
-            jax.block_until_ready(logits)
-
-    return {
-        "forward": lambda count: run(forward, count),
-        "train_step": train_step,
-        "prefill": lambda count: run(prefill, count),
-        "decode": decode,
-    }
+    return jax_work(model, jnp.asarray(ids), decode_step, greedy, **loss)
 
 
 def gemm_floor(config: MegalodonConfig, length: int) -> Work:
@@ -162,21 +145,37 @@ def seconds(work: Work, count: int = 1) -> float:
     return time.perf_counter() - clock
 
 
-def inputs(config: MegalodonConfig, length: int) -> tuple[MegalodonForCausalLM, np.ndarray]:
-    """Return a model and token ids of shape (1, length), int32; equal arguments give equal ones."""
-    ids = np.random.default_rng(0).integers(3, config.vocab_size, (1, length)).astype(np.int32)
+def in_turn(
+    sides: Mapping[str, Work], count: int, repeats: int
+) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    """Return the seconds of each side's first call, which may compile, and then of every round.
+
+    Each round asks every side once, so that what else the machine does meets all of them.
+    """
+    first = {side: seconds(work, count) for side, work in sides.items()}
+    rounds = [{side: seconds(work, count) for side, work in sides.items()} for _ in range(repeats)]
+    return first, {side: tuple(r[side] for r in rounds) for side in sides}
+
+
+def inputs(
+    config: MegalodonConfig, length: int, rows: int = 1
+) -> tuple[MegalodonForCausalLM, np.ndarray]:
+    """Return a model and token ids of shape (rows, length), int32; equal arguments, equal ones."""
+    ids = np.random.default_rng(0).integers(3, config.vocab_size, (rows, length)).astype(np.int32)
     return MegalodonForCausalLM(config, key=jax.random.key(0)), ids
 
 
-def reference_workloads(model: MegalodonForCausalLM, ids: np.ndarray) -> dict[str, Work]:
-    """Return the reference's side, with the weights of `model`.
+def reference_workloads(
+    model: MegalodonForCausalLM, ids: np.ndarray, autocast: bool = False
+) -> dict[str, Work]:
+    """Return the reference's side, with the weights of `model`; `autocast` to bfloat16.
 
     Raises:
         ReferenceUnavailableError: megalodon-hf cannot run here.
     """
     tied = model.config.tied
     weights = {name: w for name, w in state_dict(model).items() if name != HEAD or not tied}
-    return LiveReference(device_kind()).workloads(model.config, weights, ids)
+    return LiveReference(device_kind()).workloads(model.config, weights, ids, autocast)
 
 
 def peak_memory(side: str) -> float:
@@ -188,34 +187,43 @@ def peak_memory(side: str) -> float:
         side: "jax" or "reference".
 
     Raises:
-        RuntimeError: the process did not finish; the message ends with its last words.
+        WorkerError: the process did not finish; the message ends with its last words.
     """
-    command = [sys.executable, "-m", "reports.bench.workloads", side]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RuntimeError(f"the process ended with {done.returncode}: {last}")
-    return float(json.loads(done.stdout)["peak_bytes"])
+    with Worker(arguments(side, LENGTH, "bench")) as worker:
+        worker.work("train_step")(3)
+        return worker.number("peak_bytes")
 
 
-def _worker(side: str) -> None:
-    model, ids = inputs(CONFIG, LENGTH)
-    sides = {"jax": jax_workloads, "reference": reference_workloads}
+def arguments(side: str, length: int, sizes: str) -> tuple[str, ...]:
+    """Return the arguments of an interpreter that serves the work of one side.
+
+    Args:
+        side: "jax" or "reference".
+        length: tokens of its one row.
+        sizes: a name of `SIZES`.
+    """
+    return ("-m", "reports.bench.workloads", side, str(length), sizes)
+
+
+def _serve(side: str, length: str, sizes: str) -> None:
+    config, loss = SIZES[sizes]
+    model, ids = inputs(config, int(length))
     with jax.default_matmul_precision("highest"), traced_checks(False):
-        sides[side](model, ids)["train_step"](3)
-    print(json.dumps({"peak_bytes": _peak_bytes(side)}))
+        # The reference has no loss by chunks, nor rematerialises.
+        works = reference_workloads(model, ids) if side == "reference" else None
+        numbers = {"peak_bytes": lambda: _peak_bytes(side)}
+        for name in ("forward", "train_step"):
+            numbers[name] = partial(program_bytes, name, model, jnp.asarray(ids), **loss)
+        serve({}, works or jax_workloads(model, ids, **loss), numbers)
 
 
 def _peak_bytes(side: str) -> int:
-    if device_kind() != "cpu":
-        if side == "reference":
-            return peak_bytes()
-        return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
-    # Not getrusage: its maximum starts at that of the process that started this one.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(peak.split()[1]) * 1024
+    if device_kind() == "cpu":
+        return resident_peak()
+    if side == "reference":
+        return peak_bytes()
+    return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
 
 
 if __name__ == "__main__":
-    _worker(sys.argv[1])
+    _serve(*sys.argv[1:])

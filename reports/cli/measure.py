@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -170,24 +172,75 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
     click.echo(outcome.folder.resolve())
 
 
-@click.command(epilog=examples("bench", "bench --repeats 9 --no-memory"))
+def _integers(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    """Read "1,8,64" as distinct integers of at least 1, in order."""
+    try:
+        numbers = {int(part) for part in text.split(",") if part.strip()}
+    except ValueError:
+        numbers = {0}
+    if not all(number >= 1 for number in numbers):
+        raise click.BadParameter(f"expected integers such as 1,8,64, received {text!r}.")
+    return tuple(sorted(numbers))
+
+
+def _lengths(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    numbers = _integers(ctx, parameter, text)
+    if len(numbers) == 1:
+        raise click.BadParameter(f"expected a length to compare with, as 2048,{numbers[0]}.")
+    return numbers
+
+
+def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> Callable[..., Any]:
+    """Return an option that is a list of integers; "all" reads as `every`."""
+
+    def value(ctx: click.Context, parameter: click.Parameter, given: str) -> tuple[int, ...]:
+        return read(ctx, parameter, every if given == "all" else given)
+
+    return click.option(name, default="", metavar="N,N,...", callback=value, help=text)
+
+
+@click.command(
+    epilog=examples(
+        "bench",
+        "bench --repeats 9 --no-memory",
+        "bench --lengths all --rows all --bfloat16",
+        "bench --rows 1,8 --other build/megalodon-jax",
+        about="Options after --memory add minutes of work each; `all` is 2048,8192,32768,131072 "
+        "tokens, or 1,8,64 rows.",
+    )
+)
 @runs_option
 @count_option("--repeats", 3, "Timed rounds; medians are reported.")
 @click.option("--memory/--no-memory", default=True, help="Measure peak memory in processes apart.")
+@_list_option(
+    "--lengths",
+    _lengths,
+    "2048,8192,32768,131072",
+    "Time and memory of a token in sequences of so many, over those in the shortest.",
+)
+@_list_option("--rows", _integers, "1,8,64", "Decode and generate so many rows at a time.")
+@click.option("--bfloat16", is_flag=True, help="Products in bfloat16 over those in float32.")
+@click.option(
+    "--other",
+    type=click.Path(path_type=Path),
+    envvar="MEGALODON_JAX_OTHER",
+    help="Folder, environment or Python with the package index's megalodon-jax: one more side.",
+)
 @quiet_option
-def bench(out: Path, repeats: int, memory: bool, quiet: bool) -> None:
+def bench(out: Path, quiet: bool, **asked: Any) -> None:
     """Time the same work in JAX and in megalodon-hf, alternating, as ratios and against floors.
 
-    The next nightly shows the newest bench on its page.
+    The next nightly shows the newest bench on its page, with its history.
     """
     # A program that came from a cache would make the seconds of compiling a fiction.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+    from reports.bench.run import Options
     from reports.bench.run import bench as run_bench
     from reports.page.sections.speed import markdown
     from reports.store.runs import check_writable, write_run
 
     check_writable(out)
-    run = run_bench(repeats, memory, progress(quiet))
+    run = run_bench(Options(**asked), progress(quiet))
     folder = write_run(out, run)
     click.echo(f"{markdown(run)}\n\n{folder}")
 

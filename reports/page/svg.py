@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from reports.page.sections.drilldown import Bin
 from reports.page.sections.heat import HeatCell, HeatMap
 from reports.text import count, share
+from reports.verdict.change_points import Change
 
 _MINUS = "\N{MINUS SIGN}"
 _NO_HISTORY = Markup('<span class="muted">no history yet</span>')
@@ -41,27 +42,48 @@ def sparkline(series: Sequence[float | None]) -> Markup:
     return _spark(series, text, crossed=lambda v: not v <= 1, decades=1.0)
 
 
-def trend(series: Sequence[float | None], goal: float) -> Markup:
+def trend(
+    series: Sequence[float | None],
+    goal: float,
+    at_most: bool = False,
+    changes: Sequence[Change] = (),
+) -> Markup:
     """Draw ratios over benches, oldest first, on a logarithmic scale.
 
-    None is a bench without the ratio (a gap); one below the goal is marked by a cross, and the goal
-    by a dashed line where it is within the scale. Without a goal (NaN) that line is at 1.
+    None is a bench without the ratio (a gap); one that misses the goal (which is the largest value
+    wanted where `at_most`) is marked by a cross, and the goal by a dashed line where it is within
+    the scale. Without a goal (NaN) that line is at 1. Levels between `changes` are drawn beneath.
     """
     present = [v for v in series if v is not None]
     if len(present) < 2:
         return _NO_HISTORY
     now = "not run" if series[-1] is None else f"{series[-1]:.2f}"
     text = f"{count(len(present), 'run')}: {min(present):.2f} to {max(present):.2f}, now {now}"
+    if changes:
+        text += f", {count(len(changes), 'change')} of level"
+    unit = goal if goal > 0 else 1.0
+    edges = [0, *(c.index for c in changes), len(series) - 1]
+    values = [changes[0].before, *(c.after for c in changes)] if changes else []
+    levels = [(a, b, v / unit) for a, b, v in zip(edges, edges[1:], values, strict=False)]
     if not goal > 0:
-        return _spark(series, text, crossed=lambda v: False, decades=0.3)
+        return _spark(series, text, crossed=lambda v: False, decades=0.3, levels=levels)
     shares = [None if v is None else v / goal for v in series]
-    return _spark(shares, f"{text}, goal {goal:g}", crossed=lambda v: v < 1, decades=0.3)
+    text = f"{text}, goal {'at most ' if at_most else ''}{goal:g}"
+    missed = (lambda v: v > 1) if at_most else (lambda v: v < 1)
+    return _spark(shares, text, crossed=missed, decades=0.3, levels=levels)
 
 
 def _spark(
-    series: Sequence[float | None], text: str, crossed: Callable[[float], bool], decades: float
+    series: Sequence[float | None],
+    text: str,
+    crossed: Callable[[float], bool],
+    decades: float,
+    levels: Sequence[tuple[int, int, float]] = (),
 ) -> Markup:
-    """Draw `series` with a dashed line at 1, over at least `decades` powers of ten."""
+    """Draw `series` with a dashed line at 1, over at least `decades` powers of ten.
+
+    Each of `levels` is a line from one place to another at a value.
+    """
     width, height, pad = 132.0, 26.0, 4.0
     logs = [_level(v) for v in series if v is not None and math.isfinite(v)]
     low, high = min(logs), max(logs)
@@ -87,6 +109,10 @@ def _spark(
             )
         elif i == len(series) - 1:
             marks.append(f'<circle class="dot" cx="{x}" cy="{y}" r="2.6"/>')
+    steps = ""
+    for start, end, value in levels:
+        (x, y), (to, _) = at(start, _level(value)), at(end, 0.0)
+        steps += f'<path class="level" d="M{x} {y}H{to}"/>'
     limit = ""
     if low <= 0 <= high:
         _, y = at(0, 0.0)
@@ -94,7 +120,7 @@ def _spark(
     return Markup(
         f'<svg class="spark" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-label="{escape(text)}"><title>{escape(text)}</title>{limit}'
-        f'<path class="line" d="{"".join(path)}"/>{"".join(marks)}</svg>'
+        f'{steps}<path class="line" d="{"".join(path)}"/>{"".join(marks)}</svg>'
     )
 
 

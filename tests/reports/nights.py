@@ -13,7 +13,7 @@ from parity.engine.deviation import Deviation, Deviations, Worst
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.explanation import Explanation
-from reports.bench.run import Times, memory_timings, timings
+from reports.bench.figures import Times, memory_timings, timings
 from reports.provenance.host import FIELDS
 from reports.store.manifest import Manifest
 from reports.store.runs import Run

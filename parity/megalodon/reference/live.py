@@ -102,10 +102,14 @@ class LiveReference:
         return intermediates
 
     def workloads(
-        self, config: MegalodonConfig, weights: dict[str, np.ndarray], ids: np.ndarray
+        self,
+        config: MegalodonConfig,
+        weights: dict[str, np.ndarray],
+        ids: np.ndarray,
+        autocast: bool = False,
     ) -> dict[str, Callable[[int], None]]:
         """Return work to be timed by name (`parity.megalodon.reference.timed`)."""
-        return workloads(self.load(config, weights), ids, self.device)
+        return workloads(self.load(config, weights), ids, self.device, autocast)
 
     def _stream(self, model: Any, case: Case) -> dict[str, np.ndarray]:
         import torch

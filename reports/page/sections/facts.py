@@ -16,6 +16,7 @@ from reports.provenance.host import fingerprint, processor
 from reports.store.manifest import CaseInfo, Manifest, ReferenceInfo
 from reports.store.runs import Run
 from reports.text import count, edge_name, label, number
+from reports.verdict.change_points import FALSE_ALARM, LEAST_RUNS
 
 
 def moment(created: str) -> str:
@@ -212,4 +213,10 @@ def bench(benches: Sequence[Run]) -> dict[str, Any] | None:
         "rows": rows,
         "notes": speed.notes(rows),
         "runs": len(benches),
+        "changes": [
+            {**change, "when": moment(change["created"])} for change in speed.changes(benches)
+        ],
+        "watched": speed.watched(benches),
+        "false_alarm": f"{FALSE_ALARM:.0%}",
+        "least": LEAST_RUNS,
     }

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reports.store.runs import Run
-from reports.store.timings import Timing
+from reports.store.timings import AT_MOST, LESS_IS_BETTER, Timing
 from reports.text import label
+from reports.verdict.change_points import change_points
+from reports.verdict.since import commits
 
 NOT_RUN = "not run"
 _HEADS = ("Work", "Ratio", "Goal", "JAX", "megalodon-hf", "JAX over its floor", "Compile")
@@ -24,18 +26,29 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.1f} ms"
 
 
-_PARTS = {
+def _bytes(value: float) -> str:
+    return f"{value / 2**30:.2f} GiB"
+
+
+_PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
     "ratio": ("", "jax_seconds", "reference_seconds", _seconds),
-    "peak_ratio": (
-        ", peak memory",
-        "jax_peak_bytes",
-        "reference_peak_bytes",
-        lambda v: f"{v / 2**30:.2f} GiB",
-    ),
+    "peak_ratio": (", peak memory", "jax_peak_bytes", "reference_peak_bytes", _bytes),
+    "other_ratio": (", megalodon-jax of the index over ours", "jax_seconds", "", _seconds),
     "default_ratio": (", over the default backend's speed", "jax_seconds", "", _seconds),
+    "float32_ratio": (", over float32's speed", "jax_seconds", "", _seconds),
+    "reference_float32_ratio": (
+        ", megalodon-hf over its own in float32",
+        "",
+        "reference_seconds",
+        _seconds,
+    ),
+    "token_ratio": (", time per token over the shortest", "jax_seconds", "", _seconds),
+    "token_bytes_ratio": (", memory per token over a short one's", "program_bytes", "", _bytes),
 }
-"""By the metric of a line: what its name ends in, its two sides (megalodon-hf may have none), and
-how they are written."""
+"""By the metric of a line: what its name ends in, its two sides (one may be missing), and how they
+are written."""
+_LEVELS = (*_PARTS, "floor_ratio")
+"""Metrics whose level is watched: quotients, which a slower day of the machine leaves alone."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
@@ -64,29 +77,76 @@ def notes(shown: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["note"] for row in shown if row["note"]))
 
 
+def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return where a figure of the last of `benches` changed its level, the newest change first.
+
+    Each says what changed, from which median to which, in which run first, and between which
+    commits (`reports.verdict.change_points`).
+    """
+    out: list[tuple[int, dict[str, Any]]] = []
+    for timing in benches[-1].timings:
+        if timing.metric not in _LEVELS:
+            continue
+        series = [_ratio_in(run, timing) for run in benches]
+        for change in change_points(series):
+            first, before = benches[change.index], _last(benches, series, change.index)
+            better = (change.ratio > 1) != (timing.metric in LESS_IS_BETTER)
+            line = {
+                "work": _name(timing),
+                "before": _factor(change.before),
+                "after": _factor(change.after),
+                "word": "better" if better else "worse",
+                "run": label(first.id),
+                "created": first.manifest.created,
+                "commits": commits(before.manifest, first.manifest),
+            }
+            out.append((change.index, line))
+    # Sorting is stable: changes in one run stay in the order of the table.
+    return [line for _, line in sorted(out, key=lambda entry: -entry[0])]
+
+
+def watched(benches: Sequence[Run]) -> int:
+    """Return how many series `changes` looks at, each with its own chance of a false alarm."""
+    return sum(t.metric in _LEVELS and not math.isnan(t.value) for t in benches[-1].timings)
+
+
+def _last(benches: Sequence[Run], series: Sequence[float | None], index: int) -> Run:
+    """Return the newest run before `index` that has the figure."""
+    return next(benches[i] for i in reversed(range(index)) if series[i] is not None)
+
+
+def _name(timing: Timing) -> str:
+    suffix = _PARTS[timing.metric][0] if timing.metric in _PARTS else ", over its floor"
+    return label(timing.work.replace("_", " "), 60) + suffix
+
+
 def _line(
     table: Mapping[tuple[str, str], Timing], ratio: Timing, benches: Sequence[Run]
 ) -> dict[str, Any]:
-    suffix, ours, theirs, write = _PARTS[ratio.metric]
+    _, ours, theirs, write = _PARTS[ratio.metric]
 
     def shown(metric: str, write: Callable[[float], str]) -> str:
         timing = table.get((ratio.work, metric))
         return NOT_RUN if timing is None or math.isnan(timing.value) else write(timing.value)
 
-    timed = ratio.metric == "ratio"
+    timed = ratio.metric == "ratio" and (ratio.work, "floor_ratio") in table
+    series = tuple(_ratio_in(run, ratio) for run in benches)
+    goal = "–" if math.isnan(ratio.goal) else f"{ratio.goal:g}"
     return {
-        "work": label(ratio.work.replace("_", " "), 60) + suffix,
-        "jax": shown(ours, write),
+        "work": _name(ratio),
+        "jax": shown(ours, write) if ours else "–",
         "reference": shown(theirs, write) if theirs else "–",
         "ratio": shown(ratio.metric, _factor),
         "spread": _spread(ratio),
-        "goal": "–" if math.isnan(ratio.goal) else f"{ratio.goal:g}",
+        "goal": f"≤ {goal}" if ratio.metric in AT_MOST and goal != "–" else goal,
         "state": {True: "reached", False: "missed", None: NOT_RUN}[ratio.reached],
         "floor": shown("floor_ratio", _factor) if timed else "–",
         "compile": shown("compile_seconds", _seconds) if timed else "–",
         "note": label(ratio.note, 300),
-        "series": tuple(_ratio_in(run, ratio) for run in benches),
+        "series": series,
         "limit": ratio.goal,
+        "at_most": ratio.metric in AT_MOST,
+        "changes": change_points(series),
     }
 
 

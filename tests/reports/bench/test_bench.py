@@ -15,8 +15,8 @@ import pytest
 from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.reference import why_unavailable
 from reports.bench import run as module
-from reports.bench import workloads
-from reports.bench.run import GOALS, Times, identity, memory_timings, timings
+from reports.bench import variants, workloads
+from reports.bench.figures import GOALS, Times, identity, memory_timings, timings
 from reports.bench.workloads import (
     DECODE_STEPS,
     inputs,
@@ -130,6 +130,9 @@ def test_the_identity_is_that_of_the_work_and_the_machine() -> None:
     assert identity(TINY, 8, replace(machine, flags={"XLA_FLAGS": "any"})) == same
     assert identity(TINY, 9, machine) != same
     assert identity(TINY, 8, replace(machine, threads=4)) != same
+    # Of one name, with other vector units; and work that something else decides, too.
+    assert identity(TINY, 8, replace(machine, host={"instructions": "avx512f"})) != same
+    assert identity(TINY, 8, machine, "0.2.2") != same
     assert identity(TINY, 8, replace(machine, device=Device("cpu", "b"))) != same
 
 
@@ -142,7 +145,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "LENGTH", 8)
     monkeypatch.setattr(module, "DECODE_STEPS", 2)
     # Compiling them takes longer than all else; that they take turns is another test.
-    monkeypatch.setattr(module, "FORMATS", ())
+    monkeypatch.setattr(variants, "FORMATS", ())
     # Set here so that what the command sets is taken back.
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "1")
     # optax mixes integers with floats.
@@ -191,13 +194,15 @@ def test_backends_take_turns_with_the_default(monkeypatch: pytest.MonkeyPatch) -
     def workloads(model, ids):
         return {"train_step": lambda count: calls.append(model)}
 
-    monkeypatch.setattr(module, "inputs", lambda config, length: (config.gemm_backend, None))
-    monkeypatch.setattr(module, "jax_workloads", workloads)
-    times = module.measure_backends(TINY, 8, 2, quiet)
-    assert set(times) == {"mxfp8", "nvfp4"}
-    rounds = [["default", name] * 2 for name in times]
-    # Each compiles before it is timed.
-    assert calls == ["default", "mxfp8", *rounds[0], "nvfp4", *rounds[1]]
+    monkeypatch.setattr(variants, "inputs", lambda config, length: (config.gemm_backend, None))
+    monkeypatch.setattr(variants, "jax_workloads", workloads)
+    rows = variants.bench_backends(TINY, 8, 2, SHARED, quiet)
+    works = [f"train_step on {name}" for name in variants.FORMATS]
+    assert [(t.work, t.metric, t.repeats) for t in rows] == [
+        (work, metric, 2) for work in works for metric in ("jax_seconds", "default_ratio")
+    ]
+    # Once each to compile, then two rounds.
+    assert calls == ["default", "mxfp8"] * 3 + ["default", "nvfp4"] * 3
 
 
 def test_the_two_sides_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +229,8 @@ def test_the_reference_does_the_same_work() -> None:
     theirs = reference_workloads(model, ids)
     assert set(theirs) == set(jax_workloads(model, ids)) == {work for work, _ in GOALS}
     assert all(seconds(work) > 0 for work in theirs.values())
+    autocast = reference_workloads(model, ids, autocast=True)
+    assert seconds(autocast["train_step"]) > 0
 
 
 def test_goals_are_those_of_two_cores() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parity.megalodon.cases import BYTE_LM
-from reports.bench.run import backend_timings
+from reports.bench.figures import variant_timings
 from reports.cli.doctor import examine
 from reports.page.render import render
 from reports.page.sections.speed import rows as speed_rows
@@ -92,7 +92,8 @@ def test_the_doctor_says_how_products_are_taken(tmp_path: Path) -> None:
 
 def test_a_bench_shows_a_backend_against_the_default() -> None:
     shared = {"dtype": "float32", "device": "cpu", "identity": "same"}
-    result = backend_timings("mxfp8", (1.0, 2.0, 3.0), (4.0, 4.0, 5.0), shared)
+    rounds = (1.0, 2.0, 3.0), (4.0, 4.0, 5.0)
+    result = variant_timings("train_step on mxfp8", "default_ratio", *rounds, shared)
     assert [(t.metric, t.value) for t in result] == [("jax_seconds", 4.0), ("default_ratio", 0.5)]
     assert result[1].rounds == (0.25, 0.5, 0.6)
     past = bench()

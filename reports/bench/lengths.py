@@ -1,0 +1,56 @@
+"""What a token costs in longer sequences: time and memory.
+
+Every length has a process of its own, so that none works with memory that a longer one left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+
+from reports.bench.figures import length_timings, median
+from reports.bench.worker import Work, Worker
+from reports.bench.workloads import arguments, in_turn
+from reports.store.timings import Timing
+
+MOST_CALLS = 8
+"""Calls of the shorter lengths in a round, at most: a round of them is otherwise too short to meet
+what a round of the longest meets, and the longest decides how long the bench takes."""
+WORKS = ("forward", "train_step")
+
+
+def bench_lengths(
+    lengths: Sequence[int],
+    repeats: int,
+    shared: Mapping[str, str],
+    report: Callable[[str], None],
+) -> list[Timing]:
+    """Time forward and training step at every length, in turn, and ask how much memory they need.
+
+    Memory is what the compiled programs ask for, not what a process holds: of a short sequence
+    compiling needs more than the work does. Weights and optimiser states are the same at each
+    length, so what a token costs is read from differences.
+
+    Raises:
+        WorkerError: a process ended early, for want of memory perhaps.
+    """
+    rows: list[Timing] = []
+    longest = max(lengths)
+    with ExitStack() as stack:
+        workers = {n: stack.enter_context(Worker(arguments("jax", n, "long"))) for n in lengths}
+        for name in WORKS:
+            calls = {n: min(MOST_CALLS, longest // n) for n in lengths}
+            works = {str(n): _times(w.work(name), calls[n]) for n, w in workers.items()}
+            rounds = in_turn(works, 1, repeats)[1]
+            each = {n: tuple(t / calls[n] for t in rounds[str(n)]) for n in lengths}
+            sizes = {n: worker.number(name) for n, worker in workers.items()}
+            rows += length_timings(name, each, sizes, shared)
+            for n in lengths:
+                micros = 1e6 * median(each[n]) / n
+                size = sizes[n] / 2**30
+                report(f"  {name}, {n} tokens: {micros:.1f} us per token, {size:.2f} GiB")
+    return rows
+
+
+def _times(work: Work, calls: int) -> Work:
+    return lambda count: work(count * calls)

@@ -1,0 +1,78 @@
+"""`megalodon-jax` of the package index as one more side of a bench: how its process is started.
+
+Its import name is that of this project's model, so it is installed aside and runs in a process of
+its own (`reports.bench.other_child`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.weights import weight_table
+from reports.bench.worker import Worker, WorkerError
+
+INSTALL = "pip install --target FOLDER --no-deps megalodon-jax==0.2.2"
+"""How the package comes into a folder that `start_other` takes."""
+ABSENT = (
+    f"megalodon-jax of the package index is not installed: {INSTALL}, then bench --other FOLDER"
+)
+_CHILD = Path(__file__).with_name("other_child.py")
+
+
+def start_other(place: Path, config: MegalodonConfig, length: int, rows: int = 1) -> Worker:
+    """Start a process that does the bench's work with the other package.
+
+    Args:
+        place: the folder it is installed in, or an environment (or its Python) that has it.
+        config: sizes; all else is the other package's default.
+        length: tokens of a row.
+        rows: rows of the batch.
+
+    Raises:
+        WorkerError: there is no such package there, it does not start, or what it made of the sizes
+            has not as many numbers in its matrices.
+    """
+    python, path = _interpreter(place)
+    sizes = {**config.to_dict(), "tied": config.tied}
+    arguments = ("-P", str(_CHILD), json.dumps(sizes, default=str), str(length), str(rows))
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+    worker = Worker(arguments, python, environment | ({"PYTHONPATH": path} if path else {}))
+    try:
+        _check(worker.facts, place, config)
+    except WorkerError:
+        worker.close()
+        raise
+    return worker
+
+
+def _interpreter(place: Path) -> tuple[str, str]:
+    """Return the Python to run and the folder to put before its packages, if any."""
+    if (place / "megalodon_jax").is_dir():
+        return sys.executable, str(place.resolve())
+    # Not resolved: an environment's Python is a link, and is told by its place.
+    python = place / "bin" / "python" if place.is_dir() else place
+    if not python.is_file():
+        raise WorkerError(
+            f"expected {place} to be a folder with megalodon_jax, an environment or its Python; "
+            f"{INSTALL} makes such a folder"
+        )
+    return str(python.absolute()), ""
+
+
+def _check(facts: dict[str, object], place: Path, config: MegalodonConfig) -> None:
+    ours = Path(__file__).parents[2]
+    if Path(str(facts["file"])).is_relative_to(ours / "megalodon_jax"):
+        raise WorkerError(f"{place} gives this project's megalodon_jax; {INSTALL}")
+    # Not vectors: the original release has no bias where megalodon-hf has one.
+    shapes = [weight.shape for weight in weight_table(config) if len(weight.shape) > 1]
+    expected = sum(math.prod(shape) for shape in shapes)
+    if facts["parameters"] != expected:
+        raise WorkerError(
+            f"megalodon-jax {facts['version']} makes matrices of {facts['parameters']} numbers of "
+            f"these sizes, ours {expected}: not the same work"
+        )

@@ -1,0 +1,135 @@
+"""The bench's work in other ways: products in another format, in bfloat16, many rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from megalodon_jax.config import GemmBackend, MegalodonConfig
+from megalodon_jax.quantization.products import Format, path_of
+from reports.bench.figures import compared, median, row, variant_timings
+from reports.bench.other import ABSENT, start_other
+from reports.bench.worker import WorkerError
+from reports.bench.workloads import (
+    DECODE_STEPS,
+    Work,
+    in_turn,
+    inputs,
+    jax_workloads,
+    reference_workloads,
+)
+from reports.store.timings import Timing
+
+FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
+"""Backends that a training step is timed on, against the default one."""
+PROMPT, NEW_TOKENS = 64, 32
+"""Tokens of each row before those that are timed, and how many `generate` adds."""
+Report = Callable[[str], None]
+Shared = Mapping[str, str]
+
+
+def bench_backends(
+    config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Report
+) -> list[Timing]:
+    """Time a training step on each format, in turn with the default backend."""
+
+    def step(backend: GemmBackend) -> Work:
+        return jax_workloads(*inputs(replace(config, gemm_backend=backend), length))["train_step"]
+
+    rows: list[Timing] = []
+    default = step("default")
+    for name in FORMATS:
+        _, rounds = in_turn({"default": default, name: step(name)}, 1, repeats)
+        both = rounds["default"], rounds[name]
+        rows += variant_timings(f"train_step on {name}", "default_ratio", *both, shared)
+        ratio = median(both[1]) / median(both[0])
+        report(f"  train_step on {name} ({path_of(name)}): {ratio:.2f} x the default's time")
+    return rows
+
+
+def bench_bfloat16(
+    config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Report
+) -> list[Timing]:
+    """Time forward and training step with products in bfloat16, and the reference's autocast.
+
+    All four ways take turns: JAX and the reference, each in float32 and in bfloat16.
+    """
+    narrow = replace(config, compute_dtype=jnp.bfloat16)
+    model, ids = inputs(config, length)
+    sides = {
+        "float32": jax_workloads(model, ids),
+        "bfloat16": jax_workloads(*inputs(narrow, length)),
+    }
+    missing = ""
+    try:
+        sides["reference"] = reference_workloads(model, ids)
+        sides["autocast"] = reference_workloads(model, ids, autocast=True)
+    except RuntimeError as error:
+        missing = str(error)
+    rows: list[Timing] = []
+    for name in ("forward", "train_step"):
+        work = f"{name} in bfloat16"
+        _, t = in_turn({side: works[name] for side, works in sides.items()}, 1, repeats)
+        rows += variant_timings(work, "float32_ratio", t["float32"], t["bfloat16"], shared)
+        theirs = t.get("autocast", ())
+        rows += compared(work, "reference", t["bfloat16"], theirs, missing, shared)
+        ratio = median(t.get("reference", ())) / median(theirs)
+        rows.append(row(work, "reference_float32_ratio", ratio, shared, note=missing))
+        speed = median(t["float32"]) / median(t["bfloat16"])
+        report(f"  {work}: {speed:.2f} x the speed in float32 (the reference's: {ratio:.2f})")
+    return rows
+
+
+def bench_rows(
+    config: MegalodonConfig,
+    counts: Sequence[int],
+    repeats: int,
+    other: Path | None,
+    shared: Shared,
+    report: Report,
+) -> list[Timing]:
+    """Time decoding and generation of several rows at a time, every side in turn."""
+    rows: list[Timing] = []
+    for count in counts:
+        with ExitStack() as stack:
+            model, ids = inputs(config, PROMPT, count)
+            sides = {"jax": jax_workloads(model, ids)}
+            missing = {"reference": "", "other": ABSENT}
+            try:
+                sides["reference"] = reference_workloads(model, ids)
+            except RuntimeError as error:
+                missing["reference"] = str(error)
+            if other is not None:
+                try:
+                    worker = stack.enter_context(start_other(other, config, PROMPT, count))
+                    sides["other"] = {name: worker.work(name) for name in sides["jax"]}
+                except WorkerError as error:
+                    missing["other"] = str(error)
+            for name, tokens in (("decode", DECODE_STEPS), ("generate", NEW_TOKENS)):
+                works = {side: works[name] for side, works in sides.items()}
+                rounds = in_turn(works, tokens, repeats)[1]
+                rows += _row_timings(name, count, tokens, rounds, missing, shared, report)
+    return rows
+
+
+def _row_timings(
+    name: str,
+    count: int,
+    tokens: int,
+    rounds: Mapping[str, tuple[float, ...]],
+    missing: Mapping[str, str],
+    shared: Shared,
+    report: Report,
+) -> list[Timing]:
+    work, ours = f"{name}, {count} {'row' if count == 1 else 'rows'}", rounds["jax"]
+    out = [row(work, "jax_seconds", median(ours), shared, ours)]
+    for side, why in missing.items():
+        out += compared(work, side, ours, rounds.get(side, ()), why, shared)
+    speed = count * tokens / median(ours)
+    report(f"  {work}: {speed:.0f} tokens per second")
+    each = tuple(count * tokens / t for t in ours)
+    return [*out, row(work, "tokens_per_second", speed, shared, each)]

@@ -1,0 +1,151 @@
+"""A process of its own that does a bench's work on request: for its memory, or for its packages.
+
+The parent writes a request a line, the child answers a line, both JSON; whatever else the child
+prints goes to its stderr. This file imports the standard library alone, so that a child whose
+`megalodon_jax` is another package than this project's can run it by its path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Work = Callable[[int], None]
+FILE = Path(__file__)
+
+
+class WorkerError(RuntimeError):
+    """A worker could not start or ended early; the message ends with its last words."""
+
+
+class Worker:
+    """The parent's side of a process; leaving its context ends it.
+
+    Args:
+        arguments: what follows the interpreter on its command line.
+        python: its interpreter.
+        environment: its variables; None for those of this process.
+
+    Raises:
+        WorkerError: also from every request.
+    """
+
+    facts: dict[str, Any]
+    """What the process said of itself when it was ready."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        # A file, because nobody reads a pipe that fills up.
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                [python, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise WorkerError(f"{python} cannot be run: {error}") from error
+        try:
+            self.facts = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def work(self, name: str) -> Work:
+        """Return a piece of the process's work, to be timed like any other."""
+
+        def work(count: int) -> None:
+            self._ask({"work": name, "count": count})
+
+        return work
+
+    def number(self, name: str) -> float:
+        """Return a number that the process knows of itself or its work."""
+        return float(self._ask({"number": name})["value"])
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; the answer says with what words
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        code = self._process.wait()
+        self._errors.seek(0)
+        last = (self._errors.read().strip().splitlines() or ["it said nothing"])[-1]
+        raise WorkerError(f"the process ended with {code}: {last}")
+
+
+def serve(
+    facts: Mapping[str, Any],
+    works: Mapping[str, Work],
+    numbers: Mapping[str, Callable[[], float]] | None = None,
+) -> None:
+    """Answer requests on the standard input until it ends: the child's side.
+
+    Args:
+        facts: what the child says of itself first.
+        works: what can be asked for, by name.
+        numbers: what returns a number that can be asked for, by its name.
+    """
+    sys.stdout.flush()
+    # What a library prints must not be taken for an answer.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+
+        def answer(content: Mapping[str, Any]) -> None:
+            answers.write(json.dumps(content) + "\n")
+            answers.flush()
+
+        answer(facts)
+        for line in sys.stdin:
+            request = json.loads(line)
+            if "work" in request:
+                works[request["work"]](request["count"])
+                answer({"done": request["work"]})
+            else:
+                answer({"value": (numbers or {})[request["number"]]()})
+
+
+def resident_peak() -> int:
+    """Return the most bytes of this process that were ever in memory at once; Linux only."""
+    # Not getrusage: its maximum starts at that of the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) * 1024

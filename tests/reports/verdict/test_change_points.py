@@ -1,0 +1,88 @@
+"""Change points of a history: how often nothing is called a change, and what is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reports.verdict.change_points import FALSE_ALARM, SHORTEST, change_points
+
+Noise = Callable[[np.random.Generator, int], np.ndarray]
+NOISES: dict[str, Noise] = {
+    "normal": lambda rng, n: 0.1 * rng.normal(size=n),
+    "heavy tails": lambda rng, n: 0.05 * rng.standard_t(1.5, size=n),
+    "two modes": lambda rng, n: 0.7 * (rng.random(n) < 0.3),
+}
+
+
+def series(seed: int, n: int, noise: str = "normal", *steps: tuple[int, float]) -> list[float]:
+    """Ratios around 5, times `factor` from each `index` on."""
+    logs = NOISES[noise](np.random.default_rng(seed), n)
+    for index, factor in steps:
+        logs[index:] += math.log(factor)
+    return list(5 * np.exp(logs))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_alone_alarms_as_rarely_as_is_said(noise: str) -> None:
+    count = 200
+    alarms = sum(bool(change_points(series(seed, 18, noise))) for seed in range(count))
+    # More than this many come once in a million when every series alarms with FALSE_ALARM.
+    assert alarms <= stats.binom.isf(1e-6, count, FALSE_ALARM)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("index", [4, 12, 21])
+def test_a_change_is_found_where_it_is(index: int, factor: float) -> None:
+    noisy = series(3, 25, "normal", (index, factor))
+    [change] = change_points(noisy)
+    assert change.index == index
+    assert change.before == pytest.approx(np.median(noisy[:index]))
+    assert change.after == pytest.approx(np.median(noisy[index:]))
+    assert (change.ratio > 1) == (factor > 1)
+
+
+def test_two_changes_are_found_in_order() -> None:
+    changes = change_points(series(1, 40, "normal", (12, 2.0), (27, 0.25)))
+    assert [c.index for c in changes] == [12, 27]
+    assert changes[0].after == changes[1].before
+
+
+@pytest.mark.parametrize("place", [0, 9, 18, 19])
+def test_an_outlier_is_no_change_and_hides_none(place: int) -> None:
+    alone = series(5, 20)
+    alone[place] *= 50
+    assert change_points(alone) == ()
+    # At a place of its own: beside the change it moves where the change is seen.
+    changed = series(5, 20, "normal", (13, 2.0))
+    changed[place] *= 50
+    assert [c.index for c in change_points(changed)] == [13]
+
+
+def test_gaps_keep_their_places() -> None:
+    whole = series(7, 16, "normal", (8, 3.0))
+    gaps: list[float | None] = [None, *whole[:4], None, math.nan, *whole[4:], None]
+    [change] = change_points(gaps)
+    assert change.index == 8 + 3
+    assert change.ratio == change_points(whole)[0].ratio
+
+
+@pytest.mark.parametrize("values", [[], [5.0], [5.0] * 30, [5.0, 9.0] * SHORTEST])
+def test_what_is_short_or_constant_has_none(values: list[float]) -> None:
+    assert change_points(values) == ()
+
+
+def test_a_change_by_a_last_bit_is_one_only_without_noise() -> None:
+    exact = [5.0] * 12 + [np.nextafter(5.0, 6.0)] * 12
+    # Equal to the last bits of what logarithms can tell apart: never a change.
+    assert change_points(exact) == ()
+    assert [c.index for c in change_points([5.0] * 12 + [5.05] * 12)] == [12]
+
+
+def test_the_same_runs_have_the_same_changes() -> None:
+    noisy = series(11, 30, "heavy tails", (15, 1.3))
+    assert change_points(noisy) == change_points(noisy)
