@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from parity.executors.machine import threads
 from reports.cli.console import (
     RunsFolder,
     append,
@@ -80,7 +81,8 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
 
     The run is compared with the newest earlier run of the same work, with what noisy values were
     before, and with the pinned run. It is stored in a folder of its own: run.json,
-    measurements.parquet, findings.parquet and report.html.
+    measurements.parquet, findings.parquet and report.html. A whole night is shared by as many
+    processes as there are processors; --executor local:1 takes one.
     """
     if watch:
         if not cases:
@@ -104,7 +106,7 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
 def _night(
     ctx, out, cases, report, reference, checkpoint, fault, part, executor, address, device, resume
 ):
-    """Run a night here, or on an executor."""
+    """Run a night in this process, or on an executor: a whole one on all processors there are."""
     from reports.nightly.run import Options
     from reports.nightly.run import nightly as run_nightly
     from reports.nightly.shards import Shard
@@ -114,6 +116,9 @@ def _night(
         raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
     if executor is not None and part:
         raise click.UsageError("--executor makes its own shards: leave out --shard.", ctx)
+    if executor is None and not (part or cases) and threads() > 1:
+        # Whoever wants an interrupted night to go on says so.
+        executor, resume = "local", False
     shard = Shard.parse(part) if part else None
     check_writable(out)
     options = Options(out, cases, reference, checkpoint, fault, shard)
