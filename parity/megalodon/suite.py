@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -99,6 +99,9 @@ class Suite:
     device: str = "cpu"
     on_failure: OnFailure | None = None
     """Told of each tensor that broke its tolerance."""
+    truths: dict[tuple[str, bool], Arrays] = field(default_factory=dict)
+    """What the oracle answered, by the hash of a case and whether masked inputs of its EMA are 0:
+    a suite that runs the case again takes it from there."""
 
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
         """Yield the measurements of one case, edge by edge."""
@@ -108,7 +111,7 @@ class Suite:
                 case.work, name, floors, name.dtype, self.device, only_valid, self.on_failure
             )
 
-        exact = truth(case)
+        exact = self._truth(case, case.config.mask_ema)
         wide = edge(MegalodonEdge.JAX64_ORACLE)
         rows = wide.run(self.wide.run(case), exact)
         yield from rows
@@ -128,7 +131,7 @@ class Suite:
             return
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
         differs = case.batch.padded and case.config.mask_ema
-        as_reference = truth(case, mask_ema=False) if differs else exact
+        as_reference = self._truth(case, False) if differs else exact
         # What the reference has no answer for is asked of the other two alone, above.
         exact, as_reference, ours = (
             {name: array for name, array in arrays.items() if self.reference.gives(name)}
@@ -143,6 +146,12 @@ class Suite:
         if case.name in lowprecision.CASES:
             narrow = self.reference.low_precision(case)
             yield from lowprecision.measure(case, narrow, exact, floors, self.device)
+
+    def _truth(self, case: Case, mask_ema: bool) -> Arrays:
+        key = case.hash, mask_ema
+        if key not in self.truths:
+            self.truths[key] = truth(case, mask_ema=mask_ema)
+        return self.truths[key]
 
 
 def _converted(held: Arrays, case: Case) -> tuple[str, str, float]:

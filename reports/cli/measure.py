@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from parity.executors.machine import threads
 from reports.cli.console import (
     RunsFolder,
     append,
@@ -82,7 +83,8 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
 
     The run is compared with the newest earlier run of the same work, with what noisy values were
     before, and with the pinned run. It is stored in a folder of its own: run.json,
-    measurements.parquet, findings.parquet and report.html.
+    measurements.parquet, findings.parquet and report.html. A whole night is shared by as many
+    processes as there are processors; --executor local:1 takes one, as does a GPU.
     """
     if watch:
         if not cases:
@@ -106,16 +108,24 @@ def nightly(ctx, out, cases, watch, summary_md, as_json, quiet, **asked):
 def _night(
     ctx, out, cases, report, reference, checkpoint, fault, part, executor, address, device, resume
 ):
-    """Run a night here, or on an executor."""
+    """Run a night in this process, or on an executor: a whole one on all processors there are.
+
+    Where computations run on an accelerator it stays in one process, which takes its memory.
+    """
     from reports.nightly.run import Options
     from reports.nightly.run import nightly as run_nightly
     from reports.nightly.shards import Shard
+    from reports.provenance.device import device_kind
     from reports.store.runs import check_writable
 
     if executor is None and (address or device or not resume):
         raise click.UsageError("--address, --device and --no-resume go with --executor.", ctx)
     if executor is not None and part:
         raise click.UsageError("--executor makes its own shards: leave out --shard.", ctx)
+    whole = not (part or cases)
+    if executor is None and whole and threads() > 1 and device_kind() == "cpu":
+        # Whoever wants an interrupted night to go on says so.
+        executor, resume = "local", False
     shard = Shard.parse(part) if part else None
     check_writable(out)
     options = Options(out, cases, reference, checkpoint, fault, shard)

@@ -197,8 +197,9 @@ def _store_programs() -> None:
     identity = host()
     machine = hashlib.sha256(" ".join(identity[n] for n in FIELDS).encode()).hexdigest()[:12]
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(caches / PROGRAM / "jax" / machine)
-    # JAX stores what took a second. Probes compile many programs, none of which does.
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    # JAX stores what took a second. A night compiles 1,100 programs, of which 900 take less than a
+    # tenth of one: some 10 milliseconds to compile, and 2 to read.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def _interrupt(*_: Any) -> None:

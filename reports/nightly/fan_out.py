@@ -16,8 +16,15 @@ from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import Answers, Executor, run
 from parity.megalodon.suite import choose_reference
 from reports.nightly.run import Options, nightly, plan_of
-from reports.nightly.shards import Shard, find_shards, merge_shards
-from reports.nightly.suites import MEASURED
+from reports.nightly.shards import (
+    MESH_PART,
+    MLA_MOE_PART,
+    PORT_PART,
+    PROBES_PART,
+    Shard,
+    find_shards,
+    merge_shards,
+)
 from reports.provenance.host import fingerprint, processor
 from reports.registry.lookup import judge_stored
 from reports.registry.outcome import Outcome, store
@@ -27,6 +34,8 @@ from reports.store.schema import MANIFEST, StoreError
 
 UNFINISHED = ".unfinished"
 """Hidden folder beside the runs, with the parts of nights that are under way."""
+LONGEST = (MESH_PART, MLA_MOE_PART, PORT_PART, PROBES_PART)
+"""Parts that take longest, the longest in front: begun last, one alone would hold up the night."""
 MEMORY = 3 * 2**30
 """Bytes a part may take at its peak: the suite over meshes has a process of its own beside it."""
 Report = Callable[[str], None]
@@ -60,7 +69,8 @@ def items_of(options: Options, device: str = "") -> list[Item]:
         Item(part, f"{__name__}:measure", {"shard": f"{i}/{len(plan)}", **shared}, needs, True)
         for i, part in enumerate(plan, start=1)
     ]
-    return sorted(items, key=lambda item: item.name not in MEASURED)
+    rank = {part: turn for turn, part in enumerate(LONGEST)}
+    return sorted(items, key=lambda item: rank.get(item.name, len(rank)))
 
 
 def measure(
@@ -169,11 +179,12 @@ def _stored(
     infos = tuple(sorted(infos, key=lambda info: order[info.name]))
     manifest = replace(merged.manifest, parts=infos)
     merged = replace(merged, manifest=replace(manifest, environment=_environment(manifest)))
-    there = options.out / merged.id
-    # Of a driver that was killed between the last two things it had to do.
-    if (there / MANIFEST).is_file() and read_manifest(there).shards == merged.manifest.shards:
-        judged = judge_stored(there)
-        return Outcome(judged.run, judged.decision, there)
+    # Of a driver that was killed between the last two things it had to do. A run that began in the
+    # same second as another has a number behind its id.
+    for place in sorted(options.out.glob(f"{merged.id}*/{MANIFEST}")):
+        if read_manifest(place.parent).shards == merged.manifest.shards:
+            judged = judge_stored(place.parent)
+            return Outcome(judged.run, judged.decision, place.parent)
     for info in infos:
         if info.attempts > 1:
             report(f"  {info.name}: {info.attempts - 1} of its workers died, and another finished")

@@ -373,7 +373,7 @@ SUITE = of(
     (
         "reference_held_to_our_padding",
         "the reference is held to an EMA without padding, which is not what it does",
-        "as_reference = truth(case, mask_ema=False) if differs else exact",
+        "as_reference = self._truth(case, False) if differs else exact",
         "as_reference = exact",
         f"{_TRIANGLE}::test_triangle[right_padding]",
         "right_padding",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from parity.executors.item import Answer, Item, ItemError, code, lost, no_device, not_run, perform
@@ -219,3 +220,50 @@ def test_what_does_not_go_with_an_executor_is_wrong_usage() -> None:
     ):
         answer = cli("nightly", *arguments)
         assert answer.exit_code == 2 and words in answer.output
+
+
+def test_what_takes_longest_begins_first(tmp_path: Path) -> None:
+    names = [item.name for item in items_of(Options(tmp_path, (), "recorded"))]
+    assert names[:3] == ["(mesh)", "(mla-moe)", "(probes)"]
+    # The others keep the order of the plan.
+    assert names[3:5] == ["plain", "length_c_minus_1"]
+    assert names[-1] == "(controls)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processors", "device", "shared"),
+    [
+        ((), 2, "cpu", ("local", False)),
+        (("--executor", "local:1"), 2, "cpu", ("local:1", True)),
+        ((), 1, "cpu", None),
+        # Processes of their own would not see the GPU, or want the same memory.
+        ((), 2, "cuda", None),
+        (("--case", "length_c"), 2, "cpu", None),
+        (("--shard", "1/28"), 2, "cpu", None),
+    ],
+)
+def test_a_whole_night_is_shared_by_the_processors(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    processors: int,
+    device: str,
+    shared: tuple[str, bool] | None,
+) -> None:
+    seen: list[tuple[str, bool] | None] = []
+
+    def elsewhere(options: Any, executor: Any, report: Any, resume: bool, device: str) -> Any:
+        seen.append((executor, resume))
+        raise click.exceptions.Exit(0)
+
+    def here(*_: Any) -> Any:
+        seen.append(None)
+        raise click.exceptions.Exit(0)
+
+    monkeypatch.setattr("reports.cli.measure.threads", lambda: processors)
+    monkeypatch.setattr("reports.provenance.device.device_kind", lambda: device)
+    monkeypatch.setattr("parity.executors.sweep.open_executor", lambda text, address: text)
+    monkeypatch.setattr("reports.nightly.fan_out.fan_out", elsewhere)
+    monkeypatch.setattr("reports.nightly.run.nightly", here)
+    cli("nightly", "--reference", "recorded", "--out", str(tmp_path), *arguments)
+    assert seen == [shared]
