@@ -1,6 +1,7 @@
 """The mutants of `tools.mutants`: bugs as small edits of the source, and six that are none."""
 
 from tools.mutant_list import (
+    bench,
     commands,
     equivalent,
     interchange,
@@ -18,7 +19,7 @@ from tools.mutant_list.mutant import ROOT, Mutant
 MUTANTS = (
     *(*layers.MUTANTS, *model.MUTANTS, *interchange.MUTANTS),
     *(*parity.MUTANTS, *reports.MUTANTS, *stability.MUTANTS, *ports.MUTANTS, *meshes.MUTANTS),
-    *(*torch_runs.MUTANTS, *commands.MUTANTS),
+    *(*torch_runs.MUTANTS, *commands.MUTANTS, *bench.MUTANTS),
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

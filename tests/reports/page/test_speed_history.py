@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from reports.page import svg
 from reports.page.render import render
 from reports.page.sections.speed import changes, markdown, rows, watched
 from reports.store.runs import Run
+from reports.store.timings import Timing
 from reports.verdict.change_points import LEAST_RUNS, Change
 from reports.verdict.decide import decide
 from reports.verdict.history import History
@@ -52,6 +54,26 @@ def test_a_change_names_its_figures_its_run_and_its_commits(after: float, word: 
     assert text.count(f">{word}</span>") == 4
     assert text.count('class="level"') == 2 * 4
     assert "probability of at most 1%" in text
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.5, "worse"), (0.7, "better")])
+def test_farther_from_the_floor_is_worse(factor: float, word: str) -> None:
+    days = benches(6.0, 6.0)
+    moved = [
+        dataclasses.replace(day, timings=tuple(_farther(t, factor) for t in day.timings))
+        if i >= 8
+        else day
+        for i, day in enumerate(days)
+    ]
+    found = changes(moved)
+    assert {line["work"] for line in found} == {"forward, over its floor"}
+    assert [line["word"] for line in found] == [word]
+
+
+def _farther(timing: Timing, factor: float) -> Timing:
+    if (timing.work, timing.metric) != ("forward", "floor_ratio"):
+        return timing
+    return dataclasses.replace(timing, value=factor * timing.value)
 
 
 def test_without_a_change_the_page_says_so() -> None:

@@ -1,0 +1,93 @@
+"""Mutants of the bench and of what a page says of its history."""
+
+from __future__ import annotations
+
+from tools.mutant_list.mutant import of
+
+_CHANGES, _SIDES = "test_change_points.py", "test_bench_sides.py"
+
+CHANGE_POINTS = of(
+    "reports/verdict/change_points.py",
+    (
+        "level_of_one_run",
+        "one outlier is a level",
+        "SHORTEST = 3",
+        "SHORTEST = 1",
+        _CHANGES,
+    ),
+    (
+        "noise_changes_level",
+        "half of what noise does counts as a change",
+        "if reached > allowed:",
+        "if reached > 50 * allowed:",
+        _CHANGES,
+    ),
+    (
+        "change_among_the_measured",
+        "a change is counted among the runs with a value, not among all",
+        "Change(places[start], before, after)",
+        "Change(start, before, after)",
+        _CHANGES,
+    ),
+)
+BENCH = (
+    *of(
+        "reports/store/timings.py",
+        (
+            "most_as_least",
+            "a goal of at most is one of at least",
+            "if self.metric in AT_MOST else",
+            "if False else",
+            _SIDES,
+        ),
+    ),
+    *of(
+        "reports/bench/figures.py",
+        (
+            "length_not_divided_out",
+            "a longer sequence may take no longer",
+            "scale = shortest / n",
+            "scale = 1.0",
+            _SIDES,
+        ),
+        (
+            "machines_share_a_bench",
+            "machines of one name have one history",
+            "host = sorted(environment.host.items())",
+            "host = []",
+            "test_bench.py",
+        ),
+    ),
+    *of(
+        "reports/bench/variants.py",
+        (
+            "rows_not_counted",
+            "the tokens of one row are those of all",
+            "speed = count * tokens / median(ours)",
+            "speed = tokens / median(ours)",
+            _SIDES,
+        ),
+    ),
+    *of(
+        "reports/bench/worker.py",
+        (
+            "prints_answer",
+            "what a library prints is taken for an answer",
+            "os.dup2(2, 1)",
+            "os.dup2(1, 1)",
+            _SIDES,
+        ),
+    ),
+    *of(
+        "reports/page/sections/speed.py",
+        (
+            "slower_called_better",
+            "a larger quotient is better, whatever it is of",
+            "!= (timing.metric in LESS_IS_BETTER)",
+            "!= False",
+            "test_speed_history.py",
+        ),
+    ),
+)
+
+MUTANTS = (*CHANGE_POINTS, *BENCH)
