@@ -59,6 +59,16 @@ BENCH = (
         ),
     ),
     *of(
+        "reports/bench/run.py",
+        (
+            "bench_with_checks",
+            "our programs are timed with checks on values, which megalodon-hf has none of",
+            "traced_checks(False)",
+            "traced_checks(True)",
+            "test_bench.py",
+        ),
+    ),
+    *of(
         "reports/bench/variants.py",
         (
             "rows_not_counted",

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from megalodon_jax.checks import checks_enabled
 from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.reference import why_unavailable
 from reports.bench import run as module
@@ -186,6 +187,21 @@ def test_the_command_stores_a_run_that_the_next_page_shows(tmp_path: Path) -> No
     assert folder.name in page.replace("<wbr>", "")
     assert "not run" in page
     assert "JAX alone" in page
+
+
+@pytest.mark.traced_checks
+def test_programs_are_traced_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """megalodon-hf has none, and one calls back to Python at every token."""
+    seen: list[bool] = []
+
+    def measured(*_: object) -> None:
+        seen.append(checks_enabled())
+        raise RuntimeError("measured")
+
+    monkeypatch.setattr(module, "measure", measured)
+    with pytest.raises(RuntimeError, match="measured"):
+        module.bench(module.Options(memory=False), print)
+    assert (checks_enabled(), seen) == (True, [False])
 
 
 def test_backends_take_turns_with_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
