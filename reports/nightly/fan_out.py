@@ -15,7 +15,7 @@ from typing import Any
 from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import Answers, Executor, run
 from parity.megalodon.suite import choose_reference
-from reports.nightly.run import Options, nightly, plan_of
+from reports.nightly.run import Options, nightly, open_checkpoint, plan_of
 from reports.nightly.shards import (
     MESH_PART,
     MLA_MOE_PART,
@@ -131,8 +131,12 @@ def fan_out(
         ItemError: another driver is at this night.
         StoreError: nothing was measured, or the folder cannot be written.
         ValueError: an unknown case or fault, or a checkpoint that does not hold together.
+        FileNotFoundError: the checkpoint is not there.
     """
     items = items_of(options, device)
+    if options.checkpoint is not None:
+        # A broken one is refused before an hour of work, not by each part.
+        open_checkpoint(options.checkpoint).load()
     names = " ".join(sorted(f"{item.name} {item.digest()}" for item in items))
     place = options.out / UNFINISHED / hashlib.sha256(names.encode()).hexdigest()[:12]
     report(f"a night of {len(items)} parts on {executor.name}")
