@@ -13,7 +13,6 @@ import jax
 import pytest
 
 from megalodon_jax.checks import checks_enabled
-from megalodon_jax.config import MegalodonConfig
 from parity.megalodon.reference import why_unavailable
 from reports.bench import run as module
 from reports.bench import variants, workloads
@@ -34,21 +33,9 @@ from reports.store.runs import Run, RunKind, StoreError, list_runs, read_run, wr
 from reports.verdict.decide import decide
 from reports.verdict.history import History, load_history
 from tests.helpers import cli
+from tests.reports.bench.small import SHARED, TINY
 from tests.reports.nights import altered, bench, earlier, measurement, realistic, run
 
-TINY = MegalodonConfig(
-    vocab_size=32,
-    model_dim=8,
-    num_layers=1,
-    num_heads=1,
-    z_dim=4,
-    value_dim=8,
-    ffn_hidden_dim=8,
-    cema_ndim=2,
-    chunk_size=4,
-    norm_num_groups=2,
-)
-SHARED = {"dtype": "float32", "device": "cpu", "identity": "same"}
 ABSENT = "megalodon is not installed"
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax.config import MegalodonConfig
 from reports.bench import lengths, other, variants
 from reports.bench import run as bench_module
 from reports.bench.figures import LENGTH_GOALS, length_timings
@@ -23,20 +22,8 @@ from reports.bench.run import Options
 from reports.bench.worker import Worker, WorkerError
 from reports.bench.workloads import inputs
 from tests.helpers import cli
+from tests.reports.bench.small import SHARED, TINY
 
-TINY = MegalodonConfig(
-    vocab_size=32,
-    model_dim=8,
-    num_layers=1,
-    num_heads=1,
-    z_dim=4,
-    value_dim=8,
-    ffn_hidden_dim=8,
-    cema_ndim=2,
-    chunk_size=4,
-    norm_num_groups=2,
-)
-SHARED = {"dtype": "float32", "device": "cpu", "identity": "same"}
 CHILD = """
 import sys
 from reports.bench.worker import serve
