@@ -10,6 +10,7 @@ from megalodon_jax.inference import (
     sample_token,
 )
 from megalodon_jax.model import MegalodonBlock, MegalodonForCausalLM, MegalodonModel
+from megalodon_jax.stacked import stack_layers, unstack_layers
 from megalodon_jax.types import (
     AttentionCache,
     EMAState,
@@ -40,6 +41,8 @@ __all__ = [
     "init_cache",
     "reserve_cache",
     "sample_token",
+    "stack_layers",
     "traced_checks",
     "trim_cache",
+    "unstack_layers",
 ]

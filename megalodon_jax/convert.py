@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.files import read_json_object, written_aside
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.stacked import unstack_layers
 from megalodon_jax.tensor_files import (
     Tensor,
     file_tensors,
@@ -51,7 +52,7 @@ def state_dict(
     """Return the weights as NumPy arrays by torch name.
 
     Args:
-        model: the model to export.
+        model: the model to export, stacked or not.
         dtype: storage dtype of everything but the sensitive parameters, which stay in at least
             float32; None keeps what is there.
         include_rope_inv_freq: add the RoPE rates, which strict loading in torch does not expect.
@@ -61,7 +62,7 @@ def state_dict(
     """
     asked = None if dtype is None else checked_dtype("dtype", dtype, "export")
     tensors = {}
-    for name, leaf in named_leaves(model).items():
+    for name, leaf in named_leaves(unstack_layers(model)).items():
         target = leaf.dtype if asked is None else asked
         if role_of(name) in SENSITIVE:
             target = widened(leaf.dtype)

@@ -26,7 +26,7 @@ from megalodon_jax.layers.linear import (
     matmul,
     with_backends,
 )
-from megalodon_jax.layers.stack import run_blocks
+from megalodon_jax.layers.stack import StackedBlocks, run_blocks
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
@@ -79,7 +79,7 @@ class MegalodonModel(eqx.Module):
     """Embedding, blocks and the final TimestepNorm."""
 
     embed: eqx.nn.Embedding
-    layers: tuple[MegalodonBlock, ...]
+    layers: tuple[MegalodonBlock, ...] | StackedBlocks
     norm: TimestepNorm
     config: MegalodonConfig = eqx.field(static=True)
 

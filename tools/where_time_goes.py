@@ -3,9 +3,10 @@
     python -m tools.where_time_goes            # print the tables of this machine
     python -m tools.where_time_goes --write    # ... and put them in docs/speed.md
 
-The bench's own workloads run under JAX's profiler, whose events are the operations of the compiled
-programs; XLA is asked to write those programs down, which say what each operation is made of and
-which line it comes from. The floors are measured in the same run.
+The bench's own workloads run under JAX's profiler, tokens in runs of as many as the bench decodes.
+Its events are the operations of the compiled programs; XLA is asked to write those programs down,
+which say what each operation is made of and which line it comes from. The floors are measured in
+the same run.
 """
 
 from __future__ import annotations
@@ -141,12 +142,12 @@ def measure() -> dict[str, Share]:
         nbytes = sum(x.nbytes for x in leaves)
         works = workloads.jax_workloads(model, ids)
         for name in ("forward", "train_step", "prefill", "decode"):
-            work = works[name]
+            work, count = works[name], workloads.DECODE_STEPS if name == "decode" else 1
             work(2)
             products(1)
             walls, floors = [], []
             for _ in range(ROUNDS):
-                walls.append(workloads.seconds(work))
+                walls.append(workloads.seconds(work, count) / count)
                 passes = run.PASSES.get(name)
                 floors.append(
                     passes * workloads.seconds(products)

@@ -1,8 +1,9 @@
 """The stack of blocks: one after another, or equal neighbours as one loop.
 
-A loop is traced and compiled once however many blocks it runs, and the model outside of it stays a
-tuple of blocks: their parameters are stacked inside the call, and the names of a checkpoint, an
-optimiser state or a gradient are those of every other model.
+A loop is traced and compiled once however many blocks it runs. The model outside of it stays a
+tuple of blocks, whose parameters are stacked inside the call: the names of a checkpoint, an
+optimiser state or a gradient are those of every other model. Or it holds them stacked
+(`StackedBlocks`), and nothing around the loop grows with the depth either.
 """
 
 from __future__ import annotations
@@ -22,8 +23,48 @@ from megalodon_jax.sharding.rules import gathered
 from megalodon_jax.types import LayerCache
 
 
+class StackedBlocks(eqx.Module):
+    """Blocks of one kind, their parameters side by side: arrays have a first axis of layers."""
+
+    block: Any
+    """A block whose arrays are those of all; its `ffn.scale` is 1 and stands for none."""
+    scales: tuple[float, ...] = eqx.field(static=True)
+    """The `ffn.scale` of each."""
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+
+def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
+    """Put blocks of one kind side by side.
+
+    Raises:
+        ValueError: they differ in sizes, dtypes or backends, or there are none.
+    """
+    kinds = [_kind(block, None) for block in blocks]
+    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None or not blocks:
+        found = "there are none" if other is None else f"layer {other} differs from layer 0"
+        raise ValueError(
+            f"stack_layers: expected layers of equal sizes, dtypes and GEMM backends, but {found}; "
+            f"`scan_layers=True` makes a loop of those neighbours that are equal."
+        )
+    scales = tuple(float(block.ffn.scale) for block in blocks)
+    return StackedBlocks(_stacked([_unscaled(block) for block in blocks]), scales)
+
+
+def unstack_blocks(stack: StackedBlocks) -> tuple[Any, ...]:
+    """Return the blocks of a stack one by one."""
+    arrays, static = eqx.partition(stack.block, eqx.is_array)
+    layers = (jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(stack)))
+    return tuple(
+        _scaled(eqx.combine(layer, static), scale)
+        for layer, scale in zip(layers, stack.scales, strict=True)
+    )
+
+
 def run_blocks(
-    blocks: Sequence[Any],
+    blocks: Sequence[Any] | StackedBlocks,
     x: Float[Array, "B L D"],
     mask: Bool[Array, "B L"] | None,
     caches: Sequence[LayerCache | None],
@@ -36,7 +77,7 @@ def run_blocks(
     """Run `blocks` on `x` and return the last one's output and the caches after each.
 
     Args:
-        blocks: `MegalodonBlock`s.
+        blocks: `MegalodonBlock`s. Stacked ones are one loop, whatever `scan` says.
         x: the first block's input.
         mask: True where a token is valid.
         caches: what each block carries, None where it starts.
@@ -48,13 +89,16 @@ def run_blocks(
     """
     run = _rematerialised if rematerialise else _compiled
     after: list[LayerCache | None] = []
+    if isinstance(blocks, StackedBlocks):
+        x, after = _looped(run, (blocks, tuple(caches), tuple(keys)), x, mask, return_cache)
+        return x, tuple(held for held in after if held is not None)
     for part in _parts(blocks, caches, scan):
         if part.stop - part.start == 1:
             i = part.start
             x, held = run(blocks[i], x, mask, caches[i], return_cache, keys[i])
             after.append(held)
         else:
-            loop = tuple(blocks[part]), tuple(caches[part]), tuple(keys[part])
+            loop = stack_blocks(blocks[part]), tuple(caches[part]), tuple(keys[part])
             x, several = _looped(run, loop, x, mask, return_cache)
             after.extend(several)
     return x, tuple(held for held in after if held is not None)
@@ -94,26 +138,28 @@ def _run(block: Any, x: Float[Array, "B L D"], *rest: Any, **options: Any) -> An
 @eqx.filter_jit
 def _looped(
     run: Callable[..., tuple[Array, LayerCache | None]],
-    loop: tuple[tuple[Any, ...], tuple[LayerCache | None, ...], tuple[jax.Array | None, ...]],
+    loop: tuple[StackedBlocks, tuple[LayerCache | None, ...], tuple[jax.Array | None, ...]],
     x: Float[Array, "B L D"],
     mask: Bool[Array, "B L"] | None,
     return_cache: bool,
 ) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
     """Run blocks of one kind in a loop: they, their caches and their keys in `loop`."""
-    blocks, caches, keys = loop
-    arrays, static = eqx.partition([_unscaled(block) for block in blocks], eqx.is_array)
-    scales = jnp.asarray(np.array([block.ffn.scale for block in blocks]), x.dtype)
+    stack, caches, keys = loop
+    arrays, static = eqx.partition(stack.block, eqx.is_array)
+    scales = jnp.asarray(np.array(stack.scales), x.dtype)
 
     def step(x: Array, layer: Any) -> tuple[Array, LayerCache | None]:
         arrays, held, key, scale = layer
-        return run(eqx.combine(arrays, static[0]), x, mask, held, return_cache, key, scale)
+        return run(eqx.combine(arrays, static), x, mask, held, return_cache, key, scale)
 
-    x, held = jax.lax.scan(step, x, (*map(_stacked, (arrays, caches, keys)), scales))
-    return x, [jax.tree.map(lambda leaf, i=i: leaf[i], held) for i in range(len(blocks))]
+    x, held = jax.lax.scan(step, x, (arrays, _stacked(caches), _stacked(keys), scales))
+    return x, [jax.tree.map(lambda leaf, i=i: leaf[i], held) for i in range(len(stack))]
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    """Put the arrays of equal trees side by side; all else is the first one's."""
+    arrays, rest = eqx.partition(list(trees), eqx.is_array)
+    return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
 
 
 def _parts(blocks: Sequence[Any], caches: Sequence[Any], scan: bool) -> Iterator[slice]:
@@ -133,7 +179,11 @@ def _kind(block: Any, cache: LayerCache | None) -> Any:
 
 
 def _unscaled(block: Any) -> Any:
-    # The one static number that differs between layers, with `rescale_nffn`: a copy without it.
+    return _scaled(block, 1.0)
+
+
+def _scaled(block: Any, scale: float) -> Any:
+    # The one static number that differs between layers, with `rescale_nffn`: a copy with another.
     ffn = copy.copy(block.ffn)
-    object.__setattr__(ffn, "scale", 1.0)
+    object.__setattr__(ffn, "scale", scale)
     return eqx.tree_at(lambda b: b.ffn, block, ffn)

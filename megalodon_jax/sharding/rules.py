@@ -33,6 +33,7 @@ from megalodon_jax.sharding.axes import (
 
 Tree = TypeVar("Tree")
 _MATRICES = (Role.EMBEDDING, Role.HEAD, Role.LINEAR)
+_STACKED = ".layers.block."
 _READS_PARTS = r"(^|\.)(wh2|fc2)\.weight$"
 
 
@@ -62,10 +63,15 @@ def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
         mesh: axes whose names are not in `sharding.AXES` hold replicas.
 
     Raises:
-        ValueError: the mesh does not divide the model (`check_config`).
+        ValueError: the mesh does not divide the model (`check_config`), or its layers are stacked.
     """
     check_config(model.config, mesh)
     leaves = named_leaves(model)
+    if stacked := next((name for name in leaves if _STACKED in name), None):
+        raise ValueError(
+            f"sharding: expected layers one by one, and {stacked} is of all of them: place the "
+            "model first, then call stack_layers, which keeps parts where they are."
+        )
     return {name: partition_spec(name, tuple(x.shape), mesh) for name, x in leaves.items()}
 
 

@@ -20,6 +20,7 @@ from megalodon_jax.types import ModelCache, NormState, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
 from parity.engine.metrics import IGNORED
 from parity.engine.quantity import Quantity
+from parity.engine.yardstick import compiled
 from parity.megalodon import trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import capture
@@ -54,7 +55,7 @@ class JaxSubject:
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
-            (loss, intermediates), (gradients, cotangents) = evaluate(
+            (loss, intermediates), (gradients, cotangents) = compiled(evaluate, self.dtype)(
                 model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
             )
             named = {Quantity.gradient(name): g for name, g in named_leaves(gradients).items()}
@@ -74,7 +75,8 @@ class JaxSubject:
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
             held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
-            intermediates = evaluate_intermediates(model, jnp.asarray(batch.ids), mask, held)
+            run = compiled(evaluate_intermediates, self.dtype)
+            intermediates = run(model, jnp.asarray(batch.ids), mask, held)
             return {name: np.asarray(a) for name, a in intermediates.items()}
 
     def intermediates_and_loss(self, case: Case) -> Outputs:
@@ -98,10 +100,11 @@ class JaxSubject:
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
             model, ids = self.load(case), jnp.asarray(case.batch.ids)
+            step = compiled(advance, self.dtype)
             cache, pieces, start = None, [], 0
             for count in case.cuts:
                 piece = ids[:, start : start + count]
-                logits, cache = advance(model, piece, cache)
+                logits, cache = step(model, piece, cache)
                 pieces.append(logits)
                 if model.config.cache_unbounded:
                     cache = reserve_cache(cache, case.length + NEW_TOKENS)
@@ -111,7 +114,7 @@ class JaxSubject:
             token, generated = greedy_token(pieces[-1][:, -1]), []
             for _ in range(NEW_TOKENS):
                 generated.append(token)
-                logits, cache = advance(model, token[:, None], cache)
+                logits, cache = step(model, token[:, None], cache)
                 token = greedy_token(logits[:, -1])
             outputs = {
                 "logits": jnp.concatenate(pieces, axis=1),
@@ -133,9 +136,8 @@ class JaxSubject:
         return jax.enable_x64(self.dtype == "float64")
 
 
-@eqx.filter_jit
 def advance(model, ids, cache):
-    """Feed ids to a stream; one compilation per length."""
+    """Feed ids to a stream."""
     return model(ids, cache=cache, return_cache=True)
 
 
@@ -164,9 +166,8 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
     return outputs
 
 
-@eqx.filter_jit
 def evaluate(model, ids, labels, mask):
-    """Return ((loss, intermediates), (gradients, cotangents)); compiled once per configuration."""
+    """Return ((loss, intermediates), (gradients, cotangents))."""
     params, static = eqx.partition(model, eqx.is_array)
 
     def loss(params, ids, labels, mask):
@@ -182,7 +183,6 @@ def evaluate(model, ids, labels, mask):
     return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, zeros)
 
 
-@eqx.filter_jit
 def evaluate_intermediates(model, ids, mask, forced):
     """Return the intermediates, each computed from those forced in place of the ones before it."""
     params, static = eqx.partition(model, eqx.is_array)

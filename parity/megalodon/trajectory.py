@@ -21,6 +21,7 @@ from megalodon_jax.loss import next_token_loss
 from megalodon_jax.optimiser import optimiser_update
 from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
 from parity.engine.quantity import LOSSES, Quantity
+from parity.engine.yardstick import compiled
 from parity.megalodon import oracle, perturbation
 from parity.megalodon.cases import Batch, Case
 
@@ -121,7 +122,7 @@ def of_jax(case: Case, model: Any, dtype: str) -> Arrays:
     for batch in batches(case):
         ids, labels = jnp.asarray(batch.ids), jnp.asarray(batch.labels)
         mask = jnp.asarray(batch.mask) if batch.padded else None
-        loss, model, state = _step(model, state, ids, labels, mask)
+        loss, model, state = compiled(_step, dtype)(model, state, ids, labels, mask)
         moments = (named_leaves(optax.tree_utils.tree_get(state, m)) for m in ("mu", "nu"))
         diary.note(loss, named_leaves(model), *moments)
     return diary.arrays()
@@ -137,7 +138,6 @@ def adamw() -> optax.GradientTransformation:
     return optax.adamw(HYPER.lr, HYPER.beta1, HYPER.beta2, **options)
 
 
-@eqx.filter_jit
 def _step(model, state, ids, labels, mask):
     """Return the loss, and model and optimiser state after one step."""
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
 
+from parity.engine.yardstick import yardstick_options
 from parity.mesh.placement import (
     Placement,
     assembled,
@@ -118,7 +119,8 @@ class Program:
                 outputs, taken = replay.run(closed, leaves)
                 return dict(zip(names, outputs, strict=True)), taken
 
-            compiled = jax.jit(replayed).lower(jnp.int32(0), held, leaves).compile()
+            lowered = jax.jit(replayed).lower(jnp.int32(0), held, leaves)
+            compiled = lowered.compile(yardstick_options() if dtype == "float64" else None)
             self.known_marks = tuple(replay.marks)
             self.compiled_text = compiled.as_text() or ""
             self.result_names = (*sorted(names), *sorted(replay.marks))

@@ -18,15 +18,16 @@ from parity.engine.jaxprs import aval, equations
 from parity.engine.marks import Change, Marks
 from parity.engine.operations import Operation, Recorder
 from parity.engine.rounding import Signs, pool
+from parity.engine.yardstick import yardstick_options
 from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_complex, is_key
 from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
 
-COMPILER_OPTIONS = {"xla_llvm_disable_expensive_passes": True}
-"""A float64 run is a yardstick that runs a few times: compiling it is most of its cost."""
 SMALL = 1 << 20
-"""Elements of the largest array below which it is compiled without optimisation: that takes half
-the time, and some thirty runs that are a third slower cost less than the other half."""
+"""Elements of the largest array below which a float64 run is compiled as a yardstick is: that takes
+half the time, and some thirty runs that are a third slower cost less than the other half."""
+LARGE = {"xla_llvm_disable_expensive_passes": True}
+"""Compiler options of the others: what makes LLVM slow makes their few runs hardly quicker."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
@@ -118,8 +119,7 @@ class Traced:
 
     @property
     def _options(self) -> dict[str, Any]:
-        small = {"xla_backend_optimization_level": 0} if self._largest < SMALL else {}
-        return COMPILER_OPTIONS | small
+        return yardstick_options() if self._largest < SMALL else LARGE
 
     def _evaluation(self, arrays: Any, signs: Any, operations: Any, constants: Any, forced: Any):
         marks = Marks()

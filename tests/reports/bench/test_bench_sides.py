@@ -20,7 +20,7 @@ from reports.bench.jax_work import program_bytes
 from reports.bench.other import ABSENT, start_other
 from reports.bench.run import Options
 from reports.bench.worker import Worker, WorkerError
-from reports.bench.workloads import inputs
+from reports.bench.workloads import SIZES, inputs
 from tests.helpers import cli
 from tests.reports.bench.small import SHARED, TINY
 
@@ -96,10 +96,42 @@ def test_lengths_take_turns_and_shorter_ones_are_called_more_often(
         __exit__ = lambda self, *error: None  # noqa: E731
 
     monkeypatch.setattr(lengths, "Worker", Fake)
-    rows = lengths.bench_lengths((4, 8, 64), 2, SHARED, quiet)
+    rows = lengths.bench_lengths((4, 8, 64), 2, None, SHARED, quiet)
     once = [("4", lengths.MOST_CALLS), ("8", 8), ("64", 1)]
     assert calls == [(work, *call) for work in lengths.WORKS for call in once * 3]
     assert {t.value for t in rows if t.metric == "token_bytes"} == {1e3}
+    assert {t.note for t in rows if t.metric == "other_ratio"} == {ABSENT}
+
+
+def test_the_other_package_is_called_once_a_round_at_each_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    class Fake:
+        def __init__(self, *arguments: Any, **loss: Any) -> None:
+            asked.append((*arguments[1:], loss))
+            self.facts = {"version": "9.8.7"}
+            if arguments[2] == 8:
+                raise WorkerError("out of memory")
+
+        def work(self, name: str):
+            return lambda count: asked.append((name, count))
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *error: None  # noqa: E731
+
+    monkeypatch.setattr(lengths, "start_other", Fake)
+    ours = {4: (1.0, 2.0), 8: (1.0, 2.0)}
+    rows = [lengths._compared("forward", n, ours[n], Path(), SHARED, quiet) for n in (4, 8)]
+    config, loss = SIZES["long"]
+    assert loss
+    assert asked == [(config, 4, loss), *[("forward", 1)] * 3, (config, 8, loss)]
+    (seconds, ratio), (_, failed) = rows
+    assert (seconds.work, seconds.metric) == ("forward, 4 tokens", "other_seconds")
+    assert seconds.identity == f"{SHARED['identity']} 9.8.7"
+    assert seconds.repeats == 2 and ratio.value == pytest.approx(seconds.value / 1.5)
+    assert math.isnan(failed.value) and failed.note == "out of memory"
 
 
 def test_the_memory_of_a_program_grows_with_its_length() -> None:
@@ -129,15 +161,28 @@ def fakes(monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, int]]) -> None
     monkeypatch.setattr(variants, "jax_workloads", side("jax"))
     monkeypatch.setattr(variants, "reference_workloads", side("reference"))
 
+    class Other:
+        def __init__(self, place: Path, config: Any, length: int, rows: int) -> None:
+            self.name = f"other {config.compute_dtype}"
+
+        def work(self, name: str):
+            return lambda count: calls.append((self.name, count))
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *error: None  # noqa: E731
+
+    monkeypatch.setattr(variants, "start_other", Other)
+
 
 def test_bfloat16_takes_turns_with_float32_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
     fakes(monkeypatch, calls)
-    rows = variants.bench_bfloat16(TINY, 8, 2, SHARED, quiet)
+    rows = variants.bench_bfloat16(TINY, 8, 2, Path(), SHARED, quiet)
     sides = ("jax float32", "jax bfloat16", "reference float32", "reference autocast")
-    assert calls == [(side, 1) for side in sides] * 6
+    assert calls == [(side, 1) for side in (*sides, "other bfloat16")] * 6
     assert {t.metric for t in rows if t.repeats} == {
-        *("jax_seconds", "float32_ratio", "reference_seconds", "ratio")
+        *("jax_seconds", "float32_ratio", "reference_seconds", "ratio"),
+        *("other_seconds", "other_ratio"),
     }
 
 
@@ -167,9 +212,11 @@ def test_without_the_reference_the_ratios_of_bfloat16_are_not_run(
 
     fakes(monkeypatch, [])
     monkeypatch.setattr(variants, "reference_workloads", absent)
-    rows = variants.bench_bfloat16(TINY, 8, 2, SHARED, quiet)
-    noted = {t.metric for t in rows if t.note}
-    assert noted == {"reference_seconds", "ratio", "reference_float32_ratio"}
+    rows = variants.bench_bfloat16(TINY, 8, 2, None, SHARED, quiet)
+    noted = {t.metric: t.note for t in rows if t.note}
+    theirs = dict.fromkeys(("other_seconds", "other_ratio"), ABSENT)
+    absent = ("reference_seconds", "ratio", "reference_float32_ratio")
+    assert noted == theirs | dict.fromkeys(absent, "megalodon is not installed")
 
 
 # -- a process apart
@@ -207,7 +254,8 @@ def test_a_worker_that_does_not_start_says_why(python: str, code: str, message: 
 PACKAGE = """
 import equinox as eqx, jax, jax.numpy as jnp
 
-def MegalodonConfig(*, vocab_size, **rest):
+def MegalodonConfig(*, vocab_size, compute_dtype, **rest):
+    assert compute_dtype == jnp.float32
     return Config(vocab_size)
 
 class Config:

@@ -18,7 +18,8 @@ from parity.pooling import POOLED
 from parity.tolerances import DRIFT_DEVIATIONS, DRIFT_TYPICAL
 from reports.page.sections.marks import of_sections
 from reports.provenance.host import FIELDS, UNKNOWN, differences, fingerprint
-from reports.registry.lookup import change_lines, comparison_lines, judge_stored, summarise_runs
+from reports.registry.listing import summarise_runs
+from reports.registry.lookup import change_lines, comparison_lines, judge_stored
 from reports.registry.retention import plan
 from reports.store.runs import Run, write_run
 from reports.verdict import levels, pins

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reports.registry import lookup
+from reports.registry import listing
 from reports.registry.index import INDEX
-from reports.registry.lookup import summarise_runs
+from reports.registry.listing import summarise_runs
 from reports.store.runs import write_run
 from tests.reports.nights import failing, measurement, run
 
@@ -24,13 +24,13 @@ def night(day: int, row: Any = None) -> Any:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The folders that are read, by list."""
     seen: list[list[str]] = []
-    examined = lookup._examined
+    examined = listing._examined
 
     def watched(folders: Any) -> Any:
         seen.append([folder.name for folder in folders])
         return examined(folders)
 
-    monkeypatch.setattr(lookup, "_examined", watched)
+    monkeypatch.setattr(listing, "_examined", watched)
     return seen
 
 

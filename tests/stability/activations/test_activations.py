@@ -12,6 +12,7 @@ import pytest
 
 from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.engine.quantity import Quantity
+from parity.engine.yardstick import compiled
 from parity.megalodon.cases import Case
 from parity.megalodon.intermediates import stages
 from parity.megalodon.runner import JaxSubject, evaluate
@@ -51,7 +52,7 @@ def measured():
 @cache
 def expected():
     batch = CASE.batch
-    (_, intermediates), (gradients, bars) = evaluate(
+    (_, intermediates), (gradients, bars) = compiled(evaluate, "float32")(
         model(), jnp.asarray(batch.ids), jnp.asarray(batch.labels), None
     )
     named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
