@@ -34,6 +34,10 @@ class StackedBlocks(eqx.Module):
     def __len__(self) -> int:
         return len(self.scales)
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the blocks one by one."""
+        return iter(unstack_blocks(self))
+
 
 def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
     """Put blocks of one kind side by side.

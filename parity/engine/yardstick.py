@@ -15,19 +15,24 @@ from typing import Any
 import equinox as eqx
 import jax
 
-OPTIONS: dict[str, Any] = {
+RUN_OFTEN: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    # A CPU's own, and half of what is left: fused operations go to LLVM without MLIR before it.
+}
+"""Compiler options of `jax.jit` for what runs some thirty times: half of the time to compile it."""
+OPTIONS: dict[str, Any] = RUN_OFTEN | {
+    # A CPU's own: fused operations go to LLVM without MLIR before it, which computes some of them
+    # several times.
     "xla_cpu_use_fusion_emitters": False,
 }
-"""Together a quarter of the time (docs/speed.md "A night")."""
+"""For what runs once or twice: a quarter of the time to compile, and up to eight times that to run
+(docs/speed.md "A night")."""
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], dtype: str) -> Callable[..., Any]:
     """Return a function of modules under `jit`, as a yardstick where it computes in float64."""
-    options = {"compiler_options": yardstick_options()} if dtype == "float64" else {}
+    options: Any = {"compiler_options": yardstick_options()} if dtype == "float64" else {}
     return eqx.filter_jit(function, **options)
 
 

@@ -68,7 +68,7 @@ def main(config: str, length: str, rows: str, loss: str) -> None:
 
     facts = {"version": version, "file": file, "parameters": parameters}
     here = Path(__file__)
-    options = {LOSS.get(name, name): value for name, value in json.loads(loss).items()}
+    options: Any = {LOSS.get(name, name): value for name, value in json.loads(loss).items()}
     jax_work = _by_path(here.with_name("jax_work.py")).jax_work
     work = jax_work(model, ids, advance, generate, **options)
     with jax.default_matmul_precision("highest"):
