@@ -4,6 +4,7 @@ from tools.mutant_list import (
     bench,
     commands,
     equivalent,
+    executors,
     interchange,
     layers,
     meshes,
@@ -20,6 +21,7 @@ MUTANTS = (
     *(*layers.MUTANTS, *model.MUTANTS, *interchange.MUTANTS),
     *(*parity.MUTANTS, *reports.MUTANTS, *stability.MUTANTS, *ports.MUTANTS, *meshes.MUTANTS),
     *(*torch_runs.MUTANTS, *commands.MUTANTS, *bench.MUTANTS),
+    *executors.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

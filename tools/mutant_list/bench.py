@@ -77,6 +77,23 @@ BENCH = (
             "speed = tokens / median(ours)",
             _SIDES,
         ),
+        (
+            "other_side_is_wide",
+            "our bfloat16 is timed against float32 of the other package",
+            "_other_side(stack, other, narrow, length)",
+            "_other_side(stack, other, config, length)",
+            _SIDES,
+        ),
+    ),
+    *of(
+        "reports/bench/lengths.py",
+        (
+            "other_side_saves_no_memory",
+            "the other package keeps logits of the whole sequence, ours of a chunk",
+            "start_other(place, config, length, **loss)",
+            "start_other(place, config, length)",
+            _SIDES,
+        ),
     ),
     *of(
         "reports/bench/worker.py",

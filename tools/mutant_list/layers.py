@@ -797,20 +797,43 @@ LINEAR = of(
     ),
 )
 
+_STACKED = "test_stacked.py"
+
 STACK = of(
     "megalodon_jax/layers/stack.py",
     (
         "loop_takes_the_first_scale",
         "a loop over layers scales all of them like the first",
-        "[block.ffn.scale for block in blocks]",
-        "[blocks[0].ffn.scale for block in blocks]",
+        "float(block.ffn.scale) for block in blocks",
+        "float(blocks[0].ffn.scale) for block in blocks",
         "test_scan_layers.py",
+    ),
+    (
+        "unstacked_scale_lost",
+        "a layer that was stacked comes back with the scale 1",
+        "_scaled(eqx.combine(layer, static), scale)",
+        "eqx.combine(layer, static)",
+        _STACKED,
+    ),
+    (
+        "unstacked_is_the_first",
+        "every layer that was stacked comes back as the first",
+        "lambda leaf, i=i: leaf[i], arrays)",
+        "lambda leaf, i=i: leaf[0], arrays)",
+        _STACKED,
+    ),
+    (
+        "other_kinds_are_stacked",
+        "layers of another GEMM backend are stacked, and run as the first",
+        "for i, kind in enumerate(kinds) if kind != kinds[0]",
+        "for i, kind in enumerate(kinds) if kind is None",
+        _STACKED,
     ),
     (
         "loop_returns_caches_backwards",
         "a loop over layers returns the caches in reverse",
         "lambda leaf, i=i: leaf[i], held)",
-        "lambda leaf, i=i: leaf[len(blocks) - 1 - i], held)",
+        "lambda leaf, i=i: leaf[len(stack) - 1 - i], held)",
         "test_scan_layers.py",
     ),
     (
@@ -822,4 +845,49 @@ STACK = of(
     ),
 )
 
-MUTANTS = (*ATTEND, *EMA, *TURNS, *NORMS, *ROTARY, *TIMENORM, *DROPOUT, *FFN, *LINEAR, *STACK)
+STACKED = (
+    *of(
+        "megalodon_jax/convert.py",
+        (
+            "stacked_names_saved",
+            "a model with stacked layers is saved by names that torch does not know",
+            "named_leaves(unstack_layers(model)).items()",
+            "named_leaves(model).items()",
+            _STACKED,
+        ),
+    ),
+    *of(
+        "megalodon_jax/stacked.py",
+        (
+            "nothing_to_stack",
+            "a tree without a model comes back as if its layers were stacked",
+            "if not any(map(_is_model, nodes)):",
+            "if False:",
+            _STACKED,
+        ),
+    ),
+    *of(
+        "megalodon_jax/sharding/rules.py",
+        (
+            "stacked_layers_placed",
+            "stacked layers are cut by layer as if that were a channel",
+            "for name in leaves if _STACKED in name",
+            "for name in leaves if not name",
+            _STACKED,
+        ),
+    ),
+)
+
+MUTANTS = (
+    *ATTEND,
+    *EMA,
+    *TURNS,
+    *NORMS,
+    *ROTARY,
+    *TIMENORM,
+    *DROPOUT,
+    *FFN,
+    *LINEAR,
+    *STACK,
+    *STACKED,
+)

@@ -638,8 +638,33 @@ SHRINK = of(
     ),
 )
 
+YARDSTICK = of(
+    "parity/engine/yardstick.py",
+    (
+        "float32_is_a_yardstick",
+        "what users run in float32 is compiled without optimisation",
+        'if dtype == "float64" else {}',
+        "if dtype else {}",
+        "test_yardstick.py",
+    ),
+    (
+        "yardstick_compiled_in_full",
+        "float64 is compiled as dearly as what users run",
+        'if dtype == "float64" else {}',
+        'if dtype == "float128" else {}',
+        "test_yardstick.py",
+    ),
+    (
+        "gone_option_stops_all",
+        "an option that XLA no longer has stops every comparison",
+        "if unknown is None or options.pop(unknown[1], None) is None:",
+        "if True:",
+        "test_yardstick.py",
+    ),
+)
+
 MUTANTS = (
-    *(*EXPLANATION, *SHRINK),
+    *(*EXPLANATION, *SHRINK, *YARDSTICK),
     *(*COMPARE, *METRICS, *QUANTITY, *BOUNDS, *TOLERANCES, *LOCALIZE, *POOLING),
     *(*CONTROLS, *SUITE, *SOURCES),
 )

@@ -179,6 +179,8 @@ def test_an_answer_that_a_driver_was_killed_in_is_none(tmp_path: Path, part: flo
     with Answers.opened(tmp_path) as stored:
         assert [stored.read(item) is not None for item in (one, two, three)] == [True, False, False]
         stored.write(three, Answer(three.name, State.DONE, 3))
+        # What is there stays what it is.
+        stored.write(three, Answer(three.name, State.DONE, 4))
     with Answers.opened(tmp_path) as stored:
         values = [answer and answer.value for answer in map(stored.read, (one, two, three))]
         assert values == [1, None, 3]

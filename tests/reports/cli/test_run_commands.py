@@ -36,7 +36,12 @@ def test_the_list_tells_kinds_gates_and_failures(runs: Path) -> None:
         ("nightly", 1, 1),
     ]
     assert words["unreadable"] == []
-    assert all(r["id"] in cli("list", "--out", runs).output for r in words["runs"])
+    heads, *lines = cli("list", "--out", runs).output.splitlines()
+    assert [line.split()[0] for line in lines] == [r["id"] for r in words["runs"]]
+    # Every cell begins below its head, however long the ones before it are.
+    assert [line[heads.index("kind") :].split()[0] for line in lines] == [
+        r["kind"] for r in words["runs"]
+    ]
 
 
 def test_the_list_names_what_it_cannot_read(runs: Path) -> None:

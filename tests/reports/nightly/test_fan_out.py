@@ -134,6 +134,14 @@ def test_a_night_for_a_device_that_is_not_there_is_no_run(options: Options) -> N
     assert "expected to measure on cuda" in answer.reason
 
 
+def test_a_checkpoint_that_is_not_there_is_refused_before_any_part_begins(options: Options) -> None:
+    executor = Inline()
+    missing = replace(options, checkpoint=options.out / "missing")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        fan_out(missing, executor, quiet)
+    assert executor.ran == []
+
+
 @pytest.mark.parametrize(("resume", "again"), [(True, 0), (False, 3)])
 def test_finished_parts_of_a_killed_driver_are_taken(
     options: Options, monkeypatch: pytest.MonkeyPatch, resume: bool, again: int
