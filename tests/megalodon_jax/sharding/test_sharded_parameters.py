@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from megalodon_jax import stack_layers, traced_checks, unstack_layers
 from megalodon_jax.sharding import (
     make_mesh,
     padded_batch,
@@ -20,7 +22,7 @@ from megalodon_jax.sharding import (
 )
 from megalodon_jax.sharding.sequence import following
 from megalodon_jax.weights import EMBEDDING, HEAD, abstract_model, named_leaves, weight_table
-from tests.helpers import model_of, same_leaves, tiny
+from tests.helpers import EXACT_GRADIENT, model_of, rel_l2, same_leaves, tiny, tokens
 from tests.megalodon_jax.sharding.programs import SMALL, mesh_named, ragged
 
 WIDE = tiny(vocab_size=18, output_size=20, num_heads=2)
@@ -61,6 +63,35 @@ def test_a_model_keeps_its_bits_and_its_state_follows() -> None:
         owner = [n for n in specs if name.endswith("." + n)]
         assert leaf.sharding.spec == (specs[owner[0]] if owner else P())
     assert len(leaves[EMBEDDING].sharding.device_set) == mesh.size
+
+
+def test_layers_that_are_placed_and_stacked_stay_where_they_are() -> None:
+    mesh = mesh_named("fsdp=2 tensor=2 data=2")
+    placed = shard_model(model_of(SMALL), mesh)
+    stacked, expected = named_leaves(stack_layers(placed)), named_leaves(placed)
+    first = {n: x for n, x in expected.items() if n.startswith("model.layers.0.")}
+    for name, leaf in first.items():
+        held = stacked[name.replace("layers.0.", "layers.block.")]
+        expected_sharding = NamedSharding(mesh, P(None, *leaf.sharding.spec))
+        assert held.sharding.is_equivalent_to(expected_sharding, held.ndim), name
+
+
+@pytest.mark.sweep  # a program of eight devices
+def test_gradients_of_stacked_layers_on_a_mesh_are_those_of_one_device() -> None:
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradients(model, ids):
+        return model.compute_loss(ids, ids)
+
+    mesh, ids = mesh_named("fsdp=2 tensor=2 data=2"), tokens(SMALL, (4, 8))
+    with jax.enable_x64(True), traced_checks(False):
+        model = model_of(SMALL.with_dtype("float64"))
+        expected = named_leaves(gradients(model, jnp.asarray(ids)))
+        stacked = stack_layers(shard_model(model, mesh))
+        found = named_leaves(unstack_layers(gradients(stacked, shard_batch(ids, mesh))))
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert rel_l2(found[name], gradient) <= EXACT_GRADIENT, name
 
 
 @pytest.mark.parametrize(
