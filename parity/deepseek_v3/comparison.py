@@ -7,6 +7,7 @@ installed, committed recordings of it answer. Source: docs/mla-moe.md "Parity"; 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,7 +117,6 @@ def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
     return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
 
 
-@reference.one_thread()
 def compare(
     case: Case,
     answer: Answer,
@@ -148,7 +148,9 @@ def compare(
         device=device,
         work=work.hash,
     )
-    report = compare_port(port)
+    # Recordings ask torch for nothing, and it takes seconds to import.
+    with reference.one_thread() if answer.kind == "live" else nullcontext():
+        report = compare_port(port)
     rows = [replace(row, suite=SUBJECT) for row in report.measurements]
     if answer.kind == "recorded":
         rows += _wide(work, ours, answer, device)
@@ -172,7 +174,6 @@ def _wide(work: Work, ours: FunctionSide, answer: Answer, device: str) -> list[M
     return comparison.run({name: exact[name] for name in answer.float64}, answer.float64)
 
 
-@reference.one_thread()
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
     """Measure a case over `parity.pooling.DRAWS` draws of weights and text; the first is its own.
 
@@ -191,7 +192,8 @@ def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
         original = None
         if live:
             theirs = reference.side(case.config.to_hf(), one.weights, one.ids)
-            original = named(theirs.run(Run(cotangents=OF_LOSS)), reference.stages(theirs))
+            with reference.one_thread():
+                original = named(theirs.run(Run(cotangents=OF_LOSS)), reference.stages(theirs))
         draws.append(Draw(one.model(), _inputs(one), original))
     return pool(traced, draws, name=case.title, suite=SUBJECT, device=device)
 
