@@ -31,6 +31,7 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import read_tensors
 from megalodon_jax.files import folder_written_aside, read_json_object
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.roles import check_unstacked
 from megalodon_jax.weights import build_model, dotted, replace_leaves, weight_table
 
 KIND, SCHEMA = "megalodon_jax checkpoint", 1
@@ -73,14 +74,16 @@ def save_checkpoint(
         mesh: axes and sizes of the mesh the model is on, a note for who loads it.
 
     Raises:
-        ValueError: the model's dtypes contradict its configuration, a leaf of `opt_state` cannot
-            be stored, `step` is negative, or `folder` holds something else than a checkpoint.
+        ValueError: the model's dtypes contradict its configuration, layers are stacked, a leaf of
+            `opt_state` cannot be stored, `step` is negative, or `folder` holds something else than
+            a checkpoint.
         OSError: the folder cannot be written; what was there still is.
     """
     target, step = Path(os.path.realpath(folder)), operator.index(step)
     if step < 0:
         raise ValueError(f"save_checkpoint: step={step} must be at least 0.")
     _check_replaceable(target)
+    check_unstacked("save_checkpoint", (model, opt_state))
     files = {MODEL: _tensors(model, "model")}
     _refuse(
         _differences(_table(model.config), _specs(files[MODEL])),

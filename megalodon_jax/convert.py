@@ -119,9 +119,10 @@ def save_safetensors(
 def load_weights_from_torch(
     model: MegalodonForCausalLM, state_dict: Mapping[str, torch.Tensor]
 ) -> MegalodonForCausalLM:
-    """Return `model` with the weights of a torch state dict; names and shapes must match exactly.
+    """Return a model like `model` with the weights of a torch state dict, its layers one by one.
 
-    A prefix that a wrapper put before every name (`module.`, `_orig_mod.`) is taken off.
+    Names and shapes must match exactly. A prefix that a wrapper put before every name (`module.`,
+    `_orig_mod.`) is taken off.
 
     Raises:
         ValueError: see `megalodon_jax.weights.build_model`.

@@ -155,6 +155,9 @@ class MegalodonModel(eqx.Module):
         if cache is not None:
             check_cache(config, cache, B)
             cache = grown_cache(config, cache, L)
+            if isinstance(self.layers, StackedBlocks):
+                # One loop has one kind of cache: what a layer lacks is as before the first token.
+                cache = filled_cache(config, cache, B)
         if L == 0:
             hidden = jnp.zeros((B, 0, config.model_dim), config.accum_dtype)
             return hidden, copied_cache(filled_cache(config, cache, B)) if return_cache else None

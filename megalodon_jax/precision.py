@@ -13,13 +13,19 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from megalodon_jax.config import checked_dtype
+from megalodon_jax.roles import check_unstacked
 from megalodon_jax.weights import SENSITIVE, named_leaves, replace_leaves, role_of
 
 Tree = TypeVar("Tree")
 
 
 def sensitive_leaves(model: Any) -> dict[str, Any]:
-    """Return the leaves that must stay in at least float32, by name."""
+    """Return the leaves that must stay in at least float32, by name.
+
+    Raises:
+        ValueError: layers are stacked: one of them would hide what another holds.
+    """
+    check_unstacked("precision", model)
     return {n: leaf for n, leaf in named_leaves(model).items() if role_of(n) in SENSITIVE}
 
 

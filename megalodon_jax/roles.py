@@ -40,6 +40,8 @@ _ROLES = (
     (r"\.weight$", Role.LINEAR),
 )
 
+_STACKED = re.compile(r"(^|\.)layers\.block\.")
+
 
 def role_of(name: str) -> Role:
     """Return the role of a parameter by its torch name.
@@ -57,6 +59,19 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     """Return the array leaves of a pytree by dotted path, in pytree order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {dotted(path): leaf for path, leaf in leaves if hasattr(leaf, "dtype")}
+
+
+def check_unstacked(caller: str, tree: Any) -> None:
+    """Insist that no layers are stacked, where a parameter is asked for by its own name.
+
+    Raises:
+        ValueError: they are (`megalodon_jax.stack_layers`).
+    """
+    if stacked := next((name for name in named_leaves(tree) if _STACKED.search(name)), None):
+        raise ValueError(
+            f"{caller}: expected layers one by one, and {stacked} is of all of them; call "
+            "unstack_layers first, on the model and on its optimiser's state."
+        )
 
 
 def dotted(path: tuple[Any, ...]) -> str:

@@ -22,15 +22,21 @@ Tree = TypeVar("Tree")
 def stack_layers(tree: Tree) -> Tree:
     """Return a pytree whose models hold their layers stacked: arrays with a first axis of layers.
 
-    The layers run as one loop, as with `scan_layers`, and nothing is copied at a call. What has
-    names by layer (checkpoints, torch, quantisation, probes) takes a model that is unstacked.
+    The layers run as one loop, as with `scan_layers`, but their parameters are not stacked anew at
+    every call. What asks for parameters by the names of layers (checkpoints, meshes, audits) says
+    that it takes a model that is unstacked. Every parameter has one axis more: an optimiser that
+    goes by `ndim`, such as one that decays matrices alone, must go by names
+    (`megalodon_jax.roles.role_of`).
 
     Args:
-        tree: a model, its gradients, an optimiser's state, or several of them. On a mesh stack what
-            is placed already; where parts lie stays as it is. A stacked model stays as it is.
+        tree: a model, its gradients, the state of an optimiser whose leaves have the shapes of
+            their parameters (SGD, Adam), or several of them. On a mesh stack what is placed
+            already; where parts lie stays as it is. A stacked model stays as it is. Of models that
+            `vmap` made it is taken under `vmap`, since the first axis is theirs.
 
     Raises:
-        ValueError: layers differ in sizes, dtypes or backends, or there is no model in `tree`.
+        ValueError: layers differ in sizes, dtypes or backends, leaves are shapes and no arrays, or
+            there is no model in `tree`.
     """
     return _with_layers(tree, "stack_layers", tuple, stack_blocks)
 
@@ -39,7 +45,8 @@ def unstack_layers(tree: Tree) -> Tree:
     """Return a pytree whose models hold their layers one by one: the inverse of `stack_layers`.
 
     Raises:
-        ValueError: there is no model in `tree`.
+        ValueError: the first axis of a leaf is not that of the layers, or there is no model in
+            `tree`.
     """
     return _with_layers(tree, "unstack_layers", StackedBlocks, unstack_blocks)
 

@@ -7,6 +7,7 @@ something on a second machine needs more draws of the same program. See docs/ver
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from parity.engine.measurement import Measurement
 from parity.engine.metrics import relative_l2
 from parity.engine.quantity import kind_of
 from parity.engine.rounding_noise import UNIT_ROUNDOFF, moved, summed
-from parity.engine.yardstick import RUN_OFTEN
+from parity.engine.yardstick import RUN_OFTEN, known_options
 from parity.port_tolerances import PORTS, PortEdge
 from parity.sides.side import OUTPUT
 
@@ -161,7 +162,7 @@ class Program:
             offsets = {name: jnp.zeros(shape, dtype) for name, shape in self.shapes.items()}
             if rng is not None and exact is not None:
                 offsets = {n: jnp.asarray(moved(a, rng) - a) for n, a in exact.items()}
-            compiled = _yardstick if dtype == "float64" else _compiled
+            compiled = _yardstick() if dtype == "float64" else _compiled
             found = compiled(self.function, model, inputs, offsets)
             return {name: np.asarray(found[name]) for name in self.order}
 
@@ -207,8 +208,12 @@ def _marked(function: Callable[..., Any], model: Any, inputs: Any, offsets: Any)
 
 
 _compiled = eqx.filter_jit(_marked)
-_OPTIONS: Any = {"compiler_options": RUN_OFTEN}
-_yardstick = eqx.filter_jit(_marked, **_OPTIONS)
+
+
+@functools.cache
+def _yardstick() -> Callable[..., Any]:
+    options: Any = {"compiler_options": known_options(RUN_OFTEN)}
+    return eqx.filter_jit(_marked, **options)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,15 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from megalodon_jax.roles import named_leaves
 from megalodon_jax.sharding.rules import gathered
 from megalodon_jax.types import LayerCache
 
 
 class StackedBlocks(eqx.Module):
-    """Blocks of one kind, their parameters side by side: arrays have a first axis of layers."""
+    """Blocks of one kind, their parameters side by side: arrays have a first axis of layers.
+
+    Iterating copies the layers out, one by one.
+    """
 
     block: Any
-    """A block whose arrays are those of all; its `ffn.scale` is 1 and stands for none."""
+    """A block with the arrays of all; its `ffn.scale` is 1 and not used."""
     scales: tuple[float, ...] = eqx.field(static=True)
     """The `ffn.scale` of each."""
 
@@ -35,31 +39,55 @@ class StackedBlocks(eqx.Module):
         return len(self.scales)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the blocks one by one."""
         return iter(unstack_blocks(self))
+
+    def __getitem__(self, layer: int) -> Any:
+        return unstack_blocks(self)[layer]
 
 
 def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
     """Put blocks of one kind side by side.
 
     Raises:
-        ValueError: they differ in sizes, dtypes or backends, or there are none.
+        ValueError: they differ in sizes, dtypes or backends, there are none, or they hold shapes.
     """
-    kinds = [_kind(block, None) for block in blocks]
-    other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
-    if other is not None or not blocks:
-        found = "there are none" if other is None else f"layer {other} differs from layer 0"
+    if not blocks:
+        raise ValueError("stack_layers: expected layers, and the model has none.")
+    named = [named_leaves(block) for block in blocks]
+    if shape := next((n for n, x in named[0].items() if not eqx.is_array(x)), None):
         raise ValueError(
-            f"stack_layers: expected layers of equal sizes, dtypes and GEMM backends, but {found}; "
-            f"`scan_layers=True` makes a loop of those neighbours that are equal."
+            f"stack_layers: expected arrays, and {shape} is a {type(named[0][shape]).__name__}; "
+            "of shapes it is eqx.filter_eval_shape(stack_layers, tree)."
+        )
+    for i, block in enumerate(blocks):
+        if _kind(block, None) == _kind(blocks[0], None):
+            continue
+        found = "settings such as its GEMM backends"
+        for name in named[0].keys() & named[i].keys():
+            kinds = [f"{x.dtype} {x.shape}" for x in (named[i][name], named[0][name])]
+            found = f"{name}, {kinds[0]} and not {kinds[1]}" if kinds[0] != kinds[1] else found
+        raise ValueError(
+            "stack_layers: expected layers of equal sizes, dtypes and GEMM backends, but layer "
+            f"{i} differs from layer 0 in {found}; `scan_layers=True` makes a loop of those "
+            "neighbours that are equal."
         )
     scales = tuple(float(block.ffn.scale) for block in blocks)
     return StackedBlocks(_stacked([_unscaled(block) for block in blocks]), scales)
 
 
 def unstack_blocks(stack: StackedBlocks) -> tuple[Any, ...]:
-    """Return the blocks of a stack one by one."""
+    """Return the blocks of a stack one by one.
+
+    Raises:
+        ValueError: an array has another first axis than that of the layers.
+    """
     arrays, static = eqx.partition(stack.block, eqx.is_array)
+    for name, leaf in named_leaves(arrays).items():
+        if leaf.shape[:1] != (len(stack),):
+            raise ValueError(
+                f"unstack_layers: expected a first axis of {len(stack)} layers, and {name} has "
+                f"shape {leaf.shape}: leaves must be shaped as their parameters are."
+            )
     layers = (jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(stack)))
     return tuple(
         _scaled(eqx.combine(layer, static), scale)
@@ -102,7 +130,7 @@ def run_blocks(
             x, held = run(blocks[i], x, mask, caches[i], return_cache, keys[i])
             after.append(held)
         else:
-            loop = stack_blocks(blocks[part]), tuple(caches[part]), tuple(keys[part])
+            loop = tuple(blocks[part]), tuple(caches[part]), tuple(keys[part])
             x, several = _looped(run, loop, x, mask, return_cache)
             after.extend(several)
     return x, tuple(held for held in after if held is not None)
@@ -142,13 +170,14 @@ def _run(block: Any, x: Float[Array, "B L D"], *rest: Any, **options: Any) -> An
 @eqx.filter_jit
 def _looped(
     run: Callable[..., tuple[Array, LayerCache | None]],
-    loop: tuple[StackedBlocks, tuple[LayerCache | None, ...], tuple[jax.Array | None, ...]],
+    loop: tuple[Any, tuple[LayerCache | None, ...], tuple[jax.Array | None, ...]],
     x: Float[Array, "B L D"],
     mask: Bool[Array, "B L"] | None,
     return_cache: bool,
 ) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
-    """Run blocks of one kind in a loop: they, their caches and their keys in `loop`."""
-    stack, caches, keys = loop
+    """Run blocks of one kind in a loop: they, stacked or not, their caches and keys in `loop`."""
+    blocks, caches, keys = loop
+    stack = blocks if isinstance(blocks, StackedBlocks) else stack_blocks(blocks)
     arrays, static = eqx.partition(stack.block, eqx.is_array)
     scales = jnp.asarray(np.array(stack.scales), x.dtype)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from megalodon_jax.inputs import as_integer, traced
-from megalodon_jax.roles import dotted, named_leaves
+from megalodon_jax.roles import check_unstacked, dotted, named_leaves
 from megalodon_jax.sharding.axes import AnyMesh, check_divisible, shards, spec_of
 from megalodon_jax.sharding.rules import partition_specs
 
@@ -48,8 +48,9 @@ def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
         mesh: where.
 
     Raises:
-        ValueError: the mesh does not divide the model.
+        ValueError: the mesh does not divide the model, or layers are stacked.
     """
+    check_unstacked("shard_state", state)
     specs = partition_specs(model, mesh)
     shapes = {name: x.shape for name, x in named_leaves(model).items()}
 

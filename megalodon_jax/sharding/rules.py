@@ -20,7 +20,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from megalodon_jax.config import MegalodonConfig
-from megalodon_jax.roles import Role, dotted, named_leaves, role_of
+from megalodon_jax.roles import Role, check_unstacked, dotted, named_leaves, role_of
 from megalodon_jax.sharding.axes import (
     FSDP,
     TENSOR,
@@ -33,7 +33,6 @@ from megalodon_jax.sharding.axes import (
 
 Tree = TypeVar("Tree")
 _MATRICES = (Role.EMBEDDING, Role.HEAD, Role.LINEAR)
-_STACKED = ".layers.block."
 _READS_PARTS = r"(^|\.)(wh2|fc2)\.weight$"
 
 
@@ -66,12 +65,8 @@ def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
         ValueError: the mesh does not divide the model (`check_config`), or its layers are stacked.
     """
     check_config(model.config, mesh)
+    check_unstacked("sharding", model)
     leaves = named_leaves(model)
-    if stacked := next((name for name in leaves if _STACKED in name), None):
-        raise ValueError(
-            f"sharding: expected layers one by one, and {stacked} is of all of them: place the "
-            "model first, then call stack_layers, which keeps parts where they are."
-        )
     return {name: partition_spec(name, tuple(x.shape), mesh) for name, x in leaves.items()}
 
 

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 
-RUN_OFTEN: dict[str, Any] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
-"""Compiler options of `jax.jit` for what runs some thirty times: half of the time to compile it."""
-OPTIONS: dict[str, Any] = RUN_OFTEN | {
-    # A CPU's own: fused operations go to LLVM without MLIR before it, which computes some of them
-    # several times.
+LARGE: dict[str, Any] = {"xla_llvm_disable_expensive_passes": True}
+"""Compiler options of `jax.jit` for what computes large arrays: LLVM's slow passes make a few runs
+hardly quicker."""
+RUN_OFTEN: dict[str, Any] = LARGE | {"xla_backend_optimization_level": 0}
+"""For what runs some thirty times: half of the time to compile it."""
+RUN_ONCE: dict[str, Any] = RUN_OFTEN | {
+    # Fused operations go to LLVM without MLIR before it, which computes some of them several times.
     "xla_cpu_use_fusion_emitters": False,
 }
 """For what runs once or twice: a quarter of the time to compile, and up to eight times that to run
@@ -30,22 +29,28 @@ OPTIONS: dict[str, Any] = RUN_OFTEN | {
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], dtype: str) -> Callable[..., Any]:
-    """Return a function of modules under `jit`, as a yardstick where it computes in float64."""
-    options: Any = {"compiler_options": yardstick_options()} if dtype == "float64" else {}
+def compiled(function: Callable[..., Any], yardstick: bool) -> Callable[..., Any]:
+    """Return a function of modules under `jit`, compiled as users' programs or as a yardstick."""
+    options: Any = {"compiler_options": known_options(RUN_ONCE)} if yardstick else {}
     return eqx.filter_jit(function, **options)
 
 
-@functools.cache
-def yardstick_options() -> dict[str, Any]:
-    """Return the compiler options of `jax.jit` for a yardstick.
+def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some compiler options that XLA has here.
 
-    They are debugging options of XLA, which come and go: one that is gone is left out.
+    They are debugging options, which come and go, and a CPU's: the GPU's compiler has no level 0.
 
     Raises:
-        jax.errors.JaxRuntimeError: nothing compiles here.
+        jax.errors.JaxRuntimeError: XLA takes none of a value, or compiles nothing here.
     """
-    options = dict(OPTIONS)
+    return dict(_known(tuple(options.items()), jax.default_backend()))
+
+
+@functools.cache
+def _known(items: tuple[tuple[str, Any], ...], backend: str) -> tuple[tuple[str, Any], ...]:
+    options = dict(items)
+    if backend != "cpu":
+        options.pop("xla_backend_optimization_level", None)
     while True:
         try:
             jax.jit(lambda: 0, compiler_options=options).lower().compile()
@@ -54,4 +59,4 @@ def yardstick_options() -> dict[str, Any]:
             if unknown is None or options.pop(unknown[1], None) is None:
                 raise
         else:
-            return options
+            return tuple(options.items())

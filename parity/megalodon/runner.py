@@ -55,7 +55,7 @@ class JaxSubject:
         with self.types(), jax.default_matmul_precision("highest"):
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
-            (loss, intermediates), (gradients, cotangents) = compiled(evaluate, self.dtype)(
+            (loss, intermediates), (gradients, cotangents) = compiled(evaluate, self._yardstick)(
                 model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
             )
             named = {Quantity.gradient(name): g for name, g in named_leaves(gradients).items()}
@@ -75,7 +75,7 @@ class JaxSubject:
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
             held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
-            run = compiled(evaluate_intermediates, self.dtype)
+            run = compiled(evaluate_intermediates, self._yardstick)
             intermediates = run(model, jnp.asarray(batch.ids), mask, held)
             return {name: np.asarray(a) for name, a in intermediates.items()}
 
@@ -100,7 +100,7 @@ class JaxSubject:
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
             model, ids = self.load(case), jnp.asarray(case.batch.ids)
-            step = compiled(advance, self.dtype)
+            step = compiled(advance, self._yardstick)
             cache, pieces, start = None, [], 0
             for count in case.cuts:
                 piece = ids[:, start : start + count]
@@ -130,6 +130,10 @@ class JaxSubject:
         if self.dtype == "bfloat16":
             return dataclasses.replace(case.config, compute_dtype=jnp.bfloat16)
         return case.config.with_dtype(self.dtype)
+
+    @property
+    def _yardstick(self) -> bool:
+        return self.dtype == "float64"
 
     def types(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which arrays of this dtype exist."""

@@ -122,7 +122,7 @@ def of_jax(case: Case, model: Any, dtype: str) -> Arrays:
     for batch in batches(case):
         ids, labels = jnp.asarray(batch.ids), jnp.asarray(batch.labels)
         mask = jnp.asarray(batch.mask) if batch.padded else None
-        loss, model, state = compiled(_step, dtype)(model, state, ids, labels, mask)
+        loss, model, state = compiled(_step, dtype == "float64")(model, state, ids, labels, mask)
         moments = (named_leaves(optax.tree_utils.tree_get(state, m)) for m in ("mu", "nu"))
         diary.note(loss, named_leaves(model), *moments)
     return diary.arrays()

@@ -18,7 +18,7 @@ from parity.engine.jaxprs import aval, equations
 from parity.engine.marks import Change, Marks
 from parity.engine.operations import Operation, Recorder
 from parity.engine.rounding import Signs, pool
-from parity.engine.yardstick import RUN_OFTEN
+from parity.engine.yardstick import LARGE, RUN_OFTEN, known_options
 from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_complex, is_key
 from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
@@ -26,8 +26,6 @@ from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
 SMALL = 1 << 20
 """Elements of the largest array below which it is compiled without optimisation: that takes half
 the time, and some thirty runs that are a third slower cost less than the other half."""
-LARGE = {"xla_llvm_disable_expensive_passes": True}
-"""Compiler options of the others: what makes LLVM slow makes their few runs hardly quicker."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
@@ -119,7 +117,7 @@ class Traced:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return RUN_OFTEN if self._largest < SMALL else LARGE
+        return known_options(RUN_OFTEN if self._largest < SMALL else LARGE)
 
     def _evaluation(self, arrays: Any, signs: Any, operations: Any, constants: Any, forced: Any):
         marks = Marks()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from reports.bench.figures import compared, length_timings, median
+from reports.bench.figures import length_timings, median, row
 from reports.bench.other import ABSENT, start_other
 from reports.bench.worker import Work, Worker, WorkerError
 from reports.bench.workloads import SIZES, arguments, in_turn
@@ -34,13 +34,14 @@ def bench_lengths(
     Memory is what the compiled programs ask for, not what a process holds: of a short sequence
     compiling needs more than the work does. Weights and optimiser states are the same at each
     length, so what a token costs is read from differences. The other package, where it is there,
-    is called once in a round at each length: it is compared with ours, not with itself.
+    comes after ours has ended, for one of them may need all the memory: no rounds are paired.
 
     Raises:
         WorkerError: a process of ours ended early, for want of memory perhaps.
     """
     rows: list[Timing] = []
     longest = max(lengths)
+    ours: dict[tuple[str, int], tuple[float, ...]] = {}
     with ExitStack() as stack:
         workers = {n: stack.enter_context(Worker(arguments("jax", n, "long"))) for n in lengths}
         for name in WORKS:
@@ -54,33 +55,42 @@ def bench_lengths(
                 micros = 1e6 * median(each[n]) / n
                 size = sizes[n] / 2**30
                 report(f"  {name}, {n} tokens: {micros:.1f} us per token, {size:.2f} GiB")
-                rows += _compared(name, n, each[n], other, shared, report)
+                ours[name, n] = each[n]
+    for n in lengths:
+        rows += _other_at(n, {name: ours[name, n] for name in WORKS}, other, shared, report)
     return rows
 
 
-def _compared(
-    name: str,
+def _other_at(
     length: int,
-    ours: Sequence[float],
+    ours: Mapping[str, Sequence[float]],
     place: Path | None,
     shared: Mapping[str, str],
     report: Callable[[str], None],
-) -> Sequence[Timing]:
-    """Time the other package at a length, in a process that ends before the next one begins."""
-    theirs, missing, beside = (), ABSENT, dict(shared)
+) -> list[Timing]:
+    """Time the other package at a length, as many rounds as ours took, each of one call."""
+    theirs: dict[str, tuple[float, ...]] = {}
+    missing, beside = ABSENT, dict(shared)
     if place is not None:
         config, loss = SIZES["long"]
         try:
             with start_other(place, config, length, **loss) as worker:
-                theirs = in_turn({"other": worker.work(name)}, 1, len(ours))[1]["other"]
-                missing = ""
                 # Another version of it is another series.
                 beside["identity"] += f" {worker.facts['version']}"
-            ratio = median(theirs) / median(ours)
-            report(f"  {name}, {length} tokens: {ratio:.2f} x megalodon-jax's speed")
+                for name, rounds in ours.items():
+                    work = {"other": worker.work(name)}
+                    theirs[name] = in_turn(work, 1, len(rounds))[1]["other"]
         except WorkerError as error:
             missing = str(error)
-    return compared(f"{name}, {length} tokens", "other", ours, theirs, missing, beside)
+    rows = []
+    for name, rounds in ours.items():
+        work, found = f"{name}, {length} tokens", theirs.get(name, ())
+        ratio = median(found) / median(rounds)
+        rows.append(row(work, "other_seconds", median(found), beside, found, missing))
+        rows.append(row(work, "other_ratio", ratio, beside, note=missing))
+        if found:
+            report(f"  {work}: {ratio:.2f} x megalodon-jax's speed")
+    return rows
 
 
 def _times(work: Work, calls: int) -> Work:

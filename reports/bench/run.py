@@ -101,8 +101,8 @@ def bench(options: Options, report: Report) -> Run:
             rows += compared(work, "other", part.jax, part.other, absent, beside)
         rows += bench_backends(CONFIG, LENGTH, repeats, base, report)
         if options.bfloat16:
-            narrow = beside | {"dtype": "bfloat16"}
-            rows += bench_bfloat16(CONFIG, LENGTH, repeats, options.other, narrow, report)
+            ours, theirs = ({**part, "dtype": "bfloat16"} for part in (base, beside))
+            rows += bench_bfloat16(CONFIG, LENGTH, repeats, options.other, ours, theirs, report)
         several = shared(CONFIG, PROMPT, version)
         rows += bench_rows(CONFIG, options.rows, repeats, options.other, several, report)
     rows += (*memory_timings(peaks, base), *long)

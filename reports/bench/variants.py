@@ -59,12 +59,13 @@ def bench_bfloat16(
     repeats: int,
     other: Path | None,
     shared: Shared,
+    beside: Shared,
     report: Report,
 ) -> list[Timing]:
     """Time forward and training step with products in bfloat16, and the reference's autocast.
 
     All ways take turns: JAX and the reference, each in float32 and in bfloat16, and the other
-    package in bfloat16.
+    package in bfloat16, whose rows share `beside`: its version is no reason to begin ours anew.
     """
     narrow = replace(config, compute_dtype=jnp.bfloat16)
     model, ids = inputs(config, length)
@@ -88,7 +89,7 @@ def bench_bfloat16(
             ours = t["bfloat16"]
             rows += variant_timings(work, "float32_ratio", t["float32"], ours, shared)
             rows += compared(work, "reference", ours, t.get("autocast", ()), missing, shared)
-            rows += compared(work, "other", ours, t.get("other", ()), absent, shared)
+            rows += compared(work, "other", ours, t.get("other", ()), absent, beside)
             ratio = median(t.get("reference", ())) / median(t.get("autocast", ()))
             rows.append(row(work, "reference_float32_ratio", ratio, shared, note=missing))
             speed = median(t["float32"]) / median(ours)

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.roles import check_unstacked
 from megalodon_jax.weights import named_leaves
 from parity.engine.quantity import Quantity
 from parity.engine.yardstick import compiled
@@ -79,8 +80,10 @@ def measure_ranges(
         labels: (B, L) int32; None means the ids themselves.
 
     Raises:
-        ValueError: `ids` are not integers (B, L), or `labels` have another shape.
+        ValueError: `ids` are not integers (B, L), `labels` have another shape, or layers are
+            stacked.
     """
+    check_unstacked("measure_ranges", model)
     ids = token_ids(ids, "measure_ranges")
     labels = ids if labels is None else jnp.asarray(labels, jnp.int32)
     if labels.shape != ids.shape:
@@ -88,7 +91,9 @@ def measure_ranges(
             f"measure_ranges: labels have shape {labels.shape}, expected that of ids, {ids.shape}."
         )
     mask = None if mask is None else jnp.asarray(mask, bool)
-    (_, intermediates), (gradients, bars) = compiled(evaluate, "float32")(model, ids, labels, mask)
+    (_, intermediates), (gradients, bars) = compiled(evaluate, yardstick=False)(
+        model, ids, labels, mask
+    )
     bars = {str(Quantity.cotangent(name)): bar for name, bar in bars.items()}
 
     def summed(arrays: Mapping[str, Array]) -> dict[str, tuple[Range, np.ndarray]]:

@@ -643,15 +643,15 @@ YARDSTICK = of(
     (
         "float32_is_a_yardstick",
         "what users run in float32 is compiled without optimisation",
-        'if dtype == "float64" else {}',
-        "if dtype else {}",
+        "if yardstick else {}",
+        "if yardstick is not None else {}",
         "test_yardstick.py",
     ),
     (
         "yardstick_compiled_in_full",
         "float64 is compiled as dearly as what users run",
-        'if dtype == "float64" else {}',
-        'if dtype == "float128" else {}',
+        "if yardstick else {}",
+        "if yardstick is None else {}",
         "test_yardstick.py",
     ),
     (
@@ -659,6 +659,13 @@ YARDSTICK = of(
         "an option that XLA no longer has stops every comparison",
         "if unknown is None or options.pop(unknown[1], None) is None:",
         "if True:",
+        "test_yardstick.py",
+    ),
+    (
+        "level_that_gpus_have_not",
+        "a GPU is asked for unoptimised code, which its compiler does not make",
+        'if backend != "cpu":',
+        'if backend == "cpu":',
         "test_yardstick.py",
     ),
 )

@@ -63,18 +63,20 @@ def test_loss_and_gradients_are_those_of_the_layers_one_by_one() -> None:
 def test_a_stream_is_that_of_the_layers_one_by_one() -> None:
     read = eqx.filter_jit(lambda model, ids, cache: model(ids, cache=cache, return_cache=True))
     streams = []
-    for model in both():
+    one_by_one, loop = both()
+    for model in (one_by_one, loop, stack_layers(one_by_one)):
         first, held = read(model, jnp.asarray(IDS[:, :-1]), None)
         last, held = read(model, jnp.asarray(IDS[:, -1:]), held)
         streams.append((jnp.concatenate([first, last], 1), held))
-    (logits, held), (looped_logits, looped) = streams
-    assert rel_l2(looped_logits, logits) <= EXACT
-    assert jax.tree.structure(looped) == jax.tree.structure(held)
-    for ours, expected in zip(jax.tree.leaves(looped), jax.tree.leaves(held), strict=True):
-        assert ours.dtype == expected.dtype
-        assert rel_l2(ours, expected) <= EXACT
-    layers = looped.layer_caches
-    assert rel_l2(layers[1].ema.h, layers[0].ema.h) > EXACT
+    (logits, held), *others = streams
+    for looped_logits, looped in others:
+        assert rel_l2(looped_logits, logits) <= EXACT
+        assert jax.tree.structure(looped) == jax.tree.structure(held)
+        for ours, expected in zip(jax.tree.leaves(looped), jax.tree.leaves(held), strict=True):
+            assert ours.dtype == expected.dtype
+            assert rel_l2(ours, expected) <= EXACT
+        layers = looped.layer_caches
+        assert rel_l2(layers[1].ema.h, layers[0].ema.h) > EXACT
 
 
 def products(config) -> int:

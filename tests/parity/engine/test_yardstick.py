@@ -1,27 +1,24 @@
-"""How yardsticks are compiled: float64 as cheaply as XLA can, and nothing else."""
+"""How yardsticks are compiled: as cheaply as XLA can, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from parity.engine import yardstick
-from parity.engine.yardstick import OPTIONS, compiled, yardstick_options
+from parity.engine.yardstick import RUN_OFTEN, RUN_ONCE, compiled, known_options
+
+GONE = {"xla_of_a_version_that_is_not_this_one": 1}
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The options as nobody has asked for them yet, to be changed."""
-    own = dict(OPTIONS)
-    monkeypatch.setattr(yardstick, "OPTIONS", own)
-    yardstick_options.cache_clear()
+def fresh() -> Iterator[None]:
+    """As if nothing were compiled yet, before and after."""
     compiled.cache_clear()
-    yield own
-    yardstick_options.cache_clear()
+    yield
     compiled.cache_clear()
 
 
@@ -29,19 +26,26 @@ def double(x: jax.Array) -> jax.Array:
     return 2 * x
 
 
-def test_an_option_that_xla_no_longer_has_is_left_out(options: dict[str, Any]) -> None:
-    options["xla_of_a_version_that_is_not_this_one"] = 1
-    assert yardstick_options() == OPTIONS
+def test_an_option_that_xla_no_longer_has_is_left_out() -> None:
+    assert known_options(RUN_ONCE | GONE) == RUN_ONCE
+    assert known_options(GONE) == {}
 
 
-def test_an_option_that_is_wrong_is_said(options: dict[str, Any]) -> None:
-    options["xla_backend_optimization_level"] = "high"
+def test_an_option_that_is_wrong_is_said() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_backend_optimization_level"):
-        yardstick_options()
+        known_options({"xla_backend_optimization_level": "high"})
 
 
-def test_float64_alone_is_compiled_with_them(monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
-    monkeypatch.setattr(yardstick, "yardstick_options", lambda: {"xla_nothing_known": 1})
-    assert compiled(double, "float32")(jnp.ones(3)).sum() == 6
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nothing_known"):
-        compiled(double, "float64")(jnp.ones(3))
+def test_a_gpu_is_asked_for_no_level_that_its_compiler_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert known_options(RUN_OFTEN).keys() == RUN_OFTEN.keys() - {"xla_backend_optimization_level"}
+
+
+@pytest.mark.usefixtures("fresh")
+def test_yardsticks_alone_are_compiled_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yardstick, "known_options", lambda options: GONE)
+    assert compiled(double, yardstick=False)(jnp.ones(3)).sum() == 6
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not_this_one"):
+        compiled(double, yardstick=True)(jnp.ones(3))

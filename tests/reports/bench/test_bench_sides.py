@@ -36,6 +36,9 @@ serve({"version": "1"}, {"print": print, "fail": fail}, {"half": lambda: 0.5})
 """
 
 
+OTHER = {**SHARED, "identity": "with 9.8.7"}
+
+
 def quiet(line: str) -> None:
     pass
 
@@ -122,16 +125,20 @@ def test_the_other_package_is_called_once_a_round_at_each_length(
         __exit__ = lambda self, *error: None  # noqa: E731
 
     monkeypatch.setattr(lengths, "start_other", Fake)
-    ours = {4: (1.0, 2.0), 8: (1.0, 2.0)}
-    rows = [lengths._compared("forward", n, ours[n], Path(), SHARED, quiet) for n in (4, 8)]
+    ours = {"forward": (1.0, 2.0), "train_step": (3.0, 4.0)}
+    rows = [lengths._other_at(n, ours, Path(), SHARED, quiet) for n in (4, 8)]
     config, loss = SIZES["long"]
     assert loss
-    assert asked == [(config, 4, loss), *[("forward", 1)] * 3, (config, 8, loss)]
-    (seconds, ratio), (_, failed) = rows
+    calls = [("forward", 1)] * 3 + [("train_step", 1)] * 3
+    assert asked == [(config, 4, loss), *calls, (config, 8, loss)]
+    (seconds, ratio, *_), failed = rows
     assert (seconds.work, seconds.metric) == ("forward, 4 tokens", "other_seconds")
     assert seconds.identity == f"{SHARED['identity']} 9.8.7"
-    assert seconds.repeats == 2 and ratio.value == pytest.approx(seconds.value / 1.5)
-    assert math.isnan(failed.value) and failed.note == "out of memory"
+    # They took no turns: a quotient of rounds would mean nothing.
+    assert seconds.repeats == 2 and ratio.rounds == ()
+    assert ratio.value == pytest.approx(seconds.value / 1.5)
+    assert {t.note for t in failed} == {"out of memory"}
+    assert all(math.isnan(t.value) for t in failed)
 
 
 def test_the_memory_of_a_program_grows_with_its_length() -> None:
@@ -177,12 +184,16 @@ def fakes(monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, int]]) -> None
 def test_bfloat16_takes_turns_with_float32_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
     fakes(monkeypatch, calls)
-    rows = variants.bench_bfloat16(TINY, 8, 2, Path(), SHARED, quiet)
+    rows = variants.bench_bfloat16(TINY, 8, 2, Path(), SHARED, OTHER, quiet)
     sides = ("jax float32", "jax bfloat16", "reference float32", "reference autocast")
     assert calls == [(side, 1) for side in (*sides, "other bfloat16")] * 6
-    assert {t.metric for t in rows if t.repeats} == {
-        *("jax_seconds", "float32_ratio", "reference_seconds", "ratio"),
-        *("other_seconds", "other_ratio"),
+    metrics: dict[str, set[str]] = {}
+    for timing in rows:
+        if timing.repeats:
+            metrics.setdefault(timing.identity, set()).add(timing.metric)
+    assert metrics == {
+        "same": {"jax_seconds", "float32_ratio", "reference_seconds", "ratio"},
+        "with 9.8.7": {"other_seconds", "other_ratio"},
     }
 
 
@@ -212,7 +223,7 @@ def test_without_the_reference_the_ratios_of_bfloat16_are_not_run(
 
     fakes(monkeypatch, [])
     monkeypatch.setattr(variants, "reference_workloads", absent)
-    rows = variants.bench_bfloat16(TINY, 8, 2, None, SHARED, quiet)
+    rows = variants.bench_bfloat16(TINY, 8, 2, None, SHARED, OTHER, quiet)
     noted = {t.metric: t.note for t in rows if t.note}
     theirs = dict.fromkeys(("other_seconds", "other_ratio"), ABSENT)
     absent = ("reference_seconds", "ratio", "reference_float32_ratio")

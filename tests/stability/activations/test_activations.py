@@ -52,7 +52,7 @@ def measured():
 @cache
 def expected():
     batch = CASE.batch
-    (_, intermediates), (gradients, bars) = compiled(evaluate, "float32")(
+    (_, intermediates), (gradients, bars) = compiled(evaluate, yardstick=False)(
         model(), jnp.asarray(batch.ids), jnp.asarray(batch.labels), None
     )
     named = {f"grad/{name}": g for name, g in named_leaves(gradients).items()}
