@@ -1,6 +1,7 @@
 """What executors promise, measured on this machine; the tables of docs/many-machines.md.
 
-    python -m tools.many_machines equal            # a small night here, in processes and on Ray
+    python -m tools.many_machines equal            # a night here, in processes and on Ray
+    python -m tools.many_machines equal --small    # ... of one case of each suite
     python -m tools.many_machines kills --times 50 # workers and drivers killed at random points
     python -m tools.many_machines scaling          # 10,000 items over 1, 2, 4 and 8 workers
     python -m tools.many_machines ... --write      # ... and put the tables in the page
@@ -74,13 +75,13 @@ def cluster(processors: int) -> Iterator[str]:
         nodes.shutdown()
 
 
-def equal() -> str:
-    """Run one night three times and say what differs in their numbers."""
+def equal(small: bool) -> str:
+    """Run one night three times, whole or of a few cases; say what differs in their numbers."""
     from reports.store.runs import read_run
 
     with tempfile.TemporaryDirectory() as name, cluster(3) as address:
         ways = {
-            "one process": [],
+            "one process": ["--executor", "local:1"],
             "`--executor local:2`": ["--executor", "local:2"],
             "`--executor ray`, three nodes": ["--executor", "ray", "--address", address],
         }
@@ -89,7 +90,7 @@ def equal() -> str:
         for turn, (way, more) in enumerate(ways.items()):
             out = Path(name) / str(turn)
             command = [sys.executable, "-m", "reports.cli", "nightly", "--reference", "recorded"]
-            command += [word for case in NIGHT for word in ("--case", case)]
+            command += [word for case in NIGHT if small for word in ("--case", case)]
             start = time.perf_counter()
             done = subprocess.run([*command, "--out", str(out), *more], cwd=ROOT)
             seconds[way] = time.perf_counter() - start
@@ -295,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=("equal", "kills", "scaling", "sweep"))
     parser.add_argument("--times", type=int, default=50, help="how often something is killed")
     parser.add_argument("--items", type=int, default=ITEMS, help="of the sweep that is scaled")
+    parser.add_argument("--small", action="store_true", help="a night of a few cases, of `equal`")
     parser.add_argument("--write", action="store_true", help="put the table in the page")
     parser.add_argument("--out", type=Path, help="of a sweep")
     parser.add_argument("--executor", default="local:2", help="of a sweep")
@@ -304,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sweep(asked.out, asked.executor, asked.address, KILLED_ITEMS, 0.02)
         return
     measured: dict[str, Callable[[], dict[str, str]]] = {
-        "equal": lambda: {"equal": equal()},
+        "equal": lambda: {"equal": equal(asked.small)},
         "kills": lambda: {"kills": kills(asked.times)},
         "scaling": lambda: scaling(asked.items),
     }
