@@ -6,12 +6,13 @@
 The bench's own workloads run under JAX's profiler, tokens in runs of as many as the bench decodes.
 Its events are the operations of the compiled programs; XLA is asked to write those programs down,
 which say what each operation is made of and which line it comes from. The floors are measured in
-the same run.
+the same run. A second process times the same where freed memory is kept (`KEPT`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -27,7 +28,14 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "speed.md"
 DUMPED = "WHERE_TIME_GOES_PROGRAMS"
 """Environment variable with the folder that XLA writes its programs to."""
-ROUNDS = 7
+KEPT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+"""Settings of glibc by which it gives no freed memory back: docs/speed.md "Memory that is kept"."""
+_PROGRAM = (sys.executable, "-m", "tools.where_time_goes")
+ROUNDS = 15
 """Of each work and its floor, in turn; the profile is taken of as many more."""
 KINDS = {
     "products": frozenset(("dot", "convolution", "custom-call")),
@@ -127,8 +135,8 @@ class Share:
     sources: Counter[str]
 
 
-def measure() -> dict[str, Share]:
-    """Time and profile every work of the bench."""
+def measure(profiled: bool = True) -> dict[str, Share]:
+    """Time every work of the bench, and profile it unless told otherwise."""
     import jax
 
     from megalodon_jax.checks import traced_checks
@@ -154,7 +162,7 @@ def measure() -> dict[str, Share]:
                     if passes
                     else workloads.copy_floor(nbytes, 1)[0]
                 )
-            kinds, sources = profile(work)
+            kinds, sources = profile(work) if profiled else (Counter(), Counter())
             shares[name] = Share(
                 1e3 * statistics.median(walls), 1e3 * statistics.median(floors), kinds, sources
             )
@@ -199,18 +207,28 @@ def written(module: str) -> Program:
     return program_of(files[-1].read_text(encoding="utf-8")) if files else Program()
 
 
-def tables(shares: dict[str, Share]) -> dict[str, str]:
+def measure_kept() -> dict[str, list[float]]:
+    """Return the milliseconds of each work and of its floor where freed memory is kept."""
+    environment = {**os.environ, **KEPT}
+    command = (*_PROGRAM, "--times")
+    run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def tables(shares: dict[str, Share], kept: dict[str, list[float]]) -> dict[str, str]:
     """Return the tables of the document."""
     from stability.experiments.document import markdown
 
     order = ["products", "transforms", "arithmetic", "moves"]
-    columns = ["work", "ms", "floor, ms", "over its floor", *order]
+    times = ["ms", "over its floor", "memory kept, ms", "over its floor"]
+    columns = ["work", *times, *order]
     rows = []
     for name, share in shares.items():
         total = share.kinds.total()
         parts = (f"{share.kinds[kind] / total:.0%}" for kind in order)
-        ratio = f"{share.wall / share.floor:.2f}"
-        rows.append([name, f"{share.wall:.1f}", f"{share.floor:.1f}", ratio, *parts])
+        pairs = (share.wall, share.floor), kept[name]
+        figures = (text for a, b in pairs for text in (f"{a:.1f}", f"{a / b:.2f}"))
+        rows.append([name, *figures, *parts])
     files = Counter[str]()
     for share in shares.values():
         files.update({file: n / share.sources.total() for file, n in share.sources.items()})
@@ -229,7 +247,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure in a process whose programs are written down, and print or write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the tables into docs/speed.md")
+    parser.add_argument("--times", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
+    if chosen.times:
+        times = {name: [s.wall, s.floor] for name, s in measure(profiled=False).items()}
+        print(json.dumps(times))
+        return
     if DUMPED not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
             flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
@@ -240,10 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 # A program out of the cache is not written down.
                 "JAX_ENABLE_COMPILATION_CACHE": "false",
             }
-            command = [sys.executable, "-m", "tools.where_time_goes", *(arguments or sys.argv[1:])]
+            command = [*_PROGRAM, *(arguments or sys.argv[1:])]
             subprocess.run(command, env=environment, check=True)
         return
-    made = tables(measure())
+    made = tables(measure(), measure_kept())
     print(*made.values(), sep="\n\n")
     if chosen.write:
         from stability.experiments.document import renew

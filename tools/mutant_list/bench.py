@@ -59,6 +59,16 @@ BENCH = (
         ),
     ),
     *of(
+        "reports/bench/workloads.py",
+        (
+            "floor_in_fresh_memory",
+            "the floor of the products touches fresh memory for every result",
+            "jax.jit(products, donate_argnums=2, keep_unused=True)",
+            "jax.jit(products, keep_unused=True)",
+            "test_bench.py",
+        ),
+    ),
+    *of(
         "reports/bench/run.py",
         (
             "bench_with_checks",

@@ -176,6 +176,24 @@ def test_the_command_stores_a_run_that_the_next_page_shows(tmp_path: Path) -> No
     assert "JAX alone" in page
 
 
+def test_the_floor_of_the_products_takes_no_fresh_memory() -> None:
+    """A page of it that is touched first costs as much as many a product: docs/speed.md."""
+    others = {id(x) for x in jax.live_arrays()}
+    products = workloads.gemm_floor(TINY, 8)
+
+    def places() -> set[int]:
+        jax.effects_barrier()
+        arrays = (x for x in jax.live_arrays() if id(x) not in others)
+        return {x.unsafe_buffer_pointer() for x in arrays if not x.is_deleted()}
+
+    products(1)
+    before = places()
+    products(2)
+    assert places() == before
+    anew = jax.jit(lambda x: x + 1.0)(next(x for x in jax.live_arrays() if id(x) not in others))
+    assert anew.unsafe_buffer_pointer() not in before, "the control: a result in memory of its own"
+
+
 @pytest.mark.traced_checks
 def test_programs_are_traced_without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """megalodon-hf has none, and one calls back to Python at every token."""
