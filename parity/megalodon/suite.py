@@ -17,6 +17,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.quantity import LOGITS, WEIGHTS
 from parity.megalodon import low_precision as lowprecision
 from parity.megalodon.cases import SUITE, Case
+from parity.megalodon.contract import ALL
 from parity.megalodon.conversion import changed, round_trip
 from parity.megalodon.edges import TRIANGLE, MegalodonEdge
 from parity.megalodon.noise_floors import truth
@@ -27,8 +28,6 @@ from parity.megalodon.tolerance_table import NoiseFloors
 from parity.recordings import RecordingError, choose
 
 Arrays = dict[str, np.ndarray]
-ALL = "all gates"
-"""Every tensor of a case together."""
 
 
 @runtime_checkable

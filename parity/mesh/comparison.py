@@ -245,7 +245,7 @@ class _Sides:
         digest = hashlib.sha256(repr((self.case, order)).encode()).hexdigest()[:16]
         floors = NoiseFloors({self.case: {"hash": digest, "responses": responses}}, MESHES)
         work = Work(self.case, digest, order, suite=self.suite)
-        return Comparison(work, EDGES[dtype], floors, dtype, self.device, kinds=_kind)
+        return Comparison(work, EDGES[dtype], floors, dtype, self.device, kinds=kind_of_mark)
 
     def _explained(
         self, rows: list[Measurement], dtype: str, broken: Measurement, forced: bool
@@ -301,7 +301,7 @@ class _Sides:
         return tuple(stages), ""
 
 
-def _kind(name: str) -> Kind:
+def kind_of_mark(name: str) -> Kind:
     """Return the family of a quantity; names are the user's, and floats may be `generated`."""
     kind = kind_of(name)
     return Kind.BLOCK if kind is Kind.TOKENS else kind

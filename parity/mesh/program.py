@@ -97,15 +97,7 @@ class Program:
             seeds: how often that is run.
         """
         with self._context(dtype):
-            arguments, static = self._placed(dtype)
-            leaves, tree = jax.tree.flatten(arguments)
-
-            def call(*leaves: Any) -> Any:
-                result = self.function(*eqx.combine(jax.tree.unflatten(tree, leaves), static))
-                return eqx.filter(jax.tree.map(lambda x: _numbers(x, dtype), result), eqx.is_array)
-
-            closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
-            names = _result_names(shape, marks_of(closed))
+            closed, names, call, leaves = self._traced(dtype)
             if not watched:
                 return self._plain(call, leaves, names, closed)
             held = {n: jnp.asarray(a) for n, a in (forced or {}).items()}
@@ -136,6 +128,32 @@ class Program:
         wide = jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
         with wide, jax.default_matmul_precision("highest"), jax.set_mesh(self.mesh):
             yield
+
+    def planned(self, dtype: str, watched: bool) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return what `run` will compute, by name, from the traced program; nothing is run.
+
+        Args:
+            dtype: as of `run`.
+            watched: whether marks are among it.
+        """
+        with self._context(dtype):
+            closed, names, _, _ = self._traced(dtype)
+            found = dict(zip(names, closed.out_avals, strict=True))
+            if watched:
+                found |= _mark_avals(closed.jaxpr)
+            return {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in found.items()}
+
+    def _traced(self, dtype: str) -> tuple[ClosedJaxpr, list[str], Callable[..., Any], list[Any]]:
+        """Return the traced program, names of its results, the function and its arguments."""
+        arguments, static = self._placed(dtype)
+        leaves, tree = jax.tree.flatten(arguments)
+
+        def call(*leaves: Any) -> Any:
+            result = self.function(*eqx.combine(jax.tree.unflatten(tree, leaves), static))
+            return eqx.filter(jax.tree.map(lambda x: _numbers(x, dtype), result), eqx.is_array)
+
+        closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
+        return closed, _result_names(shape, marks_of(closed)), call, leaves
 
     def _placed(self, dtype: str) -> tuple[Any, Any]:
         """Return the arguments on the mesh, without what is no array, and the rest."""
@@ -233,10 +251,7 @@ def computed_order(closed: ClosedJaxpr, names: list[str], watched: bool = True) 
     """
     births: list[tuple[tuple[int, ...], str]] = []
     if watched:
-        passed: dict[str, int] = {}
-        for place, name in _mark_places(closed.jaxpr, ()):
-            count = passed[name] = passed.get(name, -1) + 1
-            births.append((place, f"{name}#{count}" if count else name))
+        births += [(place, name) for place, name, _ in _numbered_marks(closed.jaxpr)]
     for name, atom in zip(names, closed.jaxpr.outvars, strict=True):
         births.append((_birth(closed.jaxpr, atom), name))
     return [name for _, name in sorted(births, key=lambda birth: birth[0])]
@@ -253,11 +268,23 @@ def _birth(jaxpr: Jaxpr, atom: Any) -> tuple[int, ...]:
     return (-1,)
 
 
-def _mark_places(jaxpr: Jaxpr, at: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+def _mark_avals(jaxpr: Jaxpr) -> dict[str, Any]:
+    return {name: aval for _, name, aval in _numbered_marks(jaxpr)}
+
+
+def _numbered_marks(jaxpr: Jaxpr) -> Iterator[tuple[tuple[int, ...], str, Any]]:
+    """Yield place, name and abstract value of every mark; a repeated name gets a number."""
+    passed: dict[str, int] = {}
+    for place, name, aval in _mark_places(jaxpr, ()):
+        count = passed[name] = passed.get(name, -1) + 1
+        yield place, f"{name}#{count}" if count else name, aval
+
+
+def _mark_places(jaxpr: Jaxpr, at: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str, Any]]:
     for index, eqn in enumerate(jaxpr.eqns):
         body = body_of(eqn)
         if eqn.primitive.name == MARK:
-            yield (*at, index), eqn.params["name"]
+            yield (*at, index), eqn.params["name"], eqn.outvars[0].aval
         elif body is not None:
             yield from _mark_places(body[0], (*at, index))
 

@@ -36,6 +36,8 @@ CASES = {
     for sizes in meshes
 }
 """A subject on one mesh, by the name of its measurements, which the page tells to ask for."""
+WATCHED = ("float64",)
+"""Precisions in which marks are compared too: where a difference is placed."""
 ALONE = 3600
 """Seconds after which a process of the suite is given up: ten times what it takes on two cores."""
 
@@ -60,11 +62,11 @@ def measured(names: Collection[str]) -> Iterator[Measurement]:
 
     Marks are watched in float64, where a difference is placed; float32 is the program as it is.
     """
-    for name, meshes in _meshes_of(names).items():
+    for name, meshes in meshes_of(names).items():
         comparison: MeshComparison = SUBJECTS[name]().on(meshes)
         with traced_checks(False):
             report = comparison.run(
-                name=name, watched=("float64",), suite=SUITE, device=jax.default_backend()
+                name=name, watched=WATCHED, suite=SUITE, device=jax.default_backend()
             )
         for result in report.results:
             yield from explained(result)
@@ -82,10 +84,10 @@ def explained(result: MeshResult) -> Iterator[Measurement]:
 
 def planned(names: Collection[str] = ()) -> int:
     """Return how many meshes the subjects, or all of them, are compared on."""
-    return sum(map(len, _meshes_of(names or SUBJECTS).values()))
+    return sum(map(len, meshes_of(names or SUBJECTS).values()))
 
 
-def _meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
+def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
     """Return the meshes of each subject that is asked for, by itself or in a case."""
     chosen: dict[str, list[Mapping[str, int]]] = {}
     for case, (subject, sizes) in CASES.items():

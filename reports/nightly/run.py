@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from parity.engine.contract import contract_of
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
 from parity.megalodon.suite import Reference, choose_reference
@@ -152,19 +153,22 @@ def _manifest(
     """Return what the suites and this machine say of the run."""
     rows = [m for suite in suites for m in suite.measurements]
     responses = {key: r for suite in suites for key, r in suite.responses.items()}
+    planned = [gate for suite in suites for gate in suite.contract]
     manifest = with_tables(new_manifest(started, RunKind.SHARD if shard else RunKind.NIGHTLY), rows)
     manifest = replace(
         manifest,
         environment=replace(manifest.environment, reference=describe(reference)),
         durations={suite.name: round(suite.seconds, 3) for suite in suites},
         suites=tuple(suite.result() for suite in suites),
+        contract=contract_of(planned),
+        plan=plan,
         spreads=spreads_of(rows, responses),
         stability={name: data for suite in suites for name, data in suite.shown.items()},
     )
     if shard is None:
         return manifest
     name = f"{manifest.id}-{shard.index}-of-{shard.count}"
-    return replace(manifest, id=name, shard=asdict(shard), plan=plan)
+    return replace(manifest, id=name, shard=asdict(shard))
 
 
 def select_cases(options: Options) -> list[Case]:

@@ -201,7 +201,7 @@ def _manifest(runs: Sequence[Run], missing: Mapping[str, str]) -> Manifest:
         shards=tuple(run.id for run in runs),
         shard=None,
         migrated_from=None,
-        plan=(),
+        contract=tuple(sorted(line for m in manifests for line in m.contract)),
     )
 
 

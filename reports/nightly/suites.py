@@ -16,15 +16,19 @@ from typing import Any
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
+from parity.deepseek_v3 import contract as mla_moe_contract
+from parity.engine.contract import Gate
 from parity.engine.deviation import Deviations
 from parity.engine.measurement import Measurement, Verdict
 from parity.faults.controls import CONTROLS, missed
+from parity.megalodon import contract as megalodon_contract
 from parity.megalodon.cases import Case, by_name
 from parity.megalodon.explanation import Explanation, explain
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.known_differences import measure as measure_known_differences
 from parity.megalodon.noise_floors import extended
 from parity.megalodon.suite import Reference, Suite, culprit
+from parity.mesh import contract as mesh_contract
 from parity.mesh import suite as meshes
 from parity.pooling import POOLED
 from parity.port import compare as compare_port
@@ -48,6 +52,7 @@ from reports.verdict.levels import Calibrated
 from stability import suite as stability
 from stability.core.findings import Finding
 from stability.moe.fixed_bugs import reference_scatter
+from stability.products.accuracy import gates as product_gates
 from stability.products.accuracy import measure as measure_products
 
 Report = Callable[[str], None]
@@ -69,6 +74,8 @@ class SuiteRun:
     reason: str = ""
     """Why it is not whole."""
     seconds: float = 0.0
+    contract: list[Gate] = field(default_factory=list)
+    """Gates that must come out, stated before anything is measured."""
     measurements: list[Measurement] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     tensors: Deviations = field(default_factory=Deviations)
@@ -116,6 +123,7 @@ def run_parity(
     programs that are compared: the oracle answers once.
     """
     suite = SuiteRun("parity", planned=len(cases))
+    suite.contract = [gate for case in cases for gate in megalodon_contract.gates(case, reference)]
     triangle = Suite(reference, device=device_kind(), on_failure=suite.tensors)
     replay = replace(triangle, on_failure=None)
     floors = extended(NoiseFloors.load(), [case for case in cases if case.name == GIVEN])
@@ -168,6 +176,11 @@ def run_known_differences(
     """Measure every known difference, or those asked for by id."""
     planned = len(only or KNOWN_DIFFERENCES)
     suite = SuiteRun(SUITE_OF[KNOWN_DIFFERENCES_PART], planned)
+    suite.contract = [
+        gate
+        for gate in megalodon_contract.known_difference_gates()
+        if not only or gate.quantity in only
+    ]
     with _breakdowns_named(suite):
         for row in measure_known_differences(reference, device_kind()):
             if not only or row.quantity in only:
@@ -183,6 +196,7 @@ def run_known_differences(
 def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
     """Compare every GEMM backend, or those asked for, with float64 on what it multiplied."""
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
+    suite.contract = [gate for gate in product_gates() if not only or gate.case in only]
     with _breakdowns_named(suite):
         rows = mark_repeats(*(list(measure_products(device_kind())) for _ in range(2)))
         suite.measurements = [row for row in rows if not only or row.case in only]
@@ -203,6 +217,7 @@ def run_mla_moe(reference: Reference, report: Report, only: Collection[str] = ()
         for case in cases:
             answer = mla_moe.answer(case, which)
             ours, device = mla_moe.side(case), device_kind()
+            suite.contract += mla_moe_contract.gates(case, answer, ours)
             once, again = (mla_moe.compare(case, answer, ours, device=device) for _ in range(2))
             suite.measurements += mark_repeats(once.measurements, again.measurements)
             if (account := accounts.of_port(once.report)) is not None:
@@ -244,6 +259,7 @@ def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteR
     """Compare training on one device with meshes of eight: all subjects, or those asked for."""
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
+        suite.contract = list(mesh_contract.gates(only))
         suite.measurements = meshes.measure(only)
     suite.executed = len({row.case for row in suite.measurements})
     report(f"  mesh: {suite.passed} gates hold on {suite.executed} meshes ({suite.seconds:.1f} s)")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from parity.engine.contract import ContractLine
 from reports.store.schema import MANIFEST, SCHEMA, RunKind, StoreError, kind_of, migrate
 
 
@@ -81,7 +82,7 @@ class SuiteResult:
     @property
     def whole(self) -> bool:
         """Whether it did all it planned."""
-        return self.status == "ran" and self.executed >= self.planned
+        return self.status == "ran" and 0 < self.planned == self.executed
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,9 @@ class Manifest:
     shard: Mapping[str, int] | None = None
     """Of a shard: its index and how many there are."""
     plan: tuple[str, ...] = ()
-    """Of a shard: all parts of the night."""
+    """Parts of a night, in order; of a shard, those of the whole night."""
+    contract: tuple[ContractLine, ...] = ()
+    """Gates that had to be measured, stated before they were (`parity.engine.contract`)."""
     shards: tuple[str, ...] = ()
     """Ids of the shards that a night was merged from."""
     parts: tuple[PartInfo, ...] = ()
@@ -211,6 +214,9 @@ class Manifest:
             PartInfo(**{**entry, "cases": _list(entry, "cases")})
             for entry in (_fields_of(PartInfo, row) for row in _list(parts, "parts"))
         )
+        parts["contract"] = tuple(
+            ContractLine(**_fields_of(ContractLine, row)) for row in _list(parts, "contract")
+        )
         for name in ("selected", "tolerances", "seams", "plan", "shards", "ports"):
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
@@ -224,7 +230,7 @@ class Manifest:
         document |= document.pop("environment")
         # A fact about the file that was read, not about what is written.
         del document["migrated_from"]
-        optional = ("workload", "shard", "plan", "shards", "parts", "ports", "verdict")
+        optional = ("workload", "shard", "plan", "contract", "shards", "parts", "ports", "verdict")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from parity.engine.contract import Breaches
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Key, Measurement, Verdict
 from reports.provenance.host import differences, fingerprint
@@ -29,6 +30,7 @@ from reports.verdict.changes import (
     gravest_first,
     rescaled_change,
 )
+from reports.verdict.completeness import breaches_of, lacking
 from reports.verdict.drift import PinComparison, compare_with_pins, levels_of
 from reports.verdict.history import Past
 from reports.verdict.pins import Pin
@@ -73,6 +75,8 @@ class Decision:
     baseline_id: str | None
     environment: tuple[str, ...]
     """What differs from the baseline's environment: while anything does, no value is CHANGED."""
+    breaches: Breaches = field(default_factory=Breaches)
+    """Where the gates that were measured differ from the run's contract."""
     comparisons: tuple[PinComparison, ...] = ()
     """Of its levels with those of pinned runs: one of this machine, one of another, or none."""
 
@@ -128,6 +132,8 @@ def decide(
     baseline: Run | None,
     past: Mapping[Key, Past] | None = None,
     pins: Sequence[Pin] = (),
+    *,
+    old_schema_may_pass: bool = False,
 ) -> Decision:
     """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
 
@@ -140,6 +146,9 @@ def decide(
             beyond them is REGRESSED although the tolerance holds.
         pins: Runs that its levels are compared with (`reports.verdict.drift.compare_with_pins`), in
             order of preference; a level that drifted from one of them is REGRESSED too.
+        old_schema_may_pass: Whether a run that was stored before runs had a contract can pass. Its
+            levels may anchor later nights; its own verdict is INCOMPLETE, since nothing says
+            which gates it should have had.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
@@ -152,8 +161,10 @@ def decide(
     counts = count_changes(run, changes)
     new = {(c.case, c.edge, c.quantity, c.metric) for c in changes if c.what is What.NEW}
     starts = _starts(run.measurements, new)
+    breaches = breaches_of(run)
+    lacks = lacking(run, breaches, old_schema_may_pass)
     word, exit_code, sentence = _verdict(
-        run, baseline, changes, counts, starts, environment, comparisons
+        run, baseline, changes, counts, starts, environment, comparisons, lacks
     )
     return Decision(
         word=word,
@@ -164,6 +175,7 @@ def decide(
         starts=starts,
         baseline_id=baseline.id if baseline else None,
         environment=environment,
+        breaches=breaches,
         comparisons=comparisons,
     )
 
@@ -200,6 +212,7 @@ def _verdict(
     starts: Sequence[Measurement],
     environment: Sequence[str],
     comparisons: Sequence[PinComparison],
+    lacks: str,
 ) -> tuple[Word, ExitCode, str]:
     suites, missing = run.manifest.suites, _missing(run, baseline)
     whole = bool(suites) and all(suite.whole for suite in suites) and not missing
@@ -216,6 +229,8 @@ def _verdict(
     if not counts.gates:
         sentence = "Nothing was measured against a tolerance, and that is never a pass."
         return Word.INCOMPLETE, ExitCode.NOTHING_SELECTED, sentence
+    if lacks:
+        return Word.INCOMPLETE, ExitCode.INCOMPLETE, lacks
     if counts.worse:
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
     # Of several hosts, values of one and the same were compared although the runs' are others.

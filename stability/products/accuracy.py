@@ -29,7 +29,9 @@ from megalodon_jax.quantization.products import (
     rotated,
 )
 from parity.engine.compare import Comparison, Work
+from parity.engine.contract import Gate
 from parity.engine.measurement import Measurement
+from parity.engine.quantity import kind_of
 from parity.tolerances import PRODUCTS, UNBIASED, NoiseFloors
 from stability.core.number_formats import E2M1
 from stability.products import block_formats
@@ -38,6 +40,17 @@ SHAPES = {"tokens": 75, "in": 100, "out": 52}
 """None a multiple of a block."""
 QUANTITIES: tuple[str, ...] = ("product", "grad/input", "grad/weight")
 FORMATS = {"mxfp8": block_formats.mx, "nvfp4": block_formats.nvfp4}
+
+
+SUITE = "products"
+"""What measurements are filed under."""
+
+
+def gates() -> Iterator[Gate]:
+    """Yield the gates that `measure` must give: every product of every backend."""
+    for name in BACKENDS:
+        for quantity in QUANTITIES:
+            yield Gate(SUITE, name, str(PRODUCTS), kind_of(quantity).value, quantity)
 
 
 def measure(device: str = "cpu") -> Iterator[Measurement]:
@@ -52,7 +65,7 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
         pairs = _truth(backend, x, weight, dy, rotation, draws)
         exact = dict(zip(QUANTITIES, (a @ b.T for a, b in pairs), strict=True))
         identity = hashlib.sha256(repr((name, SHAPES, backend)).encode()).hexdigest()[:16]
-        work = Work(name, identity, QUANTITIES, suite="products")
+        work = Work(name, identity, QUANTITIES, suite=SUITE)
         yield from Comparison(work, PRODUCTS, NoiseFloors({}), "float32", device).run(actual, exact)
 
 

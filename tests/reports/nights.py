@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
+from parity.engine.contract import Gate, contract_of
 from parity.engine.deviation import Deviation, Deviations, Worst
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind, Measurement, Verdict
@@ -57,6 +58,7 @@ def measurement(**changes: object) -> Measurement:
         device="cpu",
         identity="same",
         deterministic=True,
+        suite="parity",
     )
     return replace(base, **changes)  # pyright: ignore[reportArgumentType]
 
@@ -141,7 +143,14 @@ def run(
     tensors: tuple[Deviation, ...] = (),
     **changes: object,
 ) -> Run:
+    changes = {"contract": contracted(measurements), **changes}
     return Run(manifest(**changes), measurements, findings, tensors=tensors)
+
+
+def contracted(measurements: Iterable[Measurement]) -> list[dict[str, object]]:
+    """The contract that planned what these measurements are, as a run.json has it."""
+    gates = {Gate.of(m) for m in measurements if m.verdict is not Verdict.INFO}
+    return [asdict(line) for line in contract_of(gates)]
 
 
 def earlier(*measurements: Measurement, day: int = 19, **changes: object) -> Run:
@@ -230,6 +239,7 @@ def _pair(case: str, edge: str, seed: object) -> list[Measurement]:
             quantity=f"grad/model.layers.{i}.{name}",
             kind=Kind.GRADIENT,
             stage=-1,
+            suite="gradients",
             value=error(name, 0.7),
             **shared,
         )
@@ -344,6 +354,7 @@ def realistic(seed: object = 0, **changes: object) -> Run:
     """A whole healthy night: 13 cases, four edges, three layers."""
     rows = [m for case in CASES for edge in EDGES for m in _pair(case, edge, seed)]
     base = {**_realistic_document(), **changes}
+    base["contract"] = contracted(rows)
     return Run(Manifest.from_json(base), tuple(rows), (*_survival(), *_audits()))
 
 

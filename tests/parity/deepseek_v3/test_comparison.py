@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from parity import recordings
-from parity.deepseek_v3 import cases, comparison, reference
+from parity.deepseek_v3 import cases, comparison, contract, reference
 from parity.deepseek_v3.recordings import FOLDER, OF_LOSS
 from parity.engine.compare import Work
+from parity.engine.contract import breaches, contract_of
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.engine.quantity import kind_of
 from parity.megalodon.edges import MegalodonEdge
+from parity.pooling import POOLED
 from parity.sides.side import Precision, Run, SideError
 from parity.tolerances import MLA_MOE_LOGITS, NoiseFloors, rule
 from stability.moe.fixed_bugs import reference_scatter
@@ -62,6 +64,9 @@ def test_logits_and_blocks_are_those_of_transformers(name):
 def test_gradients_too_live_and_in_float64():
     found = comparison.compare(FULL, live(FULL.name))
     holds(found)
+    planned = contract.gates(FULL, live(FULL.name), comparison.side(FULL))
+    differs = breaches(contract_of(g for g in planned if g.metric != POOLED), found.measurements)
+    assert not differs, differs.sentence()
     wide = [m for m in found.measurements if m.edge == "port64:original64" and m.metric == "rel_l2"]
     kinds = {m.kind for m in wide}
     assert {Kind.GRADIENT, Kind.BLOCK, Kind.LOGITS} <= kinds

@@ -8,9 +8,11 @@ import jax
 import pytest
 
 from parity.engine.compare import Comparison
+from parity.engine.contract import breaches, contract_of
 from parity.engine.measurement import Verdict
 from parity.megalodon import low_precision
 from parity.megalodon.cases import CASES, by_name
+from parity.megalodon.contract import gates, quantities
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.noise_floors import truth
 from parity.megalodon.recordings import RecordedReference
@@ -61,6 +63,16 @@ def test_triangle(case, reference, numerics):
     assert not broken(rows)
     edges = TRUTH if case.known_difference else TRUTH | REFERENCE
     assert {m.edge for m in rows} == edges | (NARROW if case.name in low_precision.CASES else set())
+    found = breaches(contract_of(gates(case, reference)), rows)
+    assert not found, found.sentence()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_contract_names_what_the_oracle_was_calibrated_for(case):
+    """Noise floors were measured from the oracle's answers: their names are not ours to derive."""
+    calibrated = set(FLOORS.responses(case.work))
+    assert calibrated <= set(quantities(case))
+    assert set(quantities(case)) - calibrated <= {"generated"}
 
 
 @pytest.mark.torch_ref

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from parity.engine.contract import Gate
 from parity.executors.item import Answer, Item, ItemError, code, lost, no_device, not_run, perform
 from parity.executors.sweep import Answers
 from parity.megalodon.cases import BYTE_LM
@@ -74,7 +75,11 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
         row = Finding("survival", Severity.OK, "w", "frozen_fraction", 0.1, 0.5, "", "")
         return SuiteRun("stability", 1, 1, findings=[row])
 
+    def planned(case: Any, reference: Any) -> Iterator[Gate]:
+        yield Gate.of(measurement(case=case.name))
+
     monkeypatch.setattr("parity.megalodon.suite.Suite.case", case)
+    monkeypatch.setattr("parity.megalodon.contract.gates", planned)
     monkeypatch.setattr("reports.nightly.run.run_stability", probes)
     return Options(tmp_path / "runs", CASES, "recorded", BYTE_LM)
 

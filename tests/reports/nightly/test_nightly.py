@@ -11,6 +11,7 @@ import pytest
 
 from megalodon_jax.quantization.products import BACKENDS
 from parity.deepseek_v3 import comparison as mla_moe
+from parity.engine.contract import Gate
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import BYTE_LM
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES, _judged
@@ -39,6 +40,12 @@ from tests.reports.nights import measurement
 
 def quiet(line):
     pass
+
+
+def measured_suite(*rows):
+    """A suite of the triangle that measured what it planned."""
+    planned = [Gate.of(row) for row in rows]
+    return SuiteRun("parity", 1, 1, contract=planned, measurements=list(rows))
 
 
 @pytest.fixture
@@ -131,7 +138,7 @@ def test_megalodon_as_anybodys_port_is_a_suite_of_a_live_night():
 
 def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_probes):
     def run_parity(*_, **options):
-        return SuiteRun("parity", planned=1, executed=1, measurements=[measurement()])
+        return measured_suite(measurement())
 
     def missed(reference, report):
         return SuiteRun("controls", planned=2, executed=1, reason="tf32 not found")
@@ -340,7 +347,7 @@ def test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down():
 
 def test_a_night_says_what_was_planted_in_it(tmp_path, monkeypatch, no_probes):
     """Else it would be a baseline, or an anchor, of nights without the fault."""
-    suite = SuiteRun("parity", planned=1, executed=1, measurements=[measurement()])
+    suite = measured_suite(measurement())
     monkeypatch.setattr(nightly_module, "run_parity", lambda *_: suite)
     fault = SimpleNamespace(name="conjugate", planted=nullcontext)
     monkeypatch.setattr(nightly_module, "fault_by_name", {"conjugate": fault}.get)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from parity.engine.contract import Gate
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
 from reports.nightly import run as nightly_module
@@ -60,7 +61,11 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         row = Finding("survival", Severity.OK, "w", "frozen_fraction", 0.1, 0.5, "", "")
         return SuiteRun("stability", planned=1, executed=1, findings=[row])
 
+    def planned(case: Any, reference: Any) -> Iterator[Gate]:
+        yield Gate.of(measurement(case=case.name))
+
     monkeypatch.setattr(suites_module.Suite, "case", case)
+    monkeypatch.setattr("parity.megalodon.contract.gates", planned)
     monkeypatch.setattr(nightly_module, "run_stability", probes)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     monkeypatch.chdir(tmp_path)

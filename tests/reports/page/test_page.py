@@ -445,7 +445,7 @@ def test_names_of_curves_neither_overlap_nor_leave_the_drawing(ends: list[float]
 
 
 def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says_so() -> None:
-    port = {"case": "mla-moe long", "edge": "port32:original32"}
+    port = {"case": "mla-moe long", "edge": "port32:original32", "suite": "mla-moe"}
     info = {"tolerance": math.nan, "verdict": Verdict.INFO}
     rows = (
         measurement(),

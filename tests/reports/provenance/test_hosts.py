@@ -231,7 +231,8 @@ def test_a_list_shows_what_was_said_of_each_run(tmp_path: Path) -> None:
 
 
 def test_red_sections_are_marked() -> None:
-    drifted = [measurement(case="mla-moe moe", edge="port32:port64"), measurement(kind=Kind.STATE)]
+    port = {"case": "mla-moe moe", "edge": "port32:port64", "suite": "mla-moe"}
+    drifted = [measurement(**port), measurement(kind=Kind.STATE)]
     pin = pin_of(run(*drifted), {}, "as measured", "2026-11-01")
     rows = [replace(m, value=3e-6) for m in drifted[:1]] + drifted[1:]
     errors = [finding(probe="survival", severity=Severity.ERROR)]

@@ -101,7 +101,7 @@ def test_a_run_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     back = read_run(folder)
     assert (back.manifest.migrated_from, back.manifest.kind) == (1, RunKind.NIGHTLY)
-    assert back.measurements == (measurement(deterministic=None),)
+    assert back.measurements == (measurement(deterministic=None, suite=""),)
     assert back.findings == (finding(),)
     assert load_history(tmp_path, run(measurement(), created="2026-11-21")).baseline == back
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

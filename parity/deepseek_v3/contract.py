@@ -1,0 +1,67 @@
+"""Gates that a case of the second architecture must give, from its configuration and the reference.
+
+Stages are those that the reference answers for, parameters those of our model; nothing is computed.
+Source: docs/verdicts.md "Contract".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parity.deepseek_v3.cases import BUFFER, SUBJECT, Case
+from parity.deepseek_v3.recordings import RECORDED64, Answer
+from parity.deepseek_v3.reference import CHOSEN
+from parity.engine.contract import Gate
+from parity.engine.quantity import LOGITS, WEIGHTS, Quantity
+from parity.pooling import POOLED
+from parity.port.compare import FORCED
+from parity.port_tolerances import PortEdge
+from parity.sides.side import OUTPUT, Side
+
+LIVE = (
+    PortEdge.PORT64_ORIGINAL64,
+    PortEdge.PORT32_PORT64,
+    PortEdge.ORIGINAL32_ORIGINAL64,
+    PortEdge.PORT32_ORIGINAL32,
+)
+"""Edges of everything where both sides run in float64."""
+RECORDED = (PortEdge.PORT32_PORT64, PortEdge.ORIGINAL32_PORT64, PortEdge.PORT32_ORIGINAL32)
+"""Edges of everything where the original is a recording in float32."""
+
+
+def gates(case: Case, answer: Answer, ours: Side) -> Iterator[Gate]:
+    """Yield the gates of a case on every edge.
+
+    Args:
+        case: the work.
+        answer: of the reference: the names of its stages, and whether it is live.
+        ours: our model as a side, for the names of its parameters.
+    """
+    live = answer.kind == "live"
+    stages = [name for name in answer.stages if not name.endswith(CHOSEN)]
+    forward = (*stages, OUTPUT)
+    trained = [name for name in ours.parameters() if not name.endswith(BUFFER)]
+    everything = (*forward, *map(Quantity.gradient, trained))
+    yield _gate(case, PortEdge.PORT32_ORIGINAL32, WEIGHTS, "unmatched")
+    for edge in LIVE if live else RECORDED:
+        yield from _edge(case, edge, everything)
+    if not live:
+        yield from _edge(case, PortEdge.PORT64_ORIGINAL64, RECORDED64)
+        for name in forward:
+            yield _gate(case, PortEdge.ORIGINAL32_PORT64, name, FORCED)
+    for layer in answer.chosen:
+        yield _gate(case, PortEdge.PORT32_ORIGINAL32, f"{layer}.chosen", "expert_flips")
+    for edge in tuple(PortEdge)[1 : 4 if live else 2]:
+        for name in everything:
+            yield _gate(case, edge, name, POOLED)
+
+
+def _edge(case: Case, edge: PortEdge, names: tuple[str, ...]) -> Iterator[Gate]:
+    for name in names:
+        yield _gate(case, edge, name)
+        if name == LOGITS:
+            yield _gate(case, edge, name, "top1_flips")
+
+
+def _gate(case: Case, edge: PortEdge, name: str, metric: str = "rel_l2") -> Gate:
+    return Gate(SUBJECT, case.title, str(edge), Quantity(name).kind.value, str(name), metric)

@@ -1,0 +1,51 @@
+"""Gates that the suite over meshes must give, from the traced program on one device.
+
+Tracing names every mark and result; nothing is compiled or run, and one device is enough. Source:
+docs/verdicts.md "Contract".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from megalodon_jax.checks import traced_checks
+from parity.engine.contract import Gate
+from parity.engine.measurement import Kind
+from parity.mesh.comparison import EDGES, kind_of_mark, layouts, sizes_name
+from parity.mesh.program import Program
+from parity.mesh.step import MeshComparison, mesh_of
+from parity.mesh.suite import SUBJECTS, SUITE, WATCHED, meshes_of
+
+
+def gates(names: Collection[str] = ()) -> Iterator[Gate]:
+    """Yield the gates of the subjects and cases that are asked for, or of all."""
+    for subject, meshes in meshes_of(names or tuple(SUBJECTS)).items():
+        comparison: MeshComparison = SUBJECTS[subject]().on(meshes)
+        for edge, name, value in planned(comparison):
+            for sizes in meshes:
+                case = f"{subject} {sizes_name(sizes)}"
+                for metric in metrics_of(name, value):
+                    yield Gate(SUITE, case, edge, kind_of_mark(name).value, name, metric)
+
+
+def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDtypeStruct]]:
+    """Yield edge, name and shape of everything that each mesh is compared in."""
+    one = mesh_of(dict.fromkeys(comparison.meshes[0], 1), explicit=comparison.explicit)
+    (layout,) = layouts(comparison.arguments, comparison.specs, [one])
+    program = Program(comparison.function, comparison.arguments, layout, one)
+    with traced_checks(False):
+        for dtype in comparison.precisions:
+            for name, value in program.planned(dtype, dtype in WATCHED).items():
+                yield str(EDGES[dtype]), name, value
+
+
+def metrics_of(name: str, value: jax.ShapeDtypeStruct) -> Iterator[str]:
+    """Yield the metrics of the gates of a mark or a result."""
+    yield "replicas"
+    real = jnp.issubdtype(value.dtype, jnp.inexact)
+    yield "rel_l2" if real else "unequal"
+    if real and value.ndim and kind_of_mark(name) is Kind.LOGITS:
+        yield "top1_flips"
