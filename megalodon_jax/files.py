@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and JSON that holds an object."""
+"""Files and folders that are there whole or not at all, and files that are read within limits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+JSON_BYTES = 64 * 2**20
+"""Largest JSON file that is read. The largest that this program writes has a few megabytes."""
+JSON_DEPTH = 64
+"""Deepest nesting that is read. What this program writes is nested 8 deep."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @contextlib.contextmanager
@@ -65,20 +80,69 @@ def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def read_limited(file: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes.
+
+    A named pipe would block, and a device may have no end, so neither is opened for reading.
+
+    Raises:
+        OSError: it cannot be read, or is a loop of symbolic links.
+        ValueError: it is no regular file, or larger than the limit.
+    """
+    _check_regular(file, file.stat())
+    # The path may have become a pipe since; without O_NONBLOCK opening it would wait for a writer.
+    handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as opened:
+        _check_regular(file, os.fstat(handle))
+        content = opened.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{file} has more than {limit:,} bytes, the most that is read of it")
+    return content
+
+
+def _check_regular(file: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        found = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ValueError(f"{file} must be a regular file, and is {found}")
+
+
+def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
+    """Return the JSON object in the bytes of a file.
+
+    Raises:
+        ValueError: it is not JSON, nested more than `JSON_DEPTH` deep, or no object.
+    """
+    if _depth(content) > JSON_DEPTH:
+        raise ValueError(f"{file} is JSON nested more than {JSON_DEPTH} deep")
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} must hold a JSON object, found {type(value).__name__}.")
+    return value
+
+
+def _depth(content: bytes) -> int:
+    """Return how deep JSON is nested, before anything recursive sees it."""
+    if content.count(b"[") + content.count(b"{") <= JSON_DEPTH:
+        return 0
+    deepest = depth = 0
+    for bracket in _STRING.sub(b"", content).translate(None, _NO_BRACKET):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON file that must hold an object.
+    """Read a JSON file that must hold an object, of at most `JSON_BYTES` and `JSON_DEPTH`.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON, or holds something else.
+        ValueError: it is not JSON, holds something else, is too large or too deep, or is no regular
+            file.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object, found {type(content).__name__}.")
-    return content
+    return parse_json_object(read_limited(file, JSON_BYTES), file)
 
 
 def _publish(aside: Path, target: Path) -> None:

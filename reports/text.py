@@ -8,11 +8,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from reports.printable import printable
 
 _SIDES = {
     "jax64": "JAX float64",
@@ -156,9 +157,7 @@ def label(text: str, limit: int = 96) -> str:
     """Make a name safe to read: control and direction characters become visible, the middle of a
     name longer than `limit` characters becomes an ellipsis. Markup is left to the page's escaping.
     """
-    visible = "".join(
-        f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text
-    )
+    visible = printable(text, keep="")
     if len(visible) <= limit:
         return visible
     half = (limit - 1) // 2

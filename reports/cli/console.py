@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from reports.printable import printable
+
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
 OK, REGRESSED, USAGE, INCOMPLETE, INTERNAL_ERROR = 0, 1, 2, 3, 6
@@ -205,7 +207,7 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table.columns[0].no_wrap = True
     for row in rows:
         # Names are data, and may look like markup.
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     show(table)
 
 
@@ -214,7 +216,7 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Of ten thousand rows a table of rich takes four seconds, and this a twentieth of one.
     """
-    lines = [tuple(heads), *rows]
+    lines = [tuple(heads), *(tuple(map(printable, row)) for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     padded = ("  ".join(map(str.ljust, line, widths)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)
@@ -227,5 +229,6 @@ def say(ctx: click.Context, decision: Any, as_json: bool, lines: Any = (), **mor
     if as_json:
         click.echo(json.dumps(as_document(decision) | more))
     else:
-        click.echo("\n".join([f"{decision.word}: {decision.sentence}", *lines]))
+        text = [f"{decision.word}: {decision.sentence}", *lines]
+        click.echo("\n".join(map(printable, text)))
     ctx.exit(int(decision.exit_code))

@@ -32,6 +32,7 @@ from reports.cli import stability as stability_commands
 from reports.cli import store as store_commands
 from reports.cli import subjects as subject_commands
 from reports.cli.console import INCOMPLETE, INTERNAL_ERROR, USAGE, examples
+from reports.printable import printable
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -121,13 +122,13 @@ class Guarded(click.Group):
             # Whoever reads stdout has seen enough, as `head` does.
             raise
         except (ValueError, OSError) as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(printable(f"error: {error}"), err=True)
             ctx.exit(USAGE)
         except Exception as error:
             if type(error).__name__ == "ReferenceUnavailableError":
-                click.echo(f"error: {error}", err=True)
+                click.echo(printable(f"error: {error}"), err=True)
                 ctx.exit(USAGE)
-            traceback.print_exc()
+            click.echo(printable(traceback.format_exc()), err=True)
             click.echo("internal error: this is a bug of megalodon-numerics", err=True)
             ctx.exit(INTERNAL_ERROR)
 

@@ -21,6 +21,7 @@ from reports.cli.console import (
     say,
     summary_option,
 )
+from reports.printable import printable
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -53,7 +54,7 @@ def list_command(out: Path, as_json: bool) -> None:
     else:
         click.echo(f"no runs in {address_of(out)}; `nightly` makes one")
     for folder, why in unreadable:
-        click.echo(f"unreadable: {folder.name}: {why}", err=True)
+        click.echo(printable(f"unreadable: {folder.name}: {why}"), err=True)
 
 
 @click.command(
@@ -84,18 +85,35 @@ def list_command(out: Path, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
-    """Judge a stored run again; the exit code is the verdict's."""
+    """Judge a stored run again; the exit code is the verdict's.
+
+    The run that was judged is named with its age. Where `latest` passes and a newer folder is
+    damaged, the verdict is INCOMPLETE: nobody knows whether the newest run passes.
+    """
     from reports.cli.views.summary import markdown
-    from reports.registry.lookup import check_age, comparison_lines, find_run, judge_stored
+    from reports.registry.lookup import (
+        check_age,
+        comparison_lines,
+        find_run,
+        judge_stored,
+        look_up,
+        run_line,
+        withheld,
+    )
 
     other = find_run(out, against) if against else None
-    folder = find_run(out, run)
+    found = look_up(out, run)
     if max_age is not None:
-        check_age(folder, max_age)
-    result = judge_stored(folder, other)
+        check_age(found.folder, max_age)
+    result = judge_stored(found.folder, other)
+    decision = withheld(result.decision, found)
     if summary_md is not None:
-        append(summary_md, markdown(result.run, result.decision))
-    say(ctx, result.decision, as_json, comparison_lines(result))
+        append(summary_md, markdown(result.run, decision))
+    damaged = [f"newer, and damaged: {folder.name}: {why}" for folder, why in found.newer]
+    lines = [run_line(found, result.run), *damaged, *comparison_lines(result)]
+    newer = [{"folder": str(folder), "why": why} for folder, why in found.newer]
+    more = {"run": found.folder.name, "created": result.run.manifest.created, "damaged": newer}
+    say(ctx, decision, as_json, lines, **more)
 
 
 @click.command(epilog=examples("report latest", "report latest --page night.html", about=RUN))

@@ -19,6 +19,7 @@ from reports.cli.console import (
     show,
 )
 from reports.cli.names import stored_names
+from reports.printable import printable
 
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
@@ -73,11 +74,12 @@ def history(case, quantity, place, kind, limit, as_json) -> None:
         return
     _print_history(answer.rows, answer.runs, place if isinstance(place, str) else address_of(place))
     for folder, why in answer.unreadable:
-        click.echo(f"unreadable: {folder}: {why}", err=True)
+        click.echo(printable(f"unreadable: {folder}: {why}"), err=True)
 
 
 def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from reports.registry.lookback import sparkline
     from reports.text import number, share
@@ -89,14 +91,18 @@ def _print_history(rows: list[dict[str, Any]], runs: int, place: str) -> None:
         table = Table("run", "value", "used", "verdict", "compared", "metric", box=None)
         for row in rows:
             size = number(row["value"]), share(row["share"])
-            table.add_row(row["id"], *size, row["verdict"], row["edge"], row["metric"])
+            words = (row[name] for name in ("id", "verdict", "edge", "metric"))
+            name, *rest = map(printable, words)
+            table.add_row(*map(Text, (name, *size, *rest)))
     else:
         heads = ("case", "quantity", "compared", "metric", "used", "last", "median", "runs")
         table = Table(*heads, "trend", box=None)
         for row in rows:
-            names = (row[name] for name in ("case", "quantity", "edge", "metric"))
+            names = (printable(row[name]) for name in ("case", "quantity", "edge", "metric"))
             size = share(row["share"]), number(row["last"]), number(row["median"])
-            table.add_row(*names, *size, str(row["runs"]), sparkline(row["recent"]))
+            cells = (*names, *size, str(row["runs"]), sparkline(row["recent"]))
+            # Names are data, and may look like markup.
+            table.add_row(*map(Text, cells))
     # Names are what is searched for: they wrap, and are never cut.
     for column in table.columns:
         column.overflow = "fold"
@@ -131,7 +137,7 @@ def pin(run: str, reason: str, out: Path, as_json: bool) -> None:
         click.echo(json.dumps(fields))
         return
     lines = [f"pinned {done.pin.run}", *done.lines(), f"{done.path}", "review: git diff"]
-    click.echo("\n".join(lines))
+    click.echo(printable("\n".join(lines)))
 
 
 @click.command(epilog=examples("prune", "prune --keep 365", "prune --keep 90 --delete"))
@@ -162,11 +168,12 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
         )
         return
     verb = "deleted" if really else "would delete"
-    click.echo("\n".join(f"{verb} {folder.name}" for folder in plan.goes) or "nothing to delete")
+    gone = "\n".join(f"{verb} {folder.name}" for folder in plan.goes)
+    click.echo(printable(gone) or "nothing to delete")
     for folder, why in plan.spared:
-        click.echo(f"keeping {folder.name}: {why}")
+        click.echo(printable(f"keeping {folder.name}: {why}"))
     for folder, why in plan.unreadable:
-        click.echo(f"unreadable, left alone: {folder.name}: {why}", err=True)
+        click.echo(printable(f"unreadable, left alone: {folder.name}: {why}"), err=True)
     if plan.goes and not really:
         click.echo("nothing was deleted yet: say --delete", err=True)
 

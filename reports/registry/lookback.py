@@ -5,7 +5,9 @@ Source: docs/reports.md "Store": history is a query over the folders.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from reports.store.gathered import Gathered
 from reports.store.manifest import Manifest, parse_manifest
 from reports.store.query import Table
-from reports.store.runs import RunInfo, list_runs, without_copies
-from reports.store.schema import MANIFEST, MEASUREMENTS, RunKind, StoreError
+from reports.store.runs import RunInfo, list_lines, without_copies
+from reports.store.schema import FILES, MANIFEST, MEASUREMENTS, RunKind, StoreError
 from reports.text import closest, count
 
 LATEST = 14
@@ -52,6 +55,21 @@ EVERYTHING = 2**31 - 1
 _TICKS = "▁▂▃▄▅▆▇█"
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run that may be asked.
+
+    Attributes:
+        manifest: of the run.
+        file: its measurements, by a path that DuckDB can read.
+        gathered: the file that has its gates together with those of other runs, or "".
+    """
+
+    manifest: Manifest
+    file: str
+    gathered: str = ""
+
+
 @dataclass(frozen=True)
 class Lookback:
     """Rows of an answer, as JSON values, and what could not be read."""
@@ -83,16 +101,16 @@ def look_back(
     """
     entries, unreadable = _runs(place)
     kind = _kind_of(entries) if kind is None else kind
-    runs = [(m, f) for m, f in entries if m.kind is kind and not m.fault]
+    runs = [e for e in entries if e.manifest.kind is kind and not e.manifest.fault]
     values: dict[str, Any] = {"case": case, "most": most}
     if quantity is not None:
         values["quantity"] = quantity
     else:
-        values["since"] = min(_latest([m for m, _ in runs]), default="")
-    with Table([file for _, file in runs]) as table:
-        table.database.register("runs", _manifests([manifest for manifest, _ in runs]))
+        values["since"] = min(_latest([e.manifest for e in runs]), default="")
+    with _table(runs) as table:
+        table.database.register("runs", _manifests([e.manifest for e in runs]))
         answer, broken = table.ask(_ONE if quantity is not None else _GATES, **values)
-    unreadable += [(runs[i][1], why) for i, why in broken.items()]
+    unreadable += [(runs[i].file, why) for i, why in broken.items()]
     names = list(answer)
     columns = [column.tolist() for column in answer.values()]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -106,7 +124,8 @@ def measured_names(place: str, case: str | None = None) -> list[str]:
     column = "quantity" if case else '"case"'
     query = f"""SELECT DISTINCT {column} AS name FROM measurements
                 WHERE verdict <> 'info' AND ($case IS NULL OR "case" = $case) ORDER BY name"""
-    with Table([file for _, file in _runs(place)[0]]) as table:
+    entries = [e for e in _runs(place)[0] if MEASUREMENTS in FILES[e.manifest.kind]]
+    with _table(entries) as table:
         answer, _ = table.ask(query, case=case)
     return [str(name) for name in answer["name"]]
 
@@ -126,10 +145,15 @@ def _not_measured(place: str, case: str, quantity: str | None, runs: int) -> str
     return f"{text}; `history` alone lists all gates, `history CASE` those of a case"
 
 
-def _kind_of(entries: Sequence[tuple[Manifest, str]]) -> RunKind:
+def _table(runs: Sequence[Entry]) -> Table:
+    return Table([run.file for run in runs], [run.gathered for run in runs])
+
+
+def _kind_of(entries: Sequence[Entry]) -> RunKind:
     """Return the kind of run that a question which names none is about."""
-    kinds = [m.kind for m, _ in entries if m.kind in (RunKind.PORT, RunKind.PYTEST)]
-    nights = any(m.kind is RunKind.NIGHTLY for m, _ in entries)
+    every = [entry.manifest.kind for entry in entries]
+    kinds = [kind for kind in every if kind in (RunKind.PORT, RunKind.PYTEST)]
+    nights = RunKind.NIGHTLY in every
     return RunKind.NIGHTLY if nights or not kinds else kinds[-1]
 
 
@@ -151,18 +175,30 @@ def _manifests(manifests: Sequence[Manifest]) -> pa.Table:
     )
 
 
-def _runs(place: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, str]]]:
-    """Return manifests and measurement files, oldest first, and what is unreadable."""
-    if "://" not in place and not any(sign in place for sign in "*?"):
-        stored, failures = list_runs(Path(place))
-        files = [(run.manifest, str(run.folder / MEASUREMENTS)) for run in stored]
-        return files, [(str(folder), why) for folder, why in failures]
-    return _matched(place)
+def _runs(place: str) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Return the runs oldest first, and what is unreadable."""
+    if "://" in place or any(sign in place for sign in "*?"):
+        return _matched(place)
+    root = Path(place)
+    lines, failures = list_lines(root)
+    runs = [RunInfo(root / line.name, line.manifest) for line in lines if line.manifest]
+    together = {line.name: line.gathered for line in lines}
+    entries = [
+        Entry(
+            run.manifest, str(run.folder / MEASUREMENTS), _values(root, together[run.folder.name])
+        )
+        for run in without_copies(runs, failures)
+    ]
+    return entries, [(str(folder), why) for folder, why in failures]
 
 
-def _matched(pattern: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, str]]]:
+def _values(root: Path, name: str) -> str:
+    return str(Gathered(root, {}).path(name)) if name else ""
+
+
+def _matched(pattern: str) -> tuple[list[Entry], list[tuple[str, str]]]:
     pattern = pattern.rstrip("/") if any(sign in pattern for sign in "*?") else f"{pattern}/*"
-    query = "SELECT filename, content FROM read_text($pattern) ORDER BY filename"
+    query = "SELECT filename, content, size FROM read_blob($pattern) ORDER BY filename"
     try:
         with duckdb.connect() as database:
             texts = database.execute(query, {"pattern": f"{pattern}/{MANIFEST}"}).fetchall()
@@ -176,19 +212,44 @@ def _matched(pattern: str) -> tuple[list[tuple[Manifest, str]], list[tuple[str, 
     readable: list[RunInfo] = []
     places: dict[Path, str] = {}
     unreadable: list[tuple[Path, str]] = []
-    for name, text in texts:
+    for name, content, _ in texts:
         # A Path would fold the slashes of a scheme; here it only names the folder.
         folder = Path(name).parent
         if folder.name.startswith("."):
             continue
         places[folder] = str(name).removesuffix(MANIFEST) + MEASUREMENTS
         try:
-            readable.append(RunInfo(folder, parse_manifest(text, Path(name))))
+            readable.append(RunInfo(folder, parse_manifest(content, Path(name))))
         except StoreError as error:
             unreadable.append((folder, str(error)))
     runs = without_copies(readable, unreadable)
-    files = [(run.manifest, places[run.folder]) for run in runs]
-    return files, [(str(folder), why) for folder, why in unreadable]
+    wrong = _unfit([(run, places[run.folder]) for run in runs])
+    unreadable += [(run.folder, wrong[run.folder]) for run in runs if run.folder in wrong]
+    entries = [Entry(r.manifest, places[r.folder]) for r in runs if r.folder not in wrong]
+    return entries, [(str(folder), why) for folder, why in unreadable]
+
+
+def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
+    """Return the runs whose measurements do not fit their checksum, with a reason.
+
+    DuckDB hashes the files, wherever they lie; one that it cannot read is found by the query.
+    """
+    wrong: dict[Path, str] = {}
+    with duckdb.connect() as database:
+        for run, file in runs:
+            checksums = run.manifest.checksums
+            if checksums is None or MEASUREMENTS not in FILES[run.kind]:
+                continue
+            with suppress(duckdb.Error):
+                [(found,)] = database.execute(
+                    "SELECT sha256(content) FROM read_blob($file)", {"file": glob.escape(file)}
+                ).fetchall()
+                if found != checksums.get(MEASUREMENTS):
+                    wrong[run.folder] = (
+                        f"{file} is not the file that was stored: its SHA-256 differs from the one "
+                        "in run.json: restore the folder or delete it"
+                    )
+    return wrong
 
 
 def sparkline(values: Sequence[float] | np.ndarray) -> str:

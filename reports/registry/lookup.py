@@ -6,6 +6,7 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,15 +17,15 @@ from urllib.parse import quote
 from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
-from reports.store.manifest import Manifest
-from reports.store.runs import Run, list_runs, read_run
+from reports.store.manifest import Manifest, read_manifest
+from reports.store.runs import Run, RunInfo, list_runs, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import Change
-from reports.verdict.decide import Decision, ExitCode, decide
+from reports.verdict.decide import Decision, ExitCode, Word, decide
 from reports.verdict.document import account_commands, suite_of
 from reports.verdict.history import History, load_history
 
@@ -32,9 +33,27 @@ _NO_VERDICT = {
     RunKind.BENCH: "its numbers are on the next nightly's page",
     RunKind.SHARD: "`merge` it with the others first",
 }
+_DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
+"""How the ids begin that a run gets by itself: with the time at which it began."""
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes that are listed in the terminal."""
+NAMED = 5
+"""Damaged runs that are named below a verdict."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run that was asked for by a name.
+
+    Attributes:
+        folder: of the run.
+        newer: with a reason, damaged folders that may hold a newer run than `latest` found: the
+            verdict of an older one is no answer then.
+    """
+
+    folder: Path
+    newer: tuple[tuple[Path, str], ...] = ()
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -45,26 +64,103 @@ def find_run(root: Path, name: str) -> Path:
     Raises:
         StoreError: there is none, or several begin so.
     """
-    if (Path(name) / MANIFEST).is_file():
-        return Path(name)
-    stored, _ = list_runs(root)
+    return look_up(root, name).folder
+
+
+def look_up(root: Path, name: str) -> Found:
+    """Return what `find_run` does, and for `latest` the damaged runs that may be newer."""
+    if _is_run(Path(name)):
+        return Found(Path(name))
     if name == "blessed":
         raise StoreError("a pinned run is now named 'pinned', not 'blessed'")
+    # A whole name needs no list, and may be that of a damaged run, which reading it then names.
+    if name not in ("latest", "pinned") and _is_run(root / name) and name == Path(name).name:
+        return Found(root / name)
+    stored, unreadable = list_runs(root)
     if name == "latest":
         matches = [run.folder for run in stored if run.kind not in _NO_VERDICT][-1:]
     elif name == "pinned":
         matches = [run.folder for run in stored if is_pinned(root, run.manifest)][-1:]
     else:
         matches = [run.folder for run in stored if run.folder.name.startswith(name)]
-    exact = [folder for folder in matches if folder.name == name]
-    if len(exact or matches) == 1:
-        return (exact or matches)[0]
+        matches += [f for f, _ in unreadable if f.name.startswith(name) and f not in matches]
+    if len(matches) == 1:
+        newer = _newer(matches[0], stored, unreadable) if name == "latest" else ()
+        return Found(matches[0], newer)
     folders, place = matches or [run.folder for run in stored], address_of(root)
+    bad = "".join(f"; {folder.name} is damaged: {why}" for folder, why in unreadable[-3:])
     if not folders:
-        raise StoreError(f"no run {name!r}: there are no runs in {place} yet; `nightly` makes one.")
+        text = f"no run {name!r}: there are no runs in {place} yet; `nightly` makes one."
+        raise StoreError(f"no run {name!r} can be read in {place}{bad}" if bad else text)
     names = ", ".join(folder.name for folder in folders[-5:])
     what = "several runs begin with" if matches else "no run"
     raise StoreError(f"{what} {name!r} in {place}; there are {names}. `list` shows all of them.")
+
+
+def _is_run(folder: Path) -> bool:
+    # One that is damaged is named by whoever reads it; a link to itself is no folder.
+    return os.path.lexists(folder / MANIFEST)
+
+
+def _newer(
+    latest: Path, stored: Sequence[RunInfo], unreadable: Sequence[tuple[Path, str]]
+) -> tuple[tuple[Path, str], ...]:
+    """Return the damaged folders that may hold a newer run, or whose age cannot be told."""
+    created = next(run.manifest.created for run in stored if run.folder == latest)
+    return tuple((f, why) for f, why in unreadable if _may_be_newer(f, created, stored))
+
+
+def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool:
+    """Whether a damaged folder may hold a run made after `created`: by what its run.json says, by
+    the date in its name, or where neither tells, by when the folder was changed.
+    """
+    if folder.name.startswith("."):
+        return False
+    try:
+        manifest = read_manifest(folder)
+    except StoreError:
+        pass
+    else:
+        # A whole copy of a run that can be read is no run of its own.
+        copies = {run.manifest.id for run in stored if run.folder != folder}
+        return manifest.created > created and manifest.id not in copies
+    if date := _DATED.match(folder.name):
+        day, hour, minute, second = date.groups()
+        return f"{day}T{hour}:{minute}:{second}" > created[:19]
+    try:
+        changed = datetime.fromtimestamp(folder.lstat().st_mtime, UTC)
+        return changed > datetime.fromisoformat(created)
+    except (OSError, TypeError, ValueError):
+        return True
+
+
+def withheld(decision: Decision, found: Found) -> Decision:
+    """Return the verdict that `gate` gives: INCOMPLETE in place of a green one where a newer run is
+    damaged, because what is asked for is the newest.
+    """
+    if not found.newer or decision.exit_code is not ExitCode.PASS:
+        return decision
+    damaged = count(len(found.newer), "newer folder is damaged", "newer folders are damaged")
+    sentence = (
+        f"{damaged}, so that run {found.folder.name}, which is {decision.word}, is not known to be "
+        "the newest. Restore or delete what is damaged, or name the run to judge."
+    )
+    return replace(decision, word=Word.INCOMPLETE, exit_code=ExitCode.INCOMPLETE, sentence=sentence)
+
+
+def run_line(found: Found, run: Run) -> str:
+    """Say which run was judged, and how old it is."""
+    created = run.manifest.created
+    try:
+        hours = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+    except (TypeError, ValueError):
+        return f"judged: run {found.folder.name}, begun at {created}"
+    age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
+    unchecked = "" if run.manifest.checksums is not None else (
+        f"; stored by schema {run.manifest.migrated_from}, which has no checksums: its files are "
+        "unchecked"
+    )  # fmt: skip
+    return f"judged: run {found.folder.name}, {age} old{unchecked}"
 
 
 def is_pinned(root: Path, manifest: Manifest) -> bool:
@@ -156,7 +252,17 @@ def comparison_lines(judged_run: JudgedRun) -> list[str]:
     levels it was held against, and why others were not.
     """
     lines = [f"held against {text}" for text in judged_run.decision.against]
-    return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins]
+    return [*_failure_lines(judged_run), *lines, *judged_run.unusable_pins, *_damaged(judged_run)]
+
+
+def _damaged(judged_run: JudgedRun) -> list[str]:
+    """Name the damaged neighbours that the verdict did without, the first few with the reason."""
+    pins_too = set(judged_run.unusable_pins)
+    bad = [(f, why) for f, why in judged_run.history.unreadable if why not in pins_too]
+    lines = [f"not used: {folder.name}: {why}" for folder, why in bad[:NAMED]]
+    if len(bad) > NAMED:
+        lines.append(f"not used: {count(len(bad) - NAMED, 'more folder')}; `list` names them")
+    return lines
 
 
 def _failure_lines(judged_run: JudgedRun) -> list[str]:

@@ -1,4 +1,8 @@
-"""What becomes of a run that was just made: it is judged, and stored with its page."""
+"""What becomes of a run that was just made: it is stored, and then judged and drawn.
+
+Numbers first: whatever is wrong with earlier runs, pins or the page, the measurements are on disk
+before anything looks at them. Source: docs/reports.md "Store".
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,14 @@ from pathlib import Path
 
 from reports.page.render import render
 from reports.registry.lookup import comparison_lines, judge
-from reports.store.runs import Run, write_run
-from reports.store.schema import PAGE, RunKind
+from reports.store.runs import Run, add_page, write_run
+from reports.store.schema import PAGE, RunKind, StoreError
 from reports.store.shared import address_of, is_address, refresh
 from reports.verdict.decide import Decision
+
+
+class UnjudgedError(RuntimeError):
+    """A run is stored, but could not be judged; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,8 @@ class Outcome:
     """None for a shard, which is judged when all of them are merged."""
     folder: Path
     against: tuple[str, ...] = ()
-    """A line for each run that levels were compared with, and for each pin that cannot be read."""
+    """A line for each run that levels were compared with, for each pin that cannot be read, and for
+    each damaged run."""
 
     @property
     def page(self) -> Path:
@@ -32,26 +41,56 @@ class Outcome:
 
 
 def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
-    """Judge a run, write it with its page, and return both; a shard is stored as it is.
+    """Write a run, judge it, and add verdict and page to it; a shard is written alone.
 
     Raises:
-        StoreError: the folder cannot be written; `report` got the verdict before.
+        StoreError: the folder cannot be written; `report` got the verdict, if there is one.
+        UnjudgedError: the run is stored, and judging it failed.
+        RuntimeError: the run is stored with its verdict, and drawing its page failed.
     """
-    if run.manifest.kind is RunKind.SHARD:
-        return Outcome(run, None, _stored(root, write_run(root, run), report))
-    # An hour after the night began, others may have stored theirs.
-    refresh(root)
-    judged = judge(root, run)
-    run = replace(run, manifest=replace(run.manifest, verdict=judged.decision.word.value))
-    # Should the disk be full, the night's answer is not lost with the night's numbers.
-    report(f"verdict: {judged.decision.word}")
-    folder = write_run(root, run, lambda run: render(run, judged.decision, judged.history))
+    try:
+        folder = write_run(root, run)
+    except StoreError:
+        if run.manifest.kind is not RunKind.SHARD:
+            _report_verdict(root, run, report)
+        raise
     run = replace(run, manifest=replace(run.manifest, id=folder.name))
-    folder = _stored(root, folder, report)
-    return Outcome(run, judged.decision, folder, tuple(comparison_lines(judged)))
-
-
-def _stored(root: Path, folder: Path, report: Callable[[str], None]) -> Path:
     if is_address(address := address_of(root)):
         report(f"stored in {address}/{folder.name}; a copy is here")
-    return folder
+    if run.manifest.kind is RunKind.SHARD:
+        return Outcome(run, None, folder)
+    return finish(folder, run, report)
+
+
+def finish(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
+    """Judge a run that is stored in `folder`, and add verdict and page to it.
+
+    Raises:
+        UnjudgedError: judging failed; the run stays stored.
+        RuntimeError: drawing failed; run and verdict stay stored.
+    """
+    try:
+        # An hour after the night began, others may have stored theirs.
+        refresh(folder.parent)
+        judged = judge(folder.parent, run)
+        against = comparison_lines(judged)
+    except Exception as error:
+        raise UnjudgedError(
+            f"the run is stored in {folder}, but judging it failed with {type(error).__name__}: "
+            f"{error}. Nothing that was measured is lost: mend what the message names, then "
+            f"`megalodon-numerics gate {folder}` judges it and `megalodon-numerics report {folder}` "
+            "draws its page"
+        ) from error
+    word = judged.decision.word.value
+    report(f"verdict: {word}")
+    run = replace(run, manifest=replace(run.manifest, verdict=word))
+    add_page(folder, run, lambda run: render(run, judged.decision, judged.history))
+    return Outcome(run, judged.decision, folder, tuple(against))
+
+
+def _report_verdict(root: Path, run: Run, report: Callable[[str], None]) -> None:
+    """Report the verdict of a run that could not be written: its numbers are lost, this is not."""
+    try:
+        report(f"verdict: {judge(root, run).decision.word}")
+    except Exception as error:
+        report(f"judging failed too, with {type(error).__name__}: {error}")

@@ -11,25 +11,28 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from reports.registry.index import Examine, Line, Unreadable, read_lines, write_lines
-from reports.store.manifest import read_manifest
-from reports.store.schema import FILES, MANIFEST, StoreError
+from reports.store.examine import Examined, examine
+from reports.store.index import Line, read_lines, slim, write_lines
+from reports.store.manifest import Manifest, read_manifest
+from reports.store.schema import FILES, MANIFEST, VERDICT, StoreError
 from reports.store.shared import Storage
 
-HERE, THERE = ".listed.parquet", ".index.parquet"
+HERE, THERE = ".listed.json", ".index.json"
 """Names of the lines in the copy on this machine, and on the storage."""
 TOGETHER = 256
 """Runs that are read at a time: so many are on this machine, and what was read is kept."""
+JUDGED = timedelta(hours=1)
+"""Time after which a run without a verdict will get none: it is stored before it is judged."""
+Unreadable = list[tuple[Path, str]]
 
 
-def shared_summaries(storage: Storage, examine: Examine) -> tuple[list[Line], Unreadable]:
+def shared_lines(storage: Storage) -> tuple[list[Line], Unreadable]:
     """Return a line for every run on a storage, and what cannot be read with a reason.
 
-    Args:
-        storage: asked for the names of its runs, and for what no line is about.
-        examine: as of `reports.registry.index.summaries`.
+    The storage is asked for the names of its runs, and for those that no line is about.
 
     Raises:
         StoreError: the storage refuses.
@@ -37,14 +40,16 @@ def shared_summaries(storage: Storage, examine: Examine) -> tuple[list[Line], Un
     storage.send_unsent()
     names = set(storage.listed())
     here = storage.copy / HERE
-    known = {line.summary.id: line for line in read_lines(here)}
+    known = {line.name: line for line in read_lines(here)}
     lines = {name: line for name, line in known.items() if name in names}
     if names - lines.keys():
         lines |= {name: line for name, line in _lines_there(storage).items() if name in names}
     new, unreadable = sorted(names - lines.keys()), []
+    fresh: dict[str, Line] = {}
     for start in range(0, len(new), TOGETHER):
-        more, bad = _read(storage, new[start : start + TOGETHER], examine)
-        lines |= more
+        more, bad = _read(storage, new[start : start + TOGETHER])
+        fresh |= {name: line for name, line in more.items() if _to_be_judged(line)}
+        lines |= {name: line for name, line in more.items() if name not in fresh}
         unreadable += bad
         write_lines(here, list(lines.values()))
     if new and lines.keys() & set(new):
@@ -53,29 +58,45 @@ def shared_summaries(storage: Storage, examine: Examine) -> tuple[list[Line], Un
             storage.put(here, THERE)
     elif lines.keys() != known.keys():
         write_lines(here, list(lines.values()))
-    return list(lines.values()), unreadable
+    return [*lines.values(), *fresh.values()], unreadable
+
+
+def _to_be_judged(line: Line) -> bool:
+    """Whether a run may still get its verdict, so that its line is not kept."""
+    assert line.manifest is not None
+    if not line.gates or line.manifest.verdict:
+        return False
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(line.manifest.created)
+    except (TypeError, ValueError):
+        return False
+    return timedelta(0) <= age < JUDGED
 
 
 def _lines_there(storage: Storage) -> dict[str, Line]:
     with tempfile.TemporaryDirectory() as aside:
         storage.get([THERE], Path(aside))
-        return {line.summary.id: line for line in read_lines(Path(aside) / THERE)}
+        return {line.name: line for line in read_lines(Path(aside) / THERE)}
 
 
-def _read(
-    storage: Storage, names: Sequence[str], examine: Examine
-) -> tuple[dict[str, Line], Unreadable]:
+def _read(storage: Storage, names: Sequence[str]) -> tuple[dict[str, Line], Unreadable]:
     """Return lines about runs, of which only what a list needs comes to this machine."""
     with tempfile.TemporaryDirectory() as aside:
         folders = {name: Path(aside) / name for name in names}
-        storage.get([f"{name}/{MANIFEST}" for name in names], Path(aside))
+        heads = [f"{name}/{file}" for name in names for file in (MANIFEST, VERDICT)]
+        storage.get(heads, Path(aside))
         # What has no manifest is being written, or was left behind.
         folders = {name: f for name, f in folders.items() if (f / MANIFEST).is_file()}
         rows = [f"{name}/{file}" for name, folder in folders.items() for file in _files(folder)]
         storage.get(rows, Path(aside))
-        found, bad = examine(list(folders.values()))
-    unreadable = [(storage.copy / folder.name, why) for folder, why in bad]
-    return {f.name: Line(summary, name, "") for f, (summary, name) in found.items()}, unreadable
+        found = [examine(folder, only=True) for folder in folders.values()]
+    unreadable = [(storage.copy / one.name, one.why) for one in found if one.why]
+    lines = {it.name: _line(it, it.manifest) for it in found if it.manifest is not None}
+    return lines, unreadable
+
+
+def _line(found: Examined, manifest: Manifest) -> Line:
+    return Line(found.name, "", "", slim(manifest), found.gates, found.broken, found.work)
 
 
 def _files(folder: Path) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from what is stored. Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ def write_explanations(folder: Path, explanations: Sequence[Explanation]) -> Non
     write_rows(folder / EXPLANATIONS, explanations, _SCHEMA)
 
 
-def read_explanations(folder: Path) -> tuple[Explanation, ...]:
+def read_explanations(folder: Path, checksums: Mapping[str, str] | None) -> tuple[Explanation, ...]:
     """Read the accounts of a run; a run without the file has none.
 
     Raises:
-        ValueError: the file is damaged, or was not written by this tool.
+        StoreError: the file is damaged, or does not fit its checksum.
     """
-    return read_rows(folder / EXPLANATIONS, _SCHEMA, _row, "accounts of failing cases")
+    return read_rows(folder / EXPLANATIONS, _SCHEMA, _row, checksums)
 
 
 def _row(row: dict[str, Any]) -> Explanation:

@@ -5,13 +5,17 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from reports.store.reader import read_checked, read_table
+from reports.store.schema import StoreError
 
 T = TypeVar("T")
 INDICES = pa.list_(pa.int64())
@@ -26,7 +30,10 @@ def write_rows(path: Path, rows: Sequence[Any], schema: pa.Schema) -> None:
 
 
 def read_rows(
-    path: Path, schema: pa.Schema, row: Callable[[dict[str, Any]], T], what: str
+    path: Path,
+    schema: pa.Schema,
+    row: Callable[[dict[str, Any]], T],
+    checksums: Mapping[str, str] | None,
 ) -> tuple[T, ...]:
     """Read what `write_rows` wrote; a run without the file had none.
 
@@ -34,17 +41,19 @@ def read_rows(
         path: of the file.
         schema: of its rows.
         row: makes a dataclass of a row.
-        what: the rows in words, for the message.
+        checksums: of the run's files by name; None for a run that has none.
 
     Raises:
-        ValueError: the file is damaged, or was not written by this tool.
+        StoreError: the file is damaged or missing, or was not written by this tool.
     """
-    if not path.exists():
+    # A link that leads nowhere is there, and is damage.
+    if not os.path.lexists(path) and path.name not in (checksums or {}):
         return ()
+    content = read_checked(path, checksums)
     try:
-        return tuple(map(row, pq.read_table(path, schema=schema).to_pylist()))
-    except (OSError, pa.ArrowException, TypeError, KeyError) as error:
-        raise ValueError(
-            f"expected readable {what} in {path}, but reading gave: {error}; the file is damaged: "
-            "restore the folder, or delete the file to see the run without them"
+        return tuple(map(row, read_table(content, path, schema, frozenset()).to_pylist()))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise StoreError(
+            f"expected rows of {path} as this tool writes them, but reading gave: {error!r}; "
+            "restore the folder or delete it"
         ) from error

@@ -5,14 +5,27 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from parity.engine.contract import ContractLine
-from reports.store.schema import MANIFEST, SCHEMA, RunKind, StoreError, kind_of, migrate
+from reports.store.reader import checksum, parse_json, read_bytes, read_json
+from reports.store.schema import (
+    MANIFEST,
+    SCHEMA,
+    VERDICT,
+    RunKind,
+    StoreError,
+    kind_of,
+    migrate,
+)
+
+
+CHECKED = 5
+"""First schema with checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +188,11 @@ class Manifest:
     ports: tuple[Mapping[str, Any], ...] = ()
     """Of ports: what each comparison found, for the page (`reports.ports.document`)."""
     verdict: str = ""
-    """Word of its verdict when it was stored, for lists; `gate` judges it again by later runs."""
+    """Word of its first verdict, for lists; `gate` judges it again by later runs. Runs of schema 5
+    have it in verdict.json, because they are stored before they are judged."""
+    files: Mapping[str, str] | None = field(default=None, compare=False)
+    """SHA-256 by name of every other file that was stored with it; None for a run that is not
+    stored yet, or was stored by a schema without checksums."""
     migrated_from: int | None = None
     """Schema on disk, where it is an older one."""
 
@@ -187,6 +204,11 @@ class Manifest:
             and bool(self.suites)
             and all(suite.whole for suite in self.suites)
         )
+
+    @property
+    def checksums(self) -> Mapping[str, str] | None:
+        """SHA-256 of the files of a stored run by name; None where its schema had none."""
+        return None if (self.migrated_from or SCHEMA) < CHECKED else self.files or {}
 
     @property
     def subject(self) -> frozenset[str]:
@@ -201,8 +223,18 @@ class Manifest:
         return self.kind is other.kind and alike
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Manifest:
+    def from_json(
+        cls,
+        document: Mapping[str, Any],
+        environment: Environment | None = None,
+        suites: tuple[SuiteResult, ...] = (),
+    ) -> Manifest:
         """Read a document of today's schema.
+
+        Args:
+            document: of run.json.
+            environment: in place of the fields in the document, where it was read before.
+            suites: the same; used only together with an environment.
 
         Raises:
             StoreError: a part is of another kind than it should be, or the run's kind is unknown.
@@ -221,6 +253,8 @@ class Manifest:
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
             parts["checkpoint"] = CheckpointInfo(**_fields_of(CheckpointInfo, checkpoint))
+        if environment is not None:
+            return cls(**{**parts, "environment": environment, "suites": suites})
         parts["environment"] = Environment.from_json(document)
         return cls(**parts)
 
@@ -245,13 +279,23 @@ def _fields_of(row: type, document: object) -> dict[str, Any]:
     """
     if not isinstance(document, Mapping | None):
         raise _mistyped(row.__name__, document)
-    values = {f.name: (document or {}).get(f.name) for f in fields(row)}
+    values = {}
+    for name, types, annotation in _types_of(row):
+        value = values[name] = (document or {}).get(name)
+        if value is not None and types and not isinstance(value, types):
+            raise _mistyped(f"{name!r} of type {annotation}", value)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@cache
+def _types_of(row: type) -> list[tuple[str, tuple[type, ...], str]]:
+    """Return name, types and annotation of each field of a dataclass."""
+    rows = []
     for f in fields(row):
         names = [part.partition("[")[0] for part in str(f.type).split(" | ")]
         types = tuple(_TYPES[name] for name in names if name in _TYPES)
-        if values[f.name] is not None and types and not isinstance(values[f.name], types):
-            raise _mistyped(f"{f.name!r} of type {f.type}", values[f.name])
-    return {name: value for name, value in values.items() if value is not None}
+        rows.append((f.name, types, str(f.type)))
+    return rows
 
 
 def _mistyped(expected: str, value: object) -> StoreError:
@@ -275,20 +319,31 @@ def read_manifest(folder: Path) -> Manifest:
         StoreError: it is missing or damaged, or of an unknown schema or kind.
     """
     path = folder / MANIFEST
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, error) from error
-    return parse_manifest(text, path)
+    content = read_bytes(path)
+    manifest = parse_manifest(content, path)
+    return manifest if manifest.verdict else replace(manifest, verdict=_verdict(folder, content))
 
 
-def parse_manifest(text: str, path: Path) -> Manifest:
-    """Return what the text of a run.json says, in today's schema; raises like `read_manifest`."""
+def _verdict(folder: Path, content: bytes) -> str:
+    """Return the word in verdict.json; "" where it is missing, unreadable or about other numbers.
+
+    It is about this run only if it has the checksum of this run.json, which has those of the rest.
+    """
+    if not (folder / VERDICT).is_file():
+        return ""
     try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise _damaged(path.parent, error) from error
-    document = migrate(document if isinstance(document, dict) else {}, path)
+        document = read_json(folder / VERDICT)
+    except StoreError:
+        return ""
+    word = document.get("verdict")
+    fits = isinstance(word, str) and document.get("run") == checksum(content)
+    return str(word) if fits else ""
+
+
+def parse_manifest(content: bytes, path: Path) -> Manifest:
+    """Return what the bytes of a run.json say, in today's schema; raises like `read_manifest`."""
+    document = parse_json(content, path)
+    document = migrate(document, path)
     if not isinstance(document.get("id"), str) or not isinstance(document.get("created"), str):
         raise StoreError(
             f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
@@ -297,10 +352,3 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         return Manifest.from_json(document)
     except (StoreError, TypeError) as error:
         raise StoreError(f"{path}: {error}") from error
-
-
-def _damaged(folder: Path, error: Exception) -> StoreError:
-    return StoreError(
-        f"expected a complete {MANIFEST} in {folder}, but reading it gave: {error}; "
-        "this is not a stored run, or it was damaged: restore the folder or delete it"
-    )

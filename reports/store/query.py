@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 
 from reports.store.schema import MEASUREMENTS, arrow_schema
 
@@ -20,11 +22,25 @@ Answer = dict[str, np.ndarray]
 class Table:
     """Measurements of many runs as one DuckDB table; a damaged file costs only itself."""
 
-    def __init__(self, files: Sequence[str]) -> None:
-        """Take the Parquet files, by paths that DuckDB can read, local or remote."""
+    def __init__(self, files: Sequence[str], gathered: Sequence[str] = ()) -> None:
+        """Open the measurements of runs.
+
+        Args:
+            files: Parquet files of the runs, by paths that DuckDB can read, local or remote.
+            gathered: for each of them, the file that has its gates together with those of other
+                runs (`reports.store.gathered`), or "". Only gates are asked for then.
+        """
         self.files = list(files)
+        self.gathered = list(gathered) or [""] * len(self.files)
         self.database = duckdb.connect()
         self.database.register("no_rows", arrow_schema(MEASUREMENTS).empty_table())
+        places = {
+            "place": pa.array(self.files, pa.string()),
+            "together": pa.array(self.gathered, pa.string()),
+            "folder": pa.array([Path(file).parent.name for file in self.files], pa.string()),
+            "position": pa.array(range(len(self.files)), pa.int64()),
+        }
+        self.database.register("places", pa.table(places))
 
     def ask(self, query: str, **values: object) -> tuple[Answer, dict[int, str]]:
         """Return the columns of the answer, and by position the files that could not be read.
@@ -46,17 +62,26 @@ class Table:
             return self._ask(query, whole, values), broken
 
     def _ask(self, query: str, which: Sequence[int], values: Mapping[str, object]) -> Answer:
-        table = "SELECT *, -1 AS run FROM no_rows"
-        if which:
-            values = {**values, "names": self.files}
-            # A path is a glob pattern to DuckDB, and a folder name may hold brackets.
-            values["files"] = [glob.escape(self.files[i]) for i in which]
-            # Files of older schemas lack columns; beside an empty table of today's they read NULL.
-            table = (
-                "SELECT * EXCLUDE (filename), list_position($names, filename) - 1 AS run "
-                "FROM read_parquet($files, union_by_name = true, filename = true) "
-                f"UNION ALL BY NAME {table}"
+        # Files of older schemas lack columns; beside an empty table of today's they read NULL.
+        tables = ["SELECT *, -1 AS run FROM no_rows"]
+        # A path is a glob pattern to DuckDB, and a folder name may hold brackets.
+        alone = [glob.escape(self.files[i]) for i in which if not self.gathered[i]]
+        together = sorted({self.gathered[i] for i in which if self.gathered[i]})
+        if alone:
+            values = {**values, "alone": alone}
+            tables.append(
+                "SELECT rows.* EXCLUDE (filename), position AS run "
+                "FROM read_parquet($alone, union_by_name = true, filename = true) AS rows "
+                "JOIN places ON filename = place"
             )
+        if together:
+            values = {**values, "together": [glob.escape(file) for file in together]}
+            tables.append(
+                "SELECT rows.* EXCLUDE (filename, run), position AS run "
+                "FROM read_parquet($together, filename = true) AS rows "
+                "JOIN places ON filename = together AND rows.run = folder"
+            )
+        table = " UNION ALL BY NAME ".join(tables)
         answer = self.database.execute(f"WITH measurements AS ({table}) {query}", values)
         return {name: np.asarray(column) for name, column in answer.fetchnumpy().items()}
 

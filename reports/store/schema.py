@@ -17,13 +17,16 @@ from parity.engine.measurement import Measurement
 from reports.store.timings import Timing
 from stability.core.findings import Finding
 
-SCHEMA = 4
+SCHEMA = 5
 """Raised with every change that an older version could not read, together with a `Migration`."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
 TIMINGS = "timings.parquet"
 MANIFEST = "run.json"
 PAGE = "report.html"
+VERDICT = "verdict.json"
+"""Verdict and checksum of the page. A run is stored before it is judged, so both come later and are
+no part of the run: whoever deletes them loses nothing that `gate` and `report` cannot make again."""
 
 
 class StoreError(ValueError):
@@ -50,6 +53,8 @@ ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
 COLUMNS = {name: [f.name for f in fields(row)] for name, row in ROWS.items()}
 # Properties of a row, written for whoever queries the files and never read back.
 _DERIVED = {MEASUREMENTS: ["fraction"], FINDINGS: [], TIMINGS: ["repeats"]}
+NULLABLE = frozenset(("deterministic",))
+"""Columns that may hold null. In any other, null is damage: it would be read as some number."""
 _TYPES = {
     **dict.fromkeys(("value", "tolerance", "threshold", "goal", "fraction"), pa.float64()),
     **dict.fromkeys(("stage", "repeats"), pa.int32()),
@@ -99,6 +104,8 @@ MIGRATIONS = {
     2: Migration(lambda manifest: {"host": {}, "spreads": {}, **manifest}, {}),
     # Schema 3 had one port, so that the edge of a measurement said its suite.
     3: Migration(lambda manifest: manifest, {MEASUREMENTS: {"suite": ""}}),
+    # Schema 4 had no checksums: its files are read unchecked.
+    4: Migration(lambda manifest: {**manifest, "files": None}, {}),
 }
 """By the schema they start from; together they lead from every older schema to `SCHEMA`."""
 

@@ -5,7 +5,7 @@ Source: docs/reports.md "Store": tensors only for failures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ def write_tensors(folder: Path, tensors: Sequence[Deviation]) -> None:
     write_rows(folder / TENSORS, tensors, _SCHEMA)
 
 
-def read_tensors(folder: Path) -> tuple[Deviation, ...]:
+def read_tensors(folder: Path, checksums: Mapping[str, str] | None) -> tuple[Deviation, ...]:
     """Read the failing tensors of a run; a run without the file had none.
 
     Raises:
-        ValueError: the file is damaged, or was not written by this tool.
+        StoreError: the file is damaged, or does not fit its checksum.
     """
-    return read_rows(folder / TENSORS, _SCHEMA, _row, "tensors")
+    return read_rows(folder / TENSORS, _SCHEMA, _row, checksums)
 
 
 def _row(row: dict[str, Any]) -> Deviation:

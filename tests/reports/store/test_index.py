@@ -1,18 +1,21 @@
-"""The index of a list of runs: what it saves, and that the folders are the truth."""
+"""The index of a folder of runs: what it saves, and that the folders are the truth."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reports.registry import listing
-from reports.registry.index import INDEX
 from reports.registry.listing import summarise_runs
-from reports.store.runs import write_run
-from tests.reports.nights import failing, measurement, run
+from reports.registry.lookback import look_back
+from reports.store import gathered, index
+from reports.store.index import INDEX
+from reports.store.runs import list_runs, write_run
+from tests.reports.nights import failing, measurement, reseal, run
 
 
 def night(day: int, row: Any = None) -> Any:
@@ -21,51 +24,86 @@ def night(day: int, row: Any = None) -> Any:
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The folders that are read, by list."""
-    seen: list[list[str]] = []
-    examined = listing._examined
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that are read and checked, in order."""
+    seen: list[str] = []
+    examine = index.examine
 
-    def watched(folders: Any) -> Any:
-        seen.append([folder.name for folder in folders])
-        return examined(folders)
+    def watched(folder: Path) -> Any:
+        seen.append(folder.name)
+        return examine(folder)
 
-    monkeypatch.setattr(listing, "_examined", watched)
+    monkeypatch.setattr(index, "examine", watched)
     return seen
 
 
-def test_a_list_reads_what_is_new_alone(tmp_path: Path, reads: list[list[str]]) -> None:
+def values(root: Path) -> list[float]:
+    return [row["value"] for row in look_back(str(root), "baseline", "logits").rows]
+
+
+def test_a_list_reads_what_is_new_alone(tmp_path: Path, reads: list[str]) -> None:
     first, second = write_run(tmp_path, night(1)), write_run(tmp_path, night(2))
     once = summarise_runs(tmp_path)
+    assert reads == [first.name, second.name]
     third = write_run(tmp_path, night(3, failing()))
     twice = summarise_runs(tmp_path)
-    assert reads == [[first.name, second.name], [third.name]]
+    assert reads[2:] == [third.name]
     assert twice[0][:2] == once[0]
     assert [(s.id, s.gates, s.broken) for s in twice[0]][2] == (third.name, 1, 1)
-    assert summarise_runs(tmp_path) == twice and len(reads) == 2
+    assert summarise_runs(tmp_path) == twice
+    assert values(tmp_path) == [1e-6, 1e-6, 9e-6] and len(reads) == 3
     # What is deleted is in no list, whatever the index has.
     shutil.rmtree(first)
     assert [s.id for s in summarise_runs(tmp_path)[0]] == [second.name, third.name]
+    assert values(tmp_path) == [1e-6, 9e-6] and len(reads) == 3
 
 
-@pytest.mark.parametrize("damage", ["index", "run", "measurements", "no index"])
-def test_the_folders_are_the_truth(tmp_path: Path, damage: str) -> None:
-    folders = [write_run(tmp_path, night(day)) for day in (1, 2)]
-    healthy = summarise_runs(tmp_path)
+@pytest.mark.parametrize(
+    "damage", ["index", "a number in the index", "no index", "values", "no values"]
+)
+def test_whatever_becomes_of_the_index_the_answer_is_the_same(tmp_path: Path, damage: str) -> None:
+    for day in (1, 2):
+        write_run(tmp_path, night(day, measurement(value=day * 1e-7)))
+    healthy = summarise_runs(tmp_path), values(tmp_path)
+    [together] = (tmp_path / gathered.FOLDER).iterdir()
     if damage == "index":
-        (tmp_path / INDEX).write_bytes(b"PAR1 nothing of it")
+        (tmp_path / INDEX).write_bytes(b"nothing of it")
+    elif damage == "a number in the index":
+        text = (tmp_path / INDEX).read_bytes()
+        assert b'"nightly"' in text
+        (tmp_path / INDEX).write_bytes(text.replace(b'"nightly"', b'"pytests"'))
     elif damage == "no index":
         (tmp_path / INDEX).unlink()
-    elif damage == "run":
-        (folders[0] / "run.json").write_text("{", encoding="utf-8")
+    elif damage == "values":
+        content = bytearray(together.read_bytes())
+        content[len(content) // 2] ^= 1
+        together.write_bytes(content)
     else:
-        (folders[0] / "measurements.parquet").write_bytes(b"PAR1")
-    listed, unreadable = summarise_runs(tmp_path)
-    if damage.endswith("index"):
-        assert (listed, unreadable) == healthy
-    else:
-        assert [s.id for s in listed] == [folders[1].name]
-        assert [folder for folder, _ in unreadable] == [folders[0]]
+        shutil.rmtree(together.parent)
+    assert (summarise_runs(tmp_path), values(tmp_path)) == healthy
+
+
+@pytest.mark.parametrize("damage", ["run.json", "measurements.parquet", "findings.parquet"])
+def test_a_run_that_changed_is_checked_again(tmp_path: Path, damage: str) -> None:
+    folders = [write_run(tmp_path, night(day)) for day in (1, 2)]
+    path = folders[0] / damage
+    before, status = summarise_runs(tmp_path), path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x20
+    path.write_bytes(content)
+    # As old and as large as it was.
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size and not before[1]
+    for _ in range(2):
+        listed, unreadable = summarise_runs(tmp_path)
+        if damage != "run.json":
+            assert [s.id for s in listed] == [folders[1].name]
+            assert [folder for folder, _ in unreadable] == [folders[0]]
+            assert "not the file that was stored" in unreadable[0][1]
+    # And healthy again once it is restored.
+    content[len(content) // 2] ^= 0x20
+    path.write_bytes(content)
+    assert summarise_runs(tmp_path) == before
 
 
 def test_a_copy_is_named_whether_the_index_knows_it_or_not(tmp_path: Path) -> None:
@@ -77,3 +115,53 @@ def test_a_copy_is_named_whether_the_index_knows_it_or_not(tmp_path: Path) -> No
         assert [(f.name, "delete one of them" in why) for f, why in unreadable] == [
             ("a-copy", True)
         ]
+
+
+def test_many_small_files_of_values_become_one(tmp_path: Path) -> None:
+    """A night a day makes a file of values a day."""
+    for day in range(1, gathered.FEW + 3):
+        write_run(tmp_path, night(day, measurement(value=day * 1e-8)))
+        list_runs(tmp_path)
+    names = {line.gathered for line in index.read_lines(tmp_path / INDEX)}
+    assert len(names) < gathered.FEW
+    assert values(tmp_path) == [day * 1e-8 for day in range(1, gathered.FEW + 3)]
+
+
+def test_the_index_forgets_no_part_of_a_manifest_that_lists_need(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, night(1))
+    reseal(folder, fault="conjugate", selected=["plain"], schema=4, verdict="CHANGED")
+    [cold], [warm] = list_runs(tmp_path)[0], list_runs(tmp_path)[0]
+    index._seen.clear()
+    [stored] = list_runs(tmp_path)[0]
+    assert cold == warm == stored
+    manifest = stored.manifest
+    assert (manifest.fault, manifest.selected, manifest.migrated_from) == (
+        "conjugate",
+        ("plain",),
+        4,
+    )
+    assert (manifest.verdict, manifest.whole) == ("CHANGED", False)
+    assert manifest.environment == night(1).manifest.environment
+    assert manifest.suites == night(1).manifest.suites
+
+
+def test_whoever_may_only_read_has_the_list_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, night(1))
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "read-only")
+
+    for module in (index, gathered):
+        monkeypatch.setattr(module, "written_aside", refuse)
+    assert [len(part) for part in summarise_runs(tmp_path)] == [1, 0]
+    assert values(tmp_path) == [1e-6]
+    assert not (tmp_path / INDEX).exists()
+
+
+def test_a_run_of_an_older_schema_is_listed_unchecked(tmp_path: Path) -> None:
+    folder = reseal(write_run(tmp_path, night(1)), schema=4)
+    assert "files" not in json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert [s.id for s in summarise_runs(tmp_path)[0]] == [folder.name]
+    assert values(tmp_path) == [1e-6]

@@ -284,7 +284,8 @@ def test_a_list_copies_no_run_and_reads_what_nobody_has_listed(
     assert not [path for path in shared.copy_of(storage).iterdir() if path.is_dir()]
     # Of a run what a list says of it, and no page.
     read = {path.rpartition("/")[2] for path in asked}
-    assert read == {shared_index.THERE, "run.json", "measurements.parquet", "findings.parquet"}
+    rows = {"measurements.parquet", "findings.parquet"}
+    assert read == {shared_index.THERE, "run.json", "verdict.json", *rows}
     # Another machine has all of it from the first, and each knows then.
     for name, objects_read in (("third", [shared_index.THERE]), ("second", []), ("third", [])):
         asked.clear()

@@ -1,0 +1,131 @@
+"""The values of the gates of many runs in few files, so that a history opens few.
+
+A file is named after its own checksum and never changed; the index says which has the values of
+which run. All of it is derived from the run folders. Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from megalodon_jax.files import written_aside
+from reports.store.examine import Examined
+from reports.store.reader import checksum, read_bytes
+from reports.store.schema import StoreError
+
+if TYPE_CHECKING:
+    from reports.store.index import Line
+
+FOLDER = ".values"
+"""Hidden folder beside the runs."""
+RUNS, FEW = 64, 16
+"""A file of fewer runs is small, and more than so many small files become one."""
+BYTES = 2**30
+LEFT_OVER = 3600
+"""Seconds after which a file that the index does not name is deleted: another process may have
+written it, whose index is about to be."""
+
+
+@dataclass
+class Gathered:
+    """The files of one folder of runs."""
+
+    root: Path
+    verified: dict[str, str]
+    """By file, the status it had when it was last compared with its checksum."""
+    checked: dict[str, bool] = field(default_factory=dict)
+
+    def holds(self, name: str) -> bool:
+        """Whether a file is there and is what was written; "" names none, which is whole."""
+        if not name:
+            return True
+        if name not in self.checked:
+            self.checked[name] = self._check(name)
+        return self.checked[name]
+
+    def _check(self, name: str) -> bool:
+        path = self.path(name)
+        try:
+            status = path.stat()
+            now = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+            if self.verified.get(name) != now and checksum(read_bytes(path, BYTES)) != name:
+                return False
+        except (OSError, StoreError):
+            return False
+        self.verified[name] = now
+        return True
+
+    def path(self, name: str) -> Path:
+        """Return where a file lies."""
+        return self.root / FOLDER / f"{name}.parquet"
+
+    def write(self, table: pa.Table) -> str:
+        """Write values and return the name of their file; "" where one may not write there."""
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer, compression="zstd")
+        content = buffer.getvalue().to_pybytes()
+        name = checksum(content)
+        try:
+            self.path(name).parent.mkdir(exist_ok=True)
+            with written_aside(self.path(name)) as aside:
+                aside.write_bytes(content)
+        except OSError:
+            return ""
+        self.checked.pop(name, None)
+        return name if self.holds(name) else ""
+
+    def compact(self, lines: dict[str, Line]) -> dict[str, Line]:
+        """Make one file of many small ones."""
+        members: dict[str, list[str]] = {}
+        for line in lines.values():
+            if line.gathered:
+                members.setdefault(line.gathered, []).append(line.name)
+        small = [name for name, runs in members.items() if len(runs) < RUNS]
+        if len(small) <= FEW:
+            return lines
+        tables = []
+        for name in small:
+            table = pq.read_table(self.path(name))
+            tables.append(table.filter(pc.is_in(table["run"], pa.array(members[name]))))
+        merged = self.write(pa.concat_tables(tables))
+        if not merged:
+            return lines
+        moved = {run for name in small for run in members[name]}
+        return {
+            name: replace(line, gathered=merged) if name in moved else line
+            for name, line in lines.items()
+        }
+
+
+def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
+    """Write the gates of these runs to one file and return its name."""
+    tables = []
+    for one in found:
+        if one.rows is not None:
+            plain = {
+                n: c.cast(pa.string()) if pa.types.is_dictionary(c.type) else c
+                for n, c in zip(one.rows.column_names, one.rows.columns, strict=True)
+            }
+            name = pa.array([one.name] * one.rows.num_rows, pa.string())
+            tables.append(pa.table({"run": name, **plain}))
+    return gathered.write(pa.concat_tables(tables)) if tables else ""
+
+
+def forget(gathered: Gathered, used: Iterable[str]) -> None:
+    """Delete the files that the index no longer names."""
+    names = set(used)
+    with suppress(OSError):
+        for path in (gathered.root / FOLDER).glob("*.parquet"):
+            if path.stem not in names and time.time() - path.stat().st_mtime > LEFT_OVER:
+                path.unlink()
+    for name in set(gathered.verified) - names:
+        del gathered.verified[name]

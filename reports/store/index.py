@@ -1,0 +1,220 @@
+"""What listings say of the runs in a folder, kept beside them so that ten thousand come at once.
+
+The run folders are the truth. A line of the index counts only while every file of its run is the
+one it was made from, by size, times and inode; a run that changed is read and checked again.
+Whoever deletes the index loses a minute. Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megalodon_jax.files import written_aside
+from reports.store.examine import Examined, examine
+from reports.store.gathered import Gathered, forget, gather
+from reports.store.manifest import Environment, Manifest, SuiteResult
+from reports.store.reader import read_bytes
+from reports.store.schema import StoreError
+
+INDEX = ".index.json"
+INDEX_BYTES = 512 * 2**20
+"""Largest index that is read; that of 10,000 runs has some 10 MB."""
+AT_ONCE = 512
+"""Runs that are examined before what was learnt is gathered, so that memory stays small."""
+# Parts of a manifest that no list asks for, which are nearly all of its bytes.
+_BULKY: dict[str, Any] = {
+    **dict.fromkeys(("tolerances", "seams", "cases", "ports", "parts", "plan"), ()),
+    **dict.fromkeys(("spreads", "stability"), {}),
+    **dict.fromkeys(("workload", "checkpoint", "files")),
+}
+_SHARED = ("device", "host", "threads", "flags", "versions", "reference")
+"""Parts that most runs have in common; the index has each text once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One folder in the index.
+
+    Attributes:
+        name: of the folder.
+        signature: of its files, as `signature_of` has it; "" for a run that is not on this machine.
+        why: the reason why it is not a readable run; "" where it is one.
+        manifest: without what no list asks for; None where it is not readable.
+        gates: measurements that have a tolerance, or could not be compared; 0 for a bench.
+        broken: gates that do not pass, by their numbers.
+        work: hash of what was measured, values aside.
+        gathered: name of the file that has the values of its gates; "" where none has.
+    """
+
+    name: str
+    signature: str
+    why: str = ""
+    manifest: Manifest | None = None
+    gates: int = 0
+    broken: int = 0
+    work: str = ""
+    gathered: str = ""
+
+
+_seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
+"""Indices that this process has read, each with the status of its file."""
+
+
+def read_index(root: Path, folders: Iterable[Path]) -> list[Line]:
+    """Return a line for each of these folders of `root`, in their order.
+
+    Only folders that the index does not know, or whose files changed, are read and checked; what
+    was learnt of them is written to the index, if one may write there.
+    """
+    known, verified = _load(root)
+    gathered = Gathered(root, verified)
+    lines: dict[str, Line] = {}
+    new: dict[Path, str] = {}
+    for folder in folders:
+        signature = signature_of(folder)
+        line = known.get(folder.name)
+        if line is None or line.signature != signature or not gathered.holds(line.gathered):
+            new[folder] = signature
+        else:
+            lines[folder.name] = line
+    order = [*lines, *(folder.name for folder in new)]
+    changed = bool(new) or len(lines) < len(known)
+    paths = list(new)
+    for start in range(0, len(paths), AT_ONCE):
+        found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
+        place = gather(gathered, found)
+        lines |= {it.name: _line(it, new[root / it.name], place) for it in found}
+    if changed:
+        lines = gathered.compact(lines)
+        _save(root, lines, gathered)
+    return [lines[name] for name in sorted(order)]
+
+
+def _line(found: Examined, signature: str, place: str) -> Line:
+    manifest = None if found.manifest is None else slim(found.manifest)
+    return Line(
+        name=found.name,
+        signature=signature,
+        why=found.why,
+        manifest=manifest,
+        gates=found.gates,
+        broken=found.broken,
+        work=found.work,
+        gathered=place if found.rows is not None else "",
+    )
+
+
+def slim(manifest: Manifest) -> Manifest:
+    """Return a manifest without what no list asks for."""
+    return replace(manifest, **_BULKY)
+
+
+def signature_of(folder: Path) -> str:
+    """Return what changes whenever a file of a folder does: names, sizes, times and inodes."""
+    parts = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                status = entry.stat()
+                # A time of modification can be set back; that of the last change of status cannot.
+                times = f"{status.st_mtime_ns}.{status.st_ctime_ns}"
+                kind = stat.S_IFMT(status.st_mode)
+                parts.append(f"{entry.name}:{kind}:{status.st_size}:{times}:{status.st_ino}")
+    except OSError as error:
+        return f"unreadable: {error.errno}"
+    return hashlib.blake2b("\n".join(sorted(parts)).encode("utf-8", "surrogateescape"),
+                           digest_size=12).hexdigest()  # fmt: skip
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the lines of an index; none where it is not there, damaged, or of another version."""
+    return list(_read(path)[0].values())
+
+
+def write_lines(
+    path: Path, lines: Sequence[Line], verified: Mapping[str, str] | None = None
+) -> None:
+    """Write an index, if one may write there."""
+    texts: dict[str, int] = {}
+
+    def place(value: object) -> int:
+        return texts.setdefault(json.dumps(value, sort_keys=True), len(texts))
+
+    rows = []
+    for line in lines:
+        rest = None
+        if (manifest := line.manifest) is not None:
+            rest = manifest.to_json() | {"migrated_from": manifest.migrated_from}
+            environment = place({name: rest.pop(name) for name in _SHARED})
+            suites = place(rest.pop("suites"))
+            rest = {name: value for name, value in rest.items() if value}
+            rest |= {"environment": environment, "suites": suites}
+        numbers = (line.gates, line.broken, line.work, line.gathered)
+        rows.append((line.name, line.signature, line.why, rest, *numbers))
+    document = {"lines": rows, "texts": list(texts), "verified": dict(verified or {})}
+    content = json.dumps(document).encode()
+    try:
+        with written_aside(path) as aside:
+            # A line that was damaged would be believed for ever.
+            aside.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    except OSError:
+        # Whoever may only read has the list all the same, and waits for it.
+        return
+
+
+def _read(path: Path) -> tuple[dict[str, Line], dict[str, str]]:
+    try:
+        digest, _, content = read_bytes(path, INDEX_BYTES).partition(b"\n")
+        if hashlib.sha256(content).hexdigest().encode() != digest:
+            return {}, {}
+        # Its depth needs no check: it is what this program wrote.
+        document = json.loads(content)
+        shared = [json.loads(text) for text in document["texts"]]
+        environments: dict[int, Environment] = {}
+        suites: dict[int, tuple[SuiteResult, ...]] = {}
+        lines = {}
+        for name, signature, why, rest, *numbers in document["lines"]:
+            manifest = None
+            if rest is not None:
+                at, ran = rest.pop("environment"), rest.pop("suites")
+                if at not in environments:
+                    environments[at] = Environment.from_json(shared[at])
+                if ran not in suites:
+                    suites[ran] = tuple(SuiteResult(**row) for row in shared[ran])
+                manifest = Manifest.from_json(
+                    rest, environment=environments[at], suites=suites[ran]
+                )
+            lines[name] = Line(name, signature, why, manifest, *numbers)
+        return lines, document["verified"]
+    except (StoreError, ValueError, KeyError, TypeError):
+        # The runs say the same.
+        return {}, {}
+
+
+def _load(root: Path) -> tuple[dict[str, Line], dict[str, str]]:
+    """Return what the index has, which this process may have read before."""
+    path = root / INDEX
+    try:
+        status = path.stat()
+    except OSError:
+        return {}, {}
+    key = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if (seen := _seen.get(root)) is not None and seen[0] == key:
+        return seen[1], seen[2]
+    lines, verified = _read(path)
+    # One is enough: a process that asks about two folders in turn reads each again.
+    _seen.clear()
+    _seen[root] = (key, lines, verified)
+    return lines, verified
+
+
+def _save(root: Path, lines: Mapping[str, Line], gathered: Gathered) -> None:
+    write_lines(root / INDEX, list(lines.values()), gathered.verified)
+    forget(gathered, {line.gathered for line in lines.values()})

@@ -1,0 +1,167 @@
+"""The one reader of everything that lies in a folder of runs or beside it, and of pins.
+
+Whatever lies there may be damaged, huge, a pipe or a loop of links. A reader that hangs, fills the
+memory or raises an error of another class would cost every command, so all of it goes through here:
+regular files only, limits of size, nesting and rows, and `StoreError` for anything else.
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from megalodon_jax.files import JSON_BYTES, parse_json_object, read_limited
+from reports.store.schema import StoreError
+
+PARQUET_BYTES = 256 * 2**20
+"""Largest Parquet file that is read; a whole night has 2 MB."""
+ROWS = 2_000_000
+"""Most rows of a file; a whole night has 60,000."""
+VALUES = 8 * ROWS
+"""Most values of a column, of which a list has many in a row."""
+UNPACKED_BYTES = 2**30
+"""Most bytes that the values of a file may have in memory; those of a whole night have 30 MB."""
+_REMEDY = "restore the folder or delete it"
+
+
+def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
+    """Read a regular file of at most `limit` bytes; raises StoreError otherwise."""
+    try:
+        return read_limited(path, limit)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StoreError(
+            f"expected a readable file at {path}, but: {reason}; it is missing or damaged: "
+            f"{_REMEDY}"
+        ) from error
+    except ValueError as error:
+        raise StoreError(f"{error}: {_REMEDY}") from error
+
+
+def read_json(path: Path, limit: int = JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON file that must hold an object; raises StoreError otherwise."""
+    return parse_json(read_bytes(path, limit), path)
+
+
+def parse_json(content: bytes, path: Path) -> dict[str, Any]:
+    """Return the object in the bytes of a JSON file; raises StoreError where it holds none."""
+    try:
+        return parse_json_object(content, path)
+    except ValueError as error:
+        raise StoreError(f"{error}; it is damaged: {_REMEDY}") from error
+
+
+def read_checked(path: Path, checksums: Mapping[str, str] | None) -> bytes:
+    """Read a file of a run, and insist that it is the one that was stored.
+
+    Args:
+        path: of the file.
+        checksums: of the run's files by name; None for a run that has none, which is not checked.
+
+    Raises:
+        StoreError: the file is missing, or differs from what was stored.
+    """
+    content = read_bytes(path, PARQUET_BYTES)
+    if checksums is None:
+        return content
+    if (expected := checksums.get(path.name)) is None:
+        raise StoreError(
+            f"expected a checksum of {path} in run.json, and there is none: the file was not "
+            f"stored with the run, or run.json was edited: {_REMEDY}"
+        )
+    if checksum(content) != expected:
+        raise StoreError(
+            f"{path} is not the file that was stored: its SHA-256 differs from the one in "
+            f"run.json; it is damaged, truncated or was edited: {_REMEDY}"
+        )
+    return content
+
+
+def checksum(content: bytes) -> str:
+    """Return the SHA-256 of the bytes of a file, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[str]) -> pa.Table:
+    """Return the columns of a Parquet file, within limits, of the types that a schema has.
+
+    Args:
+        content: bytes of the file.
+        path: where they are from, for messages.
+        schema: names and types that are wanted, in this order.
+        absent: columns that the file need not have, because it is older than they are.
+
+    Raises:
+        StoreError: it is no Parquet file, lacks a column, has one of another type, or unpacks to
+            more than the limits.
+    """
+    try:
+        source = pa.BufferReader(content)
+        names = [name for name in schema.names if name not in absent]
+        with pq.ParquetFile(source) as file:
+            _check_size(file.metadata, path)
+            _check_columns(file.schema_arrow, schema, names, path)
+            metadata = file.metadata
+        # A text that repeats is one entry of a dictionary here, however many rows have it.
+        texts = [name for name in names if schema.field(name).type == pa.string()]
+        with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
+            table = file.read(columns=names, use_threads=False).select(names)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(
+            f"expected a complete Parquet file at {path}, but reading it gave: {error}; it is "
+            f"missing or truncated: {_REMEDY}"
+        ) from error
+    _check_texts(table, path)
+    return table
+
+
+def _check_size(metadata: Any, path: Path) -> None:
+    """Raise StoreError where a file says that it unpacks to more than is read."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    unpacked = sum(group.total_byte_size for group in groups)
+    values = max((g.column(i).num_values for g in groups for i in range(g.num_columns)), default=0)
+    if metadata.num_rows > ROWS or values > VALUES or unpacked > UNPACKED_BYTES:
+        raise StoreError(
+            f"{path} would unpack to {metadata.num_rows:,} rows and {unpacked:,} bytes, more than "
+            f"the {ROWS:,} rows and {UNPACKED_BYTES:,} bytes that are read: {_REMEDY}"
+        )
+
+
+def _check_columns(found: pa.Schema, schema: pa.Schema, names: list[str], path: Path) -> None:
+    missing = sorted(set(names) - set(found.names))
+    if missing:
+        raise StoreError(
+            f"expected the columns {', '.join(missing)} in {path}, and they are not there; "
+            f"the file was not written by this tool: {_REMEDY}"
+        )
+    for name in names:
+        kind = found.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        # Only the outermost kind of a list counts: its elements are converted one by one.
+        nested = pa.types.is_nested(schema.field(name).type) and pa.types.is_nested(kind)
+        if kind != schema.field(name).type and not nested:
+            raise StoreError(
+                f"expected the column {name} of {path} to be of type {schema.field(name).type}, "
+                f"received {kind}; the file was not written by this tool: {_REMEDY}"
+            )
+
+
+def _check_texts(table: pa.Table, path: Path) -> None:
+    """Raise StoreError where texts that repeat would fill the memory once each row has its own."""
+    total = 0
+    for column in table.columns:
+        for chunk in column.chunks if pa.types.is_dictionary(column.type) else ():
+            lengths = pc.binary_length(chunk.dictionary)  # pyright: ignore[reportAttributeAccessIssue]
+            total += pc.sum(lengths.take(chunk.indices)).as_py() or 0
+    if total > UNPACKED_BYTES:
+        raise StoreError(
+            f"{path} would unpack to {total:,} bytes of text, more than the {UNPACKED_BYTES:,} "
+            f"that are read: {_REMEDY}"
+        )

@@ -1,0 +1,148 @@
+"""One stored run in memory: the manifest of run.json and the rows of its Parquet files.
+
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from parity.engine.deviation import Deviation
+from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.megalodon.explanation import Explanation
+from reports.store.explanations import read_explanations
+from reports.store.manifest import Manifest, read_manifest
+from reports.store.reader import read_checked, read_table
+from reports.store.schema import (
+    COLUMNS,
+    FILES,
+    FINDINGS,
+    MEASUREMENTS,
+    NULLABLE,
+    ROWS,
+    TIMINGS,
+    StoreError,
+    added_columns,
+    arrow_schema,
+)
+from reports.store.tensors import read_tensors
+from reports.store.timings import Timing
+from stability.core.findings import Finding, Severity
+
+SIGNED = frozenset(("nll_difference", "kl_p50", "kl_p99", "kl_max"))
+"""Metrics that may be below zero, a divergence by rounding; any other is a distance, a share or a
+count."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as stored: the manifest of run.json and the rows of its kind's files.
+
+    Measurements have the verdict that their numbers support, whatever a file says
+    (docs/parity.md "Fail closed").
+    """
+
+    manifest: Manifest
+    measurements: tuple[Measurement, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    tensors: tuple[Deviation, ...] = ()
+    """Of measurements that failed: where they differ and by how much."""
+    explanations: tuple[Explanation, ...] = ()
+    """Of cases that failed: where each leaves the oracle first, and whether it starts there."""
+
+    def __post_init__(self) -> None:
+        """Judge every measurement by its numbers."""
+        rows = tuple(settle(m) for m in self.measurements)
+        object.__setattr__(self, "measurements", rows)
+
+    @property
+    def id(self) -> str:
+        """Name of the run's folder."""
+        return self.manifest.id
+
+
+def settle(m: Measurement) -> Measurement:
+    """Return a measurement with the verdict that its numbers support: fail closed.
+
+    A tolerance that is infinite checks nothing, and an error below zero is no error.
+    """
+    m = m.settled()
+    if m.verdict is not Verdict.PASS:
+        return m
+    if math.isinf(m.tolerance):
+        why = "not measured: the tolerance is not finite"
+        return replace(m, verdict=Verdict.NOT_COMPARABLE, note=m.note or why)
+    if m.value < 0 and m.metric not in SIGNED:
+        return replace(m, verdict=Verdict.FAIL, note=m.note or "an error cannot be below zero")
+    return m
+
+
+# Columns that are more than a text or a number, by file.
+_WORDS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    MEASUREMENTS: {"kind": Kind, "verdict": Verdict},
+    FINDINGS: {"severity": Severity},
+    TIMINGS: {"rounds": tuple},
+}
+
+
+def read_run(folder: Path) -> Run:
+    """Read a stored run. Raises StoreError naming the file that is missing, damaged or newer."""
+    manifest = read_manifest(folder)
+    parts: dict[str, Any] = {}
+    for name in FILES[manifest.kind]:
+        absent = added_columns(name, manifest.migrated_from)
+        content = read_checked(folder / name, manifest.checksums)
+        table = rows_table(content, folder / name, absent)
+        parts[name.removesuffix(".parquet")] = _rows(table, folder / name, absent)
+    checksums = manifest.checksums
+    more = {
+        "tensors": read_tensors(folder, checksums),
+        "explanations": read_explanations(folder, checksums),
+    }
+    return Run(manifest, **parts, **more)
+
+
+def rows_table(content: bytes, path: Path, absent: Mapping[str, Any]) -> pa.Table:
+    """Return the rows of one of `FILES` as Arrow has them.
+
+    Args:
+        content: bytes of the file.
+        path: where they are from, for messages.
+        absent: columns that its schema did not have.
+
+    Raises:
+        StoreError: it is damaged, or holds null where a number or a text must be.
+    """
+    name = path.name
+    schema = arrow_schema(name)
+    wanted = pa.schema([schema.field(column) for column in COLUMNS[name]])
+    table = read_table(content, path, wanted, frozenset(absent))
+    empty = [c for c in table.column_names if c not in NULLABLE and table[c].null_count]
+    if empty:
+        raise StoreError(
+            f"expected a value in every row of the columns {', '.join(empty)} of {path}, received "
+            "null; the file was not written by this tool: restore the folder or delete it"
+        )
+    return table
+
+
+def _rows(table: pa.Table, path: Path, absent: Mapping[str, Any]) -> tuple[Any, ...]:
+    name, words = path.name, _WORDS[path.name]
+    try:
+        return tuple(
+            ROWS[name](
+                **row | absent | {column: make(row[column]) for column, make in words.items()}
+            )
+            for row in table.to_pylist()
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreError(
+            f"{path} holds a word this version does not know: {error}; update megalodon-numerics"
+        ) from error

@@ -1,0 +1,217 @@
+"""Writing runs: numbers first, aside and renamed; verdict and page when there are some.
+
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megalodon_jax.files import written_aside
+from parity.engine.measurement import Measurement
+from reports.store.explanations import write_explanations
+from reports.store.reader import PARQUET_BYTES, checksum, read_bytes
+from reports.store.run import Run
+from reports.store.schema import (
+    FILES,
+    FINDINGS,
+    MANIFEST,
+    MEASUREMENTS,
+    PAGE,
+    TIMINGS,
+    VERDICT,
+    StoreError,
+    arrow_schema,
+)
+from reports.store.shared import ABANDONED, Storage, storage_of
+from reports.store.tensors import write_tensors
+from reports.store.timings import Timing
+from stability.core.findings import Finding
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+Rows = tuple[Measurement, ...] | tuple[Finding, ...] | tuple[Timing, ...]
+
+
+def _table(name: str, rows: Rows) -> pa.Table:
+    schema = arrow_schema(name)
+    # str() of a StrEnum is its value; everything else goes in as it is.
+    columns = {
+        field.name: [
+            str(getattr(row, field.name)) if field.type == pa.string() else getattr(row, field.name)
+            for row in rows
+        ]
+        for field in schema
+    }
+    return pa.table(columns, schema=schema)
+
+
+def _check_rows(run: Run) -> dict[str, Rows]:
+    kind = run.manifest.kind
+    rows = {MEASUREMENTS: run.measurements, FINDINGS: run.findings, TIMINGS: run.timings}
+    foreign = [name for name, part in rows.items() if part and name not in FILES[kind]]
+    if foreign:
+        raise StoreError(
+            f"expected a run of kind {kind} to hold rows for {', '.join(FILES[kind])} only, "
+            f"received rows for {', '.join(foreign)}; set the manifest's kind to what was run"
+        )
+    return {name: rows[name] for name in FILES[kind]}
+
+
+@contextmanager
+def _refusals_named(root: Path) -> Iterator[None]:
+    """Say of what the system refuses which folder it was about, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"expected a folder that can be written at {root}, but {error.strerror or error} "
+            f"({error.filename or root}); nothing was stored. Give a writable folder with --out, "
+            "or free some space"
+        ) from error
+
+
+def check_writable(root: Path) -> None:
+    """Raise StoreError where `root` could not hold a run, before anything expensive starts."""
+    probe = root / f".partial-{uuid.uuid4().hex[:8]}"
+    with _refusals_named(root):
+        root.mkdir(parents=True, exist_ok=True)
+        probe.mkdir()
+        probe.rmdir()
+    if (storage := storage_of(root)) is not None:
+        storage.check_writable()
+
+
+def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) -> Path:
+    """Store a run as `root/<id>` and return that folder, with the page that `draw` makes of it.
+
+    Everything is written to a hidden sibling and renamed, so an interrupted or failed write leaves
+    no run behind; run.json is written last and has the checksum of every other file. A run is never
+    overwritten: where the id is taken, as when two writers started in the same second, the folder
+    and the run become `<id>-2`. Where `root` is a copy of shared storage, the run is sent there
+    before it is here (`reports.store.shared`). The page is drawn once the numbers are stored.
+
+    Raises:
+        StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
+            root or the disk refuses.
+        RuntimeError: `draw` failed; the run is stored without its page.
+    """
+    if not _ID.fullmatch(run.id):
+        raise StoreError(
+            "expected a run id of letters, digits, '.', '_' and '-' that starts with a letter or a "
+            f"digit, received {run.id!r}; give the manifest an id fit for a folder"
+        )
+    parts, storage = _check_rows(run), storage_of(root)
+    with _refusals_named(root):
+        root.mkdir(parents=True, exist_ok=True)
+        name, partial = _claim(root, run.id, storage)
+    try:
+        run = replace(run, manifest=replace(run.manifest, id=name))
+        with _refusals_named(root):
+            _write_files(partial, run, parts)
+            if storage is not None:
+                storage.publish(partial, name)
+            folder, partial = partial.rename(root / name), None
+    finally:
+        # Also after Ctrl-C. Once it is renamed, another writer may claim the hidden name.
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            if storage is not None:
+                storage.release(name)
+    if draw is not None:
+        add_page(folder, run, draw)
+    return folder
+
+
+def _write_files(partial: Path, run: Run, parts: dict[str, Rows]) -> None:
+    """Write the files of a run, run.json last."""
+    for file, rows in parts.items():
+        pq.write_table(_table(file, rows), partial / file)
+    write_tensors(partial, run.tensors)
+    write_explanations(partial, run.explanations)
+    paths = sorted(partial.iterdir())
+    files = {path.name: checksum(read_bytes(path, PARQUET_BYTES)) for path in paths}
+    manifest = replace(run.manifest, files=files)
+    document = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)
+    (partial / MANIFEST).write_text(document + "\n", encoding="utf-8")
+
+
+def add_page(folder: Path, run: Run, draw: Callable[[Run], str]) -> None:
+    """Add the page that `draw` makes of a stored run, with the verdict that its manifest has.
+
+    Raises:
+        RuntimeError: `draw` failed; the verdict is stored without a page.
+        StoreError: the folder cannot be written, or the shared storage refuses.
+    """
+    try:
+        page = draw(run)
+    except Exception as error:
+        add_verdict(folder, run.manifest.verdict)
+        raise RuntimeError(
+            f"the run is stored in {folder}, but its page could not be drawn: {error!r}. "
+            f"`megalodon-numerics report {folder}` draws it again"
+        ) from error
+    add_verdict(folder, run.manifest.verdict, page)
+
+
+def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
+    """Add to a stored run the word of its verdict and its page, each whole or not at all.
+
+    Neither is part of the run, whose files stay as they are.
+
+    Raises:
+        StoreError: the folder cannot be written, or the shared storage refuses.
+    """
+    document: dict[str, object] = {"verdict": word}
+    with _refusals_named(folder):
+        if page is not None:
+            content = page.encode("utf-8", "replace")
+            document["files"] = {PAGE: checksum(content)}
+            with written_aside(folder / PAGE) as aside:
+                aside.write_bytes(content)
+        # Whoever edits run.json afterwards has another run, which nobody judged.
+        document["run"] = checksum(read_bytes(folder / MANIFEST))
+        with written_aside(folder / VERDICT) as aside:
+            aside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if (storage := storage_of(folder.parent)) is not None:
+        for name in (PAGE, VERDICT):
+            if (folder / name).is_file():
+                storage.put(folder / name, f"{folder.name}/{name}")
+
+
+def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]:
+    """Return the first name that no run has and no other writer claims, and the hidden folder that
+    claims it: making a folder succeeds once.
+
+    A folder to which nothing was written for `ABANDONED` seconds is of a writer that was killed.
+    Anything else of that name, such as a file, is not ours to delete: the next name is taken.
+    """
+    for turn in itertools.count(1):
+        name = run_id if turn == 1 else f"{run_id}-{turn}"
+        partial = root / f".partial-{name}"
+        with suppress(OSError):
+            # Every file that a writer begins changes the time of its folder.
+            if partial.is_dir() and time.time() - partial.lstat().st_mtime > ABANDONED:
+                shutil.rmtree(partial)
+        with suppress(FileExistsError):
+            partial.mkdir()
+            try:
+                if not os.path.lexists(root / name) and (storage is None or storage.claim(name)):
+                    return name, partial
+            except StoreError:
+                partial.rmdir()
+                raise
+            partial.rmdir()
+    raise AssertionError("unreachable: every name is taken")
