@@ -157,7 +157,10 @@ class Storage:
             # An earlier version sent the run, and the reply was lost.
             note = Note(first, None)
         else:
-            note = self._sent(folder, note or Note(first, None))
+            note = note or Note(first, None)
+            # A damaged run is refused before it claims a name.
+            set_name(folder, note)
+            note = self._sent(folder, note)
         if note.name != first:
             report(
                 f"the name {first} is taken on {self.address}: the run is stored as {note.name}. "
