@@ -57,6 +57,10 @@ class RunsFolder(click.Path):
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
         """Return a folder of this machine, or the pattern as it is."""
         text = str(value)
+        if isinstance(value, str) and ":" in text:
+            from reports.store.addresses import check_address
+
+            check_address(text)
         if self.patterns and any(sign in text for sign in "*?"):
             return text
         # A path was an address once, and has lost a slash by it.

@@ -23,7 +23,6 @@ from reports.store.schema import (
     migrate,
 )
 
-
 CHECKED = 5
 """First schema with checksums."""
 

@@ -9,11 +9,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from reports.store.addresses import ADDRESS, address_problem
 from reports.store.index import Line, read_index
 from reports.store.manifest import Manifest
 from reports.store.run import Run, read_run
 from reports.store.schema import PAGE, RunKind, StoreError
-from reports.store.shared import ADDRESS, address_problem
 from reports.store.writer import add_page, add_verdict, check_writable, write_run
 
 __all__ = [

@@ -1,41 +1,37 @@
 """Runs on shared storage, `s3://bucket/runs` or whatever fsspec reads, by way of a copy here.
 
-A run is never changed, so the copy of a run is never out of date, and one question is left: which
-runs are there? Those whose run.json is. It is sent last, and an object appears whole or not at all,
-so what a writer that was killed had sent is no run. Source: docs/many-machines.md "Shared storage".
+A run is never changed, so a run that was copied stays current, and refreshing a copy only asks
+which runs exist: those with a run.json. It is sent last, and an object appears whole or not at all,
+so the objects of a killed writer are not a run. Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
+import itertools
 import shutil
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from megalodon_jax.files import folder_written_aside, written_aside
-from reports.store.reader import read_bytes
+from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
+from reports.store.claims import CLAIMS, claim, held, retire
+from reports.store.objects import GONE, Objects
 from reports.store.schema import MANIFEST, StoreError
+from reports.store.unsent import Note, locked, put_in, read_note, set_name, take_out, waiting
 
-ADDRESS = ".shared"
-"""File of a copy that says of which storage it is."""
-CLAIM = ".writer"
-"""Object that says who is writing a run; it goes once the run is there."""
-UNSENT = ".unsent"
-"""Folder of a copy with runs that the storage did not take; the next command sends them."""
-AT_ONCE = 16
-"""Runs that are copied at a time: what waits for a network waits together."""
 REQUESTS = 64
-"""Objects that are read at a time."""
+"""Objects that are read at a time: requests that wait for a network wait together."""
 ABANDONED = 3600
-"""Seconds after which what a writer left is nobody's: sending a run takes a few."""
+"""Seconds without a new object after which an unfinished run is deleted. Sending takes a few."""
+Report = Callable[[str], None]
+
+
+def _on_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -44,52 +40,49 @@ class Storage:
 
     address: str
     copy: Path
-    files: Any
-    """The file system, of fsspec."""
-    root: str
-    """The folder, as the file system names it."""
+    objects: Objects
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Tokens of the names that were claimed and are not published yet."""
 
-    def names(self) -> list[str]:
-        """Return the folders of the storage, runs or not; none where the folder is not there yet.
-
-        Raises FileNotFoundError where what should hold the folder, such as a bucket, is not there.
-        """
-        try:
-            paths = self.files.ls(self.root, detail=False)
-        except FileNotFoundError:
-            self.files.ls(self.root.partition("/")[0], detail=False)
-            return []
-        names = (path.rstrip("/").rpartition("/")[2] for path in paths)
-        return sorted(name for name in names if not name.startswith("."))
-
-    def refresh(self) -> None:
-        """Bring the copy up to date: runs that came, runs that went, runs that were not sent."""
+    def refresh(self, report: Report = _on_stderr) -> None:
+        """Bring the copy up to date: fetch new runs, delete deleted ones, send unsent ones."""
         with _refusals_named(self.address):
-            # Here first: a run that another process finishes meanwhile is then not taken for one
-            # that went.
+            # The copy first: a run that another process publishes meanwhile is then not taken for
+            # a deleted one.
             here = {p.name for p in self.copy.iterdir() if p.is_dir() and p.name[0] != "."}
-            there = set(self.names())
+            there = set(self.objects.names())
             for name in here - there:
                 shutil.rmtree(self.copy / name, ignore_errors=True)
             new = sorted(there - here)
             # A listing has a thousand objects, which are a hundred runs and more.
-            listed = self._objects_of_all() if 100 * len(new) > len(there) else {}
-            with ThreadPoolExecutor(AT_ONCE) as pool:
+            listed = self.objects.inside_all() if 100 * len(new) > len(there) else {}
+            with ThreadPoolExecutor(REQUESTS) as pool:
                 list(pool.map(lambda name: self._fetch(name, listed.get(name)), new))
-            self.send_unsent()
+        self.send_unsent(report)
 
-    def send_unsent(self) -> None:
-        """Send the runs that the storage did not take when they were made."""
-        with _refusals_named(self.address):
-            for folder in sorted((self.copy / UNSENT).glob("*")):
-                if self.claim(folder.name):
-                    self._send(folder, folder.name)
-                    folder.rename(self.copy / folder.name)
+    def _fetch(self, name: str, inside: Mapping[str, int] | None) -> None:
+        """Copy a run; an unfinished one, or one that is deleted meanwhile, is left out."""
+        inside = self.objects.inside(name) if inside is None else inside
+        if MANIFEST not in inside:
+            return
+        try:
+            # What is written aside becomes a run when it is whole, here too.
+            with folder_written_aside(self.copy / name) as aside:
+                for file, size in inside.items():
+                    self.objects.fetch(f"{name}/{file}", aside / file)
+                    if (aside / file).stat().st_size != size:
+                        raise FileNotFoundError(f"{name}/{file} is not what was listed")
+        except FileNotFoundError:
+            return
 
     def listed(self) -> list[str]:
-        """Return `names`; raises StoreError where the storage refuses."""
+        """Return the names of the runs on the storage, unfinished ones too.
+
+        Raises:
+            StoreError: the storage refuses.
+        """
         with _refusals_named(self.address):
-            return self.names()
+            return self.objects.names()
 
     def get(self, paths: Sequence[str], folder: Path) -> None:
         """Copy objects below this folder to those places below another, many at a time.
@@ -99,9 +92,7 @@ class Storage:
 
         def one(path: str) -> None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                # Not `cat_file`, which asks for the size first.
-                self.files.get_file(f"{self.root}/{path}", str(folder / path))
+            self.objects.fetch(path, folder / path)
 
         with _refusals_named(self.address), ThreadPoolExecutor(REQUESTS) as pool:
             list(pool.map(one, paths))
@@ -109,152 +100,185 @@ class Storage:
     def put(self, file: Path, path: str) -> None:
         """Write an object below the folder, in the place of what is there; raises like `listed`."""
         with _refusals_named(self.address):
-            self.files.put_file(str(file), f"{self.root}/{path}")
-
-    def _fetch(self, name: str, objects: Mapping[str, str] | None) -> None:
-        objects = self._objects(name) if objects is None else objects
-        if MANIFEST not in objects:
-            return
-        # What is written aside becomes a run when it is whole, here too.
-        with suppress(FileNotFoundError), folder_written_aside(self.copy / name) as aside:
-            self.files.get(list(objects.values()), [str(aside / inside) for inside in objects])
-
-    def _objects(self, name: str) -> dict[str, str]:
-        return {path.rpartition("/")[2]: path for path in self.files.find(f"{self.root}/{name}")}
-
-    def _objects_of_all(self) -> dict[str, dict[str, str]]:
-        folders: dict[str, dict[str, str]] = {}
-        for path in self.files.find(self.root):
-            name, _, inside = path.removeprefix(f"{self.root}/").partition("/")
-            if inside and "/" not in inside:
-                folders.setdefault(name, {})[inside] = path
-        return folders
+            self.objects.replace(path, file)
 
     def claim(self, name: str) -> bool:
-        """Return whether this process may write a run of that name: nobody has it or writes it.
+        """Return whether this writer now owns a name: nobody has or had it. Raises like `listed`.
 
-        Storage without conditional writes may tell two writers so at once; `_send` asks again.
+        `publish` sends a run under the name; if nothing is published the name stays taken.
         """
         with _refusals_named(self.address):
-            if self._left_by_a_writer(name):
-                self.files.rm(f"{self.root}/{name}", recursive=True)
-            claim = f"{self.root}/{name}/{CLAIM}"
-            try:
-                self.files.pipe_file(claim, self._token, mode="create")
-            except OSError:
-                # A condition that does not hold is another error with every file system.
-                if self.files.exists(claim):
-                    return False
-                raise
-            if self.files.exists(f"{self.root}/{name}/{MANIFEST}"):
-                self.files.rm_file(claim)
-                return False
-            return True
+            token = claim(self.objects, name)
+        if token is not None:
+            self.tokens[name] = token
+        return token is not None
 
-    @property
-    def _token(self) -> bytes:
-        return f"{os.getpid()} {_TOKEN}".encode()
+    def publish(self, folder: Path, name: str, report: Report = _on_stderr) -> Path:
+        """Send a run, and return its folder in the copy, which has the name that it got.
 
-    def _left_by_a_writer(self, name: str) -> bool:
-        """Return whether a folder is no run, and nobody has written to it for long."""
-        objects = self._objects(name)
-        if not objects or MANIFEST in objects:
-            return False
-        newest = max(self.files.modified(path) for path in objects.values())
-        return (datetime.now(UTC) - newest).total_seconds() > ABANDONED
-
-    def publish(self, folder: Path, name: str) -> None:
-        """Send a run whose name is claimed, its run.json last.
+        The folder is moved among the unsent runs first, and leaves them when the storage has been
+        read back. It gets another name where somebody took the name meanwhile.
 
         Raises:
             StoreError: the storage refuses; the run is kept, and the next command sends it.
+            OSError: the folder cannot be moved; it is where it was.
         """
-        try:
-            with _refusals_named(self.address):
-                self._send(folder, name)
-        except StoreError as error:
-            aside = self.copy / UNSENT / name
-            aside.parent.mkdir(exist_ok=True)
-            shutil.copytree(folder, aside, dirs_exist_ok=True)
-            raise StoreError(
-                f"{error}. The run is whole in {aside}, and the next command with "
-                f"--out {self.address} sends it"
-            ) from error
+        with locked(folder):
+            kept = put_in(self.copy, folder, Note(name, self.tokens.pop(name, None)))
+            try:
+                with _refusals_named(self.address):
+                    return self._deliver(kept, report)
+            except StoreError as error:
+                raise StoreError(
+                    f"{error}. The run is whole in {kept}, and the next command with "
+                    f"--out {self.address} sends it"
+                ) from error
 
-    def _send(self, folder: Path, name: str) -> None:
-        place = f"{self.root}/{name}"
-        for path in sorted(folder.iterdir()):
-            if path.name != MANIFEST:
-                self.files.put_file(str(path), f"{place}/{path.name}")
-        if self.files.cat_file(f"{place}/{CLAIM}") != self._token:
-            raise StoreError(f"another writer has taken {place} meanwhile")
+    def send_unsent(self, report: Report = _on_stderr) -> None:
+        """Send the runs that the storage did not take when they were made, and report each."""
+        for folder in waiting(self.copy):
+            with locked(folder) as ours:
+                if not ours:
+                    continue
+                try:
+                    with _refusals_named(self.address):
+                        place = self._deliver(folder, report)
+                except StoreError as error:
+                    # It costs only itself: other runs can be read, and perhaps sent.
+                    report(f"not sent: {error}. The run is whole in {folder}")
+                else:
+                    report(f"sent now: {self.address}/{place.name}, which was not sent when made")
+
+    def _deliver(self, folder: Path, report: Report) -> Path:
+        """Send an unsent run under its name, or the first free one after it."""
+        note = read_note(folder)
+        first = note.name if note else folder.name
+        if note is None and self._has(folder, first):
+            # An earlier version sent the run, and the reply was lost.
+            note = Note(first, None)
+        else:
+            note = note or Note(first, None)
+            # A damaged run is refused before it claims a name.
+            set_name(folder, note)
+            note = self._sent(folder, note)
+        if note.name != first:
+            report(
+                f"the name {first} is taken on {self.address}: the run is stored as {note.name}. "
+                "Its page may show the old name; `report` draws it again"
+            )
+        place = self.copy / note.name
+        take_out(folder, place)
+        return place
+
+    def _sent(self, folder: Path, note: Note) -> Note:
+        """Send a run until the storage has it, and return the note that it has then."""
+        if note.token is not None and self._send(folder, note.name, note.token):
+            return note
+        for turn in itertools.count(1):
+            name = note.name if turn == 1 else f"{note.name}-{turn}"
+            if (token := claim(self.objects, name)) is not None:
+                if self._send(folder, name, token):
+                    return Note(name, token)
+        raise AssertionError("unreachable: every name is taken")
+
+    def _send(self, folder: Path, name: str, token: str) -> bool:
+        """Send a run under a claimed name, run.json last, and return whether the storage has it.
+
+        False means that the name was taken from this writer; then nothing of the run stays there.
+        """
+        set_name(folder, Note(name, token))
+        there = self.objects.inside(name)
+        for path in _files(folder):
+            content = path.read_bytes()
+            # An earlier attempt may have sent it; nothing is sent twice.
+            if path.name not in there or self.objects.read(f"{name}/{path.name}") != content:
+                if not self.objects.create(f"{name}/{path.name}", content):
+                    return False
+        if not held(self.objects, name, token):
+            if self._has_manifest(folder, name):
+                self._remove(name)
+            return False
         manifest = (folder / MANIFEST).read_bytes()
-        self.files.pipe_file(f"{place}/{MANIFEST}", manifest, mode="create")
-        self.files.rm_file(f"{place}/{CLAIM}")
+        if not self.objects.create(f"{name}/{MANIFEST}", manifest):
+            return False
+        # The order matters: see `reports.store.claims` about a claim that is taken at this moment.
+        if self._has(folder, name) and held(self.objects, name, token):
+            return True
+        self._remove(name)
+        return False
+
+    def _has_manifest(self, folder: Path, name: str) -> bool:
+        return self.objects.read(f"{name}/{MANIFEST}") == (folder / MANIFEST).read_bytes()
+
+    def _has(self, folder: Path, name: str) -> bool:
+        """Return whether the storage has exactly this run, read back."""
+        sizes = {path.name: path.stat().st_size for path in (*_files(folder), folder / MANIFEST)}
+        there = self.objects.inside(name)
+        return sizes.items() <= there.items() and self._has_manifest(folder, name)
 
     def release(self, name: str) -> None:
-        """Give up a name that is claimed, with what was sent; what refuses is left to `clean`."""
-        place = f"{self.root}/{name}"
-        with suppress(Exception):
-            if self.files.cat_file(f"{place}/{CLAIM}") == self._token:
-                self.files.rm(place, recursive=True)
+        """Give up a claimed name. Nothing was sent, and the name stays taken."""
+        self.tokens.pop(name, None)
 
     def delete(self, name: str) -> None:
-        """Delete a run: its run.json first, without which the rest is none."""
-        place = f"{self.root}/{name}"
+        """Delete a run; an interrupted deletion leaves no run, and `clean` completes it."""
         with _refusals_named(self.address):
-            self.files.rm_file(f"{place}/{MANIFEST}")
-            self.files.rm(place, recursive=True)
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        # Hidden first, or copies would keep the run while a part of it lies there.
+        retire(self.objects, name)
+        self.objects.create(f"{GONE}{name}", b"")
+        self.objects.remove(f"{name}/{MANIFEST}")
+        self.objects.remove_folder(name)
+        self.objects.remove(f"{GONE}{name}")
 
     def clean(self) -> None:
-        """Delete what writers and deletions that were killed have left."""
+        """Complete interrupted deletions, and delete what killed writers left."""
         with _refusals_named(self.address):
-            for name in self.names():
-                if not (self.copy / name).exists() and self._left_by_a_writer(name):
-                    self.files.rm(f"{self.root}/{name}", recursive=True)
+            for name in self.objects.going():
+                self._remove(name)
+            now = self.objects.now()
+            for name in self.objects.names():
+                if (self.copy / name).exists() or MANIFEST in self.objects.inside(name):
+                    continue
+                times = self.objects.newest(name), self.objects.newest(f"{CLAIMS}/{name}")
+                newest = max((time for time in times if time is not None), default=now)
+                if (now - newest).total_seconds() > ABANDONED:
+                    retire(self.objects, name)
+                    # A slow writer that published meanwhile keeps its run or withdraws it.
+                    if MANIFEST not in self.objects.inside(name):
+                        self.objects.remove_folder(name)
 
     def check_writable(self) -> None:
         """Raise StoreError where nothing can be written to the storage, and `clean` it."""
-        probe = f"{self.root}/.partial-{uuid.uuid4().hex[:8]}"
-        with _refusals_named(self.address):
-            self.files.pipe_file(probe, b"")
-            self.files.rm_file(probe)
         self.clean()
 
 
-_TOKEN = uuid.uuid4().hex
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a run except run.json, by name."""
+    return sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != ".")
 
 
-def is_address(text: str) -> bool:
-    """Return whether a text names shared storage rather than a folder of this machine."""
-    return "://" in text
-
-
-def copy_of(address: str) -> Path:
-    """Return where the copy of a folder on shared storage lies on this machine, there or not."""
-    address = address.rstrip("/")
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", address)[-60:].lstrip(".-")
-    return caches / "megalodon-numerics" / "runs" / f"{name}-{digest}"
-
-
-def open_copy(address: str, runs: bool = True) -> Path:
+def open_copy(address: str, runs: bool = True, report: Report = _on_stderr) -> Path:
     """Return the copy of a folder of runs on shared storage, up to date.
 
     Args:
         address: of the folder.
         runs: whether to bring the runs here; otherwise it has those that it had.
+        report: receives a line for each unsent run.
 
     Raises:
-        StoreError: what reads such storage is not installed, or the storage refuses.
+        StoreError: the address has a typing error, the package that reads such storage is not
+            installed, or the storage refuses.
     """
+    check_address(address)
     address = address.rstrip("/")
     copy = copy_of(address)
     storage = _connect(address, copy)
     try:
         copy.mkdir(parents=True, exist_ok=True)
-        if not (copy / ADDRESS).exists():
+        if address_of(copy) != address:
             with written_aside(copy / ADDRESS) as aside:
                 aside.write_text(storage.address, encoding="utf-8")
     except OSError as error:
@@ -263,7 +287,7 @@ def open_copy(address: str, runs: bool = True) -> Path:
             "set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     if runs:
-        storage.refresh()
+        storage.refresh(report)
     return copy
 
 
@@ -271,38 +295,6 @@ def refresh(root: Path) -> None:
     """Bring `root` up to date where it is the copy of shared storage; raises like `open_copy`."""
     if (storage := storage_of(root)) is not None:
         storage.refresh()
-
-
-def address_of(root: Path) -> str:
-    """Return where the runs of `root` lie: on shared storage if it is a copy, or `root` itself."""
-    # A damaged one would cost every command; `list_runs` names it.
-    with suppress(StoreError, FileNotFoundError):
-        return _address(root)
-    return str(root)
-
-
-def address_problem(root: Path) -> str:
-    """Return why the file that says what a folder is a copy of cannot be used; "" where it can."""
-    try:
-        _address(root)
-    except FileNotFoundError:
-        return ""
-    except StoreError as error:
-        return str(error)
-    return ""
-
-
-def _address(root: Path) -> str:
-    path = root / ADDRESS
-    if not os.path.lexists(path):
-        raise FileNotFoundError(path)
-    try:
-        return read_bytes(path, 2**16).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise StoreError(
-            f"expected the address of shared storage in {path}, but it is no UTF-8: {error}; the "
-            f"folder is taken as one of this machine alone: delete the file, or name the address"
-        ) from error
 
 
 def storage_of(root: Path) -> Storage | None:
@@ -323,7 +315,7 @@ def _connect(address: str, copy: Path) -> Storage:
             f"expected something installed that reads {address}, but: {error}. "
             "pip install 'megalodon-numerics[s3]' for s3://; any other needs its package of fsspec"
         ) from error
-    return Storage(address, copy, files, path.rstrip("/"))
+    return Storage(address, copy, Objects(files, path.rstrip("/")))
 
 
 @contextmanager

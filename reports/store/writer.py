@@ -101,7 +101,7 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
     no run behind; run.json is written last and has the checksum of every other file. A run is never
     overwritten: where the id is taken, as when two writers started in the same second, the folder
     and the run become `<id>-2`. Where `root` is a copy of shared storage, the run is sent there
-    before it is here (`reports.store.shared`). The page is drawn once the numbers are stored.
+    before it is in the copy (`reports.store.shared`). The page is drawn once the numbers are stored.
 
     Raises:
         StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the
@@ -121,9 +121,13 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
         run = replace(run, manifest=replace(run.manifest, id=name))
         with _refusals_named(root):
             _write_files(partial, run, parts)
-            if storage is not None:
-                storage.publish(partial, name)
-            folder, partial = partial.rename(root / name), None
+            if storage is None:
+                folder, partial = partial.rename(root / name), None
+            else:
+                whole, partial = partial, None
+                # It keeps the run, whatever happens, and may have to take another name.
+                folder = storage.publish(whole, name)
+                run = replace(run, manifest=replace(run.manifest, id=folder.name))
     finally:
         # Also after Ctrl-C. Once it is renamed, another writer may claim the hidden name.
         if partial is not None:
@@ -211,7 +215,7 @@ def _claim(root: Path, run_id: str, storage: Storage | None) -> tuple[str, Path]
                 if not os.path.lexists(root / name) and (storage is None or storage.claim(name)):
                     return name, partial
             except StoreError:
-                partial.rmdir()
-                raise
+                # The storage does not answer. The run is kept, and claims its name when it is sent.
+                return name, partial
             partial.rmdir()
     raise AssertionError("unreachable: every name is taken")

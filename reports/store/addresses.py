@@ -1,0 +1,113 @@
+"""Addresses of shared storage, and the folders of this machine that are copies of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from reports.store.reader import read_bytes
+from reports.store.schema import StoreError
+
+ADDRESS = ".shared"
+"""File of a copy that holds the address of its storage."""
+_LONGEST = 4096
+_PROTOCOLS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "file", "local", "memory")
+_LOCAL = ("file", "local")
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text names shared storage rather than a folder of this machine."""
+    return "://" in text
+
+
+def check_address(text: str) -> None:
+    """Check that a text is a path of this machine or a complete address of shared storage.
+
+    Raises:
+        StoreError: it is an address with a typing error.
+    """
+    wrong = _typing_error(text)
+    if wrong:
+        raise StoreError(
+            f"expected a folder, or an address such as s3://bucket/runs or file:///mnt/runs, "
+            f"received {text!r}: {wrong}. Correct it, or put ./ before it if it is a folder"
+        )
+
+
+def _typing_error(text: str) -> str:
+    protocol, colon, rest = text.partition(":")
+    if not colon:
+        return ""
+    if not is_address(text):
+        meant = protocol.lower() in _PROTOCOLS or (
+            len(protocol) > 1 and protocol.isalnum() and rest.startswith("/")
+        )
+        return f"'{protocol}:' is not followed by two slashes" if meant else ""
+    if not rest.startswith("//"):
+        return "'://' does not come first"
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", protocol):
+        return f"{protocol!r} is not the name of a protocol in small letters"
+    if not text.isprintable() or text != text.strip():
+        return "it has spaces at an end, or characters that cannot be printed"
+    path = rest[2:].rstrip("/")
+    if not path:
+        return f"nothing comes after '{protocol}://'"
+    if protocol in _LOCAL:
+        if not path.startswith("/"):
+            return f"the path after '{protocol}://' does not start with a slash"
+        path = path[1:]
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "a part of the path is empty, '.' or '..'"
+    return ""
+
+
+def copy_of(address: str) -> Path:
+    """Return where the copy of a folder on shared storage lies on this machine, there or not."""
+    address = address.rstrip("/")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", address)[-60:].lstrip(".-")
+    return caches / "megalodon-numerics" / "runs" / f"{name}-{digest}"
+
+
+def address_of(root: Path) -> str:
+    """Return the address of the storage that `root` is a copy of, or `root` if it is no copy.
+
+    A damaged address file makes no copy: `list_runs` names it (`address_problem`), and `open_copy`
+    writes the file of a copy again.
+    """
+    with suppress(StoreError, FileNotFoundError):
+        return _address(root)
+    return str(root)
+
+
+def address_problem(root: Path) -> str:
+    """Return why the file with a copy's address cannot be used; "" where it can, or is not there."""
+    try:
+        _address(root)
+    except FileNotFoundError:
+        return ""
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def _address(root: Path) -> str:
+    path = root / ADDRESS
+    if not os.path.lexists(path):
+        raise FileNotFoundError(path)
+    try:
+        address = read_bytes(path, _LONGEST).decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = f"it is no UTF-8: {error}"
+    else:
+        wrong = _typing_error(address) if is_address(address) else f"received {address!r}"
+        if not wrong:
+            return address
+    raise StoreError(
+        f"expected the address of shared storage in {path}, but {wrong}; the folder is taken as one "
+        "of this machine alone: delete the file, or name the address"
+    )

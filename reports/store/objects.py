@@ -1,0 +1,192 @@
+"""Objects of shared storage, where every request and every reply may be lost.
+
+An operation that fails is tried again. Writing an object again is safe only if the object is read
+back first: a lost reply looks like a lost request. Source: docs/many-machines.md "Shared storage".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+TRIES = 6
+"""Attempts per operation. Clients of storage retry on their own too."""
+PAUSE = 0.1
+"""Seconds before the second attempt. Every further pause is twice as long."""
+GONE = ".gone-"
+"""Prefix of an object beside the folders that hides the folder of that name from every list."""
+_FINAL = (FileNotFoundError, PermissionError)
+"""Errors that are the storage's answer: asking again changes nothing."""
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects below one folder of shared storage; paths are relative to that folder."""
+
+    files: Any
+    """The file system, of fsspec."""
+    root: str
+    """The folder, as the file system names it."""
+
+    def names(self) -> list[str]:
+        """Return the folders that are not hidden, runs or not; none if the root does not exist.
+
+        Raises:
+            FileNotFoundError: the parent of the root, such as a bucket, does not exist.
+        """
+        listed = self._top()
+        return sorted(n for n in listed if n[0] != "." and f"{GONE}{n}" not in listed)
+
+    def going(self) -> list[str]:
+        """Return the folders whose deletion has begun and not ended."""
+        return sorted(n.removeprefix(GONE) for n in self._top() if n.startswith(GONE))
+
+    def _top(self) -> set[str]:
+        try:
+            paths = again(lambda: self.files.ls(self.root, detail=False))
+        except FileNotFoundError:
+            again(lambda: self.files.ls(self.root.partition("/")[0], detail=False))
+            return set()
+        return {path.rstrip("/").rpartition("/")[2] for path in paths} - {""}
+
+    def inside(self, folder: str) -> dict[str, int]:
+        """Return the names and sizes in bytes of the objects in a folder."""
+        place = f"{self.root}/{folder}"
+        found = again(lambda: self.files.find(place, detail=True))
+        inside = {path.removeprefix(f"{place}/"): info["size"] for path, info in found.items()}
+        return {name: size for name, size in inside.items() if "/" not in name}
+
+    def inside_all(self) -> dict[str, dict[str, int]]:
+        """Return `inside` of every folder, by one listing of all objects."""
+        folders: dict[str, dict[str, int]] = {}
+        for path, info in again(lambda: self.files.find(self.root, detail=True)).items():
+            name, _, inside = path.removeprefix(f"{self.root}/").partition("/")
+            if inside and "/" not in inside:
+                folders.setdefault(name, {})[inside] = info["size"]
+        return folders
+
+    def newest(self, folder: str) -> datetime | None:
+        """Return when the storage last received an object of a folder; None if it has none."""
+        paths = [f"{self.root}/{folder}/{name}" for name in self.inside(folder)]
+        return max((again(lambda p=path: self.files.modified(p)) for path in paths), default=None)
+
+    def now(self) -> datetime:
+        """Return the time by the clock of the storage, after writing to it and deleting again."""
+        probe = f".partial-{uuid.uuid4().hex[:8]}"
+        self.create(probe, b"")
+        try:
+            return again(lambda: self.files.modified(f"{self.root}/{probe}"))
+        finally:
+            self.remove(probe)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of an object, or None if it does not exist."""
+        with suppress(FileNotFoundError):
+            return again(lambda: self.files.cat_file(f"{self.root}/{path}"))
+        return None
+
+    def fetch(self, path: str, file: Path) -> bool:
+        """Copy an object to a file; return False if the object does not exist."""
+        with suppress(FileNotFoundError):
+            # Not `cat_file`, which asks for the size first.
+            again(lambda: self.files.get_file(f"{self.root}/{path}", str(file)))
+            return True
+        return False
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Write an object unless one exists, and return whether the object has this content.
+
+        After an error the object is read back, so a write whose reply was lost counts as done and
+        is not repeated. Storage without conditional writes replaces what exists.
+        """
+        place, condition, pause = f"{self.root}/{path}", {"mode": "create"}, PAUSE
+        for turn in range(TRIES):
+            try:
+                if _is_local(self.files):
+                    _create_local(place, content, f"{self.root}/.partial-{uuid.uuid4().hex}")
+                else:
+                    self.files.pipe_file(place, content, **condition)
+                return True
+            except _FINAL:
+                raise
+            except Exception as error:
+                # The error of a condition that does not hold differs between file systems.
+                if (there := self.read(path)) is not None:
+                    return there == content
+                if _unconditional(error):
+                    condition = {}
+                if turn == TRIES - 1:
+                    raise
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def replace(self, path: str, file: Path) -> None:
+        """Write a file as an object, in the place of what exists."""
+        again(lambda: self.files.put_file(str(file), f"{self.root}/{path}"))
+
+    def remove(self, path: str) -> None:
+        """Delete an object if it exists."""
+        with suppress(FileNotFoundError):
+            again(lambda: self.files.rm_file(f"{self.root}/{path}"))
+
+    def remove_folder(self, folder: str) -> None:
+        """Delete every object of a folder, and the folder where the storage has folders."""
+        for name in self.inside(folder):
+            self.remove(f"{folder}/{name}")
+        # Object stores have none, and their clients refuse.
+        with suppress(Exception):
+            self.files.rmdir(f"{self.root}/{folder}")
+
+
+def again(work: Callable[[], T]) -> T:
+    """Return the result of an operation that may be repeated, after at most `TRIES` attempts."""
+    pause = PAUSE
+    for _ in range(TRIES - 1):
+        try:
+            return work()
+        except _FINAL:
+            raise
+        except Exception:
+            time.sleep(pause)
+            pause *= 2
+    return work()
+
+
+def _unconditional(error: Exception) -> bool:
+    """Return whether an error says that the storage has no conditional writes."""
+    if isinstance(error, TypeError | NotImplementedError):
+        return True
+    return isinstance(error, OSError) and error.errno == errno.ENOSYS
+
+
+def _is_local(files: Any) -> bool:
+    return "file" in ([files.protocol] if isinstance(files.protocol, str) else files.protocol)
+
+
+def _create_local(place: str, content: bytes, aside: str) -> None:
+    """Create a file whole or not at all, unless one exists.
+
+    fsspec's local file system tests and then writes, so two writers may both succeed, and a reader
+    may see half a file. A hard link is made only if its name is free.
+
+    Raises:
+        FileExistsError: the file exists.
+    """
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    try:
+        with open(aside, "xb") as file:
+            file.write(content)
+        os.link(aside, place)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)

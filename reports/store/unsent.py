@@ -1,0 +1,145 @@
+"""Runs of a copy that its storage does not have yet. Every run waits here while it is sent, so a
+writer that is killed or refused loses nothing: the next command sends the run.
+
+Source: docs/many-machines.md "Shared storage".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megalodon_jax.files import read_json_object, written_aside
+from reports.store.schema import MANIFEST, StoreError
+
+UNSENT = ".unsent"
+"""Folder of a copy that holds the runs to send."""
+NOTE = ".claim"
+"""File of an unsent run with the name it was claimed under; it is never sent."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """The name of an unsent run on the storage.
+
+    Attributes:
+        name: the name.
+        token: of the claim of that name; None if the name is not claimed yet.
+    """
+
+    name: str
+    token: str | None
+
+
+def put_in(copy: Path, folder: Path, note: Note) -> Path:
+    """Move a whole run among the unsent runs of a copy, and return where it lies."""
+    _write(folder, note)
+    (copy / UNSENT).mkdir(exist_ok=True)
+    for turn in itertools.count(1):
+        place = copy / UNSENT / (note.name if turn == 1 else f"{note.name}-{turn}")
+        if not place.exists():
+            with suppress(FileExistsError, NotADirectoryError):
+                return folder.rename(place)
+    raise AssertionError("unreachable: some name is free")
+
+
+def waiting(copy: Path) -> list[Path]:
+    """Return the unsent runs of a copy, by name."""
+    folders = (copy / UNSENT).glob("*")
+    return sorted(f for f in folders if f.name[0] != "." and f.is_dir())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Context in which no other process sends a run; False if one does, or has sent it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        yield _lock(handle) and _is(handle, folder)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # Some network file systems lock no folders. To send a run twice at once is wasteful only.
+        return True
+    return True
+
+
+def _is(handle: int, folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    return False
+
+
+def read_note(folder: Path) -> Note | None:
+    """Return the note of an unsent run; None for a run that an earlier version left."""
+    if not (folder / NOTE).exists():
+        return None
+    try:
+        note = read_json_object(folder / NOTE)
+        name, token = note["name"], note["token"]
+        if isinstance(name, str) and (token is None or isinstance(token, str)):
+            return Note(name, token)
+        raise ValueError(f"the name or the token is no text: {note}")
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(folder / NOTE, error) from error
+
+
+def set_name(folder: Path, note: Note) -> None:
+    """Write the note of an unsent run, and give run.json that id."""
+    _write(folder, note)
+    file = folder / MANIFEST
+    try:
+        document = read_json_object(file)
+        if document.get("id") != note.name:
+            document["id"] = note.name
+            text = json.dumps(document, indent=2, ensure_ascii=False)
+            with written_aside(file) as aside:
+                aside.write_text(text + "\n", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+
+
+def take_out(folder: Path, place: Path) -> None:
+    """Move a run that the storage has to its place in the copy."""
+    manifest = (folder / MANIFEST).read_bytes()
+    try:
+        folder.rename(place)
+    except OSError:
+        with suppress(OSError):
+            if (place / MANIFEST).read_bytes() == manifest:
+                # Another process has fetched the run meanwhile.
+                shutil.rmtree(folder)
+                return
+        shutil.rmtree(place)
+        folder.rename(place)
+    # Not before: without its note the run would be sent again under another name.
+    (place / NOTE).unlink(missing_ok=True)
+
+
+def _write(folder: Path, note: Note) -> None:
+    with written_aside(folder / NOTE) as aside:
+        aside.write_text(json.dumps({"name": note.name, "token": note.token}), encoding="utf-8")
+
+
+def _damaged(file: Path, error: Exception) -> StoreError:
+    return StoreError(
+        f"expected a run that can be sent in {file.parent}, but {file.name} is damaged: {error}; "
+        "restore the file or delete the folder"
+    )

@@ -1,0 +1,69 @@
+"""Addresses of shared storage: a typing error is refused, and never an empty folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from reports.store.addresses import ADDRESS, address_of, check_address
+from reports.store.schema import StoreError
+from reports.store.shared import open_copy
+from tests.helpers import cli
+
+WRONG = (
+    *("s3:b/x", "s3:/b/x", "s3://", "s3:///", "s3:///runs", "s3://b//runs", "s3://b/../runs"),
+    *("file:", "file://", "file:///", "file:/tmp/runs", "file://runs", "file:////runs", "gs:b/x"),
+    *("://b/x", "S3://b/x", "S3:b/x", "a b://x", "s3://b/x ", "s3://b/x\n", "s3://b/\u202ex"),
+    *("http:/b/x", "runs/s3://b/x", "s3 ://b/x"),
+)
+RIGHT = (
+    *("runs", "./s3:b", "/tmp/a:b", "night:2026", "C:/runs", "a/b:c/d", "s3"),
+    *("s3://b", "s3://b/x", "s3://b/x/", "s3://b/*/runs/*", "file:///tmp/runs", "gs://b/x y"),
+)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_an_address_with_a_typing_error_is_refused(text: str) -> None:
+    with pytest.raises(StoreError, match=r"expected a folder, or an address such as"):
+        check_address(text)
+    with pytest.raises(StoreError):
+        open_copy(text)
+
+
+@pytest.mark.parametrize("text", RIGHT)
+def test_folders_and_complete_addresses_are_taken(text: str) -> None:
+    check_address(text)
+
+
+@pytest.mark.parametrize("text", ["s3:b/x", "s3://", "file://", "s3:b/*"])
+@pytest.mark.parametrize("command", ["list", "history", "prune"])
+def test_commands_refuse_a_typing_error(command: str, text: str) -> None:
+    answer = cli(command, "--out", text)
+    assert answer.exit_code == 2 and text in answer.output and "no runs" not in answer.output
+
+
+@pytest.mark.parametrize("spoilt", ["not UTF-8", "a pipe", "a folder", "words", "endless", "typo"])
+def test_a_damaged_address_file_makes_no_copy(spoilt: str, tmp_path: Path) -> None:
+    file = tmp_path / ADDRESS
+    if spoilt == "a pipe":
+        os.mkfifo(file)
+    elif spoilt == "a folder":
+        file.mkdir()
+    else:
+        endless = b"file:///" + b"x" * 10000
+        contents = {"not UTF-8": b"\xff\xfe", "words": b"hello", "endless": endless}
+        file.write_bytes(contents.get(spoilt, b"file://"))
+    assert address_of(tmp_path) == str(tmp_path)
+    assert cli("list", "--out", tmp_path).exit_code == 0
+
+
+def test_a_copy_whose_address_file_is_damaged_is_a_copy_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"file://{tmp_path}/runs"
+    copy = open_copy(address)
+    (copy / ADDRESS).write_bytes(b"\xff")
+    assert open_copy(address) == copy and address_of(copy) == address

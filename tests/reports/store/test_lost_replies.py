@@ -1,0 +1,478 @@
+"""Shared storage that loses requests and replies: every run is stored, once, and reported so."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.store import claims, objects, shared, unsent
+from reports.store.runs import list_runs, write_run
+from reports.store.schema import MANIFEST, StoreError
+from tests.reports.nights import earlier, measurement
+from tests.reports.store.faulty import Faulty
+
+ROOT = "bucket/runs"
+ADDRESS = f"faulty://{ROOT}"
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+NAME = "2026-11-01T21-30-00Z-1a2b3c4"
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses, and a cache of the test's own."""
+    monkeypatch.setattr(objects, "PAUSE", 0.0)
+    monkeypatch.setattr(claims, "COLLISION", 0.002)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def machine(tmp_path: Path, name: str) -> shared.Storage:
+    """The storage as another machine sees it, which has a copy of its own."""
+    copy = tmp_path / name
+    copy.mkdir(exist_ok=True)
+    (copy / ".shared").write_text(ADDRESS, encoding="utf-8")
+    storage = shared.storage_of(copy)
+    assert storage is not None
+    return storage
+
+
+def folder_of(tmp_path: Path, content: str, name: str = NAME) -> Path:
+    """A run as it is before it is sent, of files that `content` tells from others."""
+    folder = tmp_path / f"made-{content}"
+    folder.mkdir()
+    (folder / "measurements.parquet").write_text(content * 3, encoding="utf-8")
+    (folder / "report.html").write_text(content, encoding="utf-8")
+    document = json.dumps({"id": name, "content": content})
+    (folder / MANIFEST).write_text(document, encoding="utf-8")
+    return folder
+
+
+def assert_whole(store: Faulty) -> dict[str, str]:
+    """Return by name what each stored run holds; every run is whole, and lies where it says."""
+    held: dict[str, str] = {}
+    for name, manifest in store.runs(ROOT).items():
+        document = json.loads(manifest)
+        assert document["id"] == name
+        held[name] = content = document["content"]
+        files = {"measurements.parquet": content * 3, "report.html": content}
+        for file, text in files.items():
+            assert store.objects[f"{ROOT}/{name}/{file}"][0].decode() == text
+    return held
+
+
+FAULTS = [
+    pytest.param(replies, requests, conditions, id=f"{replies}-{requests}-{conditions}")
+    for conditions in ("kept", "ignored", "refused")
+    for replies, requests in ((0.3, 0.0), (0.15, 0.15))
+]
+
+
+def stored_by_all(tmp_path: Path, store: Faulty, writers: int, rounds: int) -> list[str]:
+    """Have writers send runs of one id each round; return the lines that were reported."""
+    lines: list[str] = []
+    machines = [machine(tmp_path, f"machine{i}") for i in range(writers)]
+    start = threading.Barrier(writers)
+
+    def work(i: int) -> None:
+        for turn in range(rounds):
+            name, content = f"night-{turn:02}", f"w{i}r{turn}"
+            folder = folder_of(tmp_path, content, name)
+            start.wait()
+            try:
+                claimed = machines[i].claim(name)
+                place = machines[i].publish(folder, name if claimed else name, lines.append)
+                lines.append(f"stored {place.name} {content}")
+            except StoreError as error:
+                # The storage did not answer: what the next command does.
+                assert "next command" in str(error) or "answer" in str(error)
+                if folder.exists():
+                    unsent.put_in(machines[i].copy, folder, unsent.Note(name, None))
+
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(work, range(writers)))
+    for each in machines:
+        for _ in range(20):
+            each.send_unsent(lines.append)
+        assert not unsent.waiting(each.copy)
+    return lines
+
+
+@pytest.mark.parametrize(("replies", "requests", "conditions"), FAULTS)
+def test_every_run_of_writers_at_once_is_stored_once(
+    tmp_path: Path, replies: float, requests: float, conditions: str
+) -> None:
+    store = Faulty.make(1, replies, requests, conditions)
+    lines = stored_by_all(tmp_path, store, 8, 5)
+    held = assert_whole(store)
+    assert Counter(held.values()) == Counter(f"w{i}r{turn}" for i in range(8) for turn in range(5))
+    for line in lines:
+        if match := re.fullmatch(r"stored (\S+) (\S+)", line):
+            assert held[match[1]] == match[2]
+        elif match := re.search(r"(?:stored as |sent now: \S+/)(night-\d+(?:-\d+)?)", line):
+            assert match[1] in held
+        else:
+            assert "not sent" in line
+    if conditions == "kept":
+        # The condition decides who wins, so no number is wasted, and nothing is sent twice.
+        data = {p: n for p, n in store.written.items() if "/night-" in p and ".claims" not in p}
+        assert set(data.values()) == {1}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("replies", "requests", "conditions"), FAULTS)
+def test_eight_writers_of_forty_runs_with_more_seeds(
+    tmp_path: Path, seed: int, replies: float, requests: float, conditions: str
+) -> None:
+    store = Faulty.make(seed, replies, requests, conditions)
+    stored_by_all(tmp_path, store, 8, 40)
+    held = assert_whole(store)
+    assert Counter(held.values()) == Counter(f"w{i}r{turn}" for i in range(8) for turn in range(40))
+
+
+class Killed(BaseException):
+    """The end of a process: nothing of the program handles it."""
+
+
+def at_request(number: int, act: Callable[[], None]) -> tuple[Callable[[str, str], None], list]:
+    """Return a hook that acts before one request, and the requests that it saw."""
+    seen: list[tuple[str, str]] = []
+
+    def before(request: str, path: str) -> None:
+        seen.append((request, path))
+        if len(seen) - 1 == number:
+            act()
+
+    return before, seen
+
+
+def die() -> None:
+    raise Killed
+
+
+def requests_of(store: Faulty, work: Callable[[], object]) -> int:
+    """Return how many requests a piece of work makes."""
+    store.before, seen = at_request(-1, die)
+    work()
+    return len(seen)
+
+
+def publish(tmp_path: Path, content: str = "a", report: Any = None) -> Path:
+    storage = machine(tmp_path, "writer")
+    storage.claim(NAME)
+    return storage.publish(folder_of(tmp_path, content), NAME, report or (lambda _: None))
+
+
+def test_a_writer_killed_at_any_request_loses_nothing_and_sends_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    store = Faulty.make()
+    count = requests_of(store, lambda: publish(tmp_path))
+    assert count > 8
+    for number in range(count):
+        store, home = Faulty.make(), tmp_path / str(number)
+        home.mkdir()
+        store.before, _ = at_request(number, die)
+        with pytest.raises(Killed):
+            publish(home)
+        store.before = lambda *_: None
+        other = machine(home, "reader")
+        other.refresh()
+        # To others it is a whole run or none.
+        assert [p.name for p in other.copy.iterdir() if p.name[0] != "."] == list(store.runs(ROOT))
+        assert_whole(store)
+        mine = machine(home, "writer")
+        if not unsent.waiting(mine.copy):
+            # Killed before it had a run to send: only its claim is there.
+            assert not [p for p in store.objects if "/.claims/" not in p]
+            continue
+        mine.send_unsent(lambda _: None)
+        assert list(assert_whole(store).values()) == ["a"]
+        assert not unsent.waiting(mine.copy)
+        data = {p: n for p, n in store.written.items() if ".claims" not in p}
+        assert set(data.values()) == {1}
+
+
+@pytest.mark.parametrize("conditions", ["kept", "ignored"])
+def test_a_slow_writer_that_is_cleaned_away_at_any_request_stores_its_run_once(
+    tmp_path: Path, conditions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "ABANDONED", -1)
+    store = Faulty.make(conditions=conditions)
+    count, renamed = requests_of(store, lambda: publish(tmp_path)), 0
+    for number in range(count):
+        store, home = Faulty.make(conditions=conditions), tmp_path / str(number)
+        home.mkdir()
+        other, lines = machine(home, "cleaner"), []
+
+        def clean(other: shared.Storage = other, store: Faulty = store) -> None:
+            store.before = lambda *_: None
+            other.clean()
+
+        store.before, _ = at_request(number, clean)
+        place = publish(home, report=lines.append)
+        store.before = lambda *_: None
+        other.clean()
+        assert assert_whole(store) == {place.name: "a"}
+        assert json.loads((place / MANIFEST).read_bytes())["id"] == place.name
+        assert not (place / ".claim").exists()
+        assert bool(lines) == (place.name != NAME)
+        renamed += place.name != NAME
+    # The cleaner found something to take at some requests, and nothing at others.
+    assert 0 < renamed < count
+
+
+def test_a_cleaner_leaves_a_run_that_is_published_while_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "ABANDONED", -1)
+    for number in range(40):
+        store, home = Faulty.make(), tmp_path / str(number)
+        home.mkdir()
+        other = machine(home, "cleaner")
+        # All but run.json is there when the cleaner comes, and the writer goes on meanwhile.
+        writer = machine(home, "writer")
+        assert writer.claim(NAME)
+        stopped = threading.Event(), threading.Event()
+        places: list[Path] = []
+
+        def write(home: Path = home, writer: shared.Storage = writer) -> None:
+            places.append(writer.publish(folder_of(home, "a"), NAME, lambda _: None))
+
+        def wait(request: str, path: str, stopped: Any = stopped) -> None:
+            if threading.current_thread() is thread and path.endswith(f"{NAME}/{MANIFEST}"):
+                stopped[0].set()
+                stopped[1].wait(10)
+
+        thread = threading.Thread(target=write)
+        store.before = wait
+        thread.start()
+        stopped[0].wait(10)
+
+        def resume(thread: threading.Thread = thread, stopped: Any = stopped) -> None:
+            stopped[1].set()
+            thread.join(10)
+
+        hook, seen = at_request(number, resume)
+        store.before = lambda *a, hook=hook, thread=thread: (
+            None if threading.current_thread() is thread else hook(*a)
+        )
+        other.clean()
+        resume()
+        store.before = lambda *_: None
+        other.clean()
+        assert assert_whole(store) == {places[0].name: "a"}
+        if len(seen) <= number:
+            break
+    else:
+        raise AssertionError("the cleaner makes more requests than were tried")
+
+
+def test_a_deletion_killed_at_any_request_leaves_no_run_with_files_missing(tmp_path: Path) -> None:
+    def stored(home: Path) -> Faulty:
+        store = Faulty.make()
+        publish(home)
+        machine(home, "reader").refresh()
+        return store
+
+    store = stored(tmp_path)
+    count = requests_of(store, lambda: machine(tmp_path, "writer").delete(NAME))
+    for number in range(count):
+        home = tmp_path / str(number)
+        home.mkdir()
+        store = stored(home)
+        store.before, _ = at_request(number, die)
+        with pytest.raises(Killed):
+            machine(home, "writer").delete(NAME)
+        store.before = lambda *_: None
+        assert_whole(store)
+        reader = machine(home, "reader")
+        reader.refresh()
+        # Nobody keeps a copy of a run that has begun to go.
+        hidden = any("/.gone-" in path for path in store.objects)
+        assert (reader.copy / NAME).exists() == (not hidden and NAME in store.runs(ROOT))
+        assert reader.listed() == ([NAME] if (reader.copy / NAME).exists() else [])
+        reader.clean()
+        if hidden:
+            assert not [path for path in store.objects if "/.claims/" not in path]
+        # A name is never used again: late requests of its writers and deleters hurt nobody.
+        assert not (hidden and reader.claim(NAME))
+
+
+def test_a_lost_reply_to_the_last_write_is_no_loss_and_no_second_run(tmp_path: Path) -> None:
+    store = Faulty.make()
+    writer = machine(tmp_path, "writer")
+    assert writer.claim(NAME)
+
+    def before(request: str, path: str) -> None:
+        if path.endswith(f"/{NAME}/{MANIFEST}") and store.runs(ROOT):
+            store.down = "all"
+
+    store.before = before
+    with pytest.raises(StoreError, match=r"whole in .*unsent.*next command"):
+        writer.publish(folder_of(tmp_path, "a"), NAME)
+    writer.release(NAME)
+    # Requests are lost from the read-back on: the writer cannot know that the run is stored.
+    assert list(store.runs(ROOT)) == [NAME]
+    store.before, store.down = (lambda *_: None), ""
+    lines: list[str] = []
+    machine(tmp_path, "writer").refresh(lines.append)
+    assert assert_whole(store) == {NAME: "a"}
+    assert [line for line in lines if "sent now" in line and NAME in line] == lines
+    assert (writer.copy / NAME / MANIFEST).is_file()
+    assert store.written[f"{ROOT}/{NAME}/{MANIFEST}"] == 1
+
+
+@pytest.mark.parametrize("left_by", ["this version", "an earlier version"])
+def test_an_unsent_run_whose_name_is_taken_is_sent_under_another(
+    tmp_path: Path, left_by: str
+) -> None:
+    store = Faulty.make()
+    writer = machine(tmp_path, "writer")
+    if left_by == "this version":
+        store.down = "all"
+        with pytest.raises(StoreError, match="next command"):
+            writer.publish(folder_of(tmp_path, "b"), NAME)
+        store.down = ""
+    else:
+        (writer.copy / ".unsent").mkdir()
+        folder_of(tmp_path, "b").rename(writer.copy / ".unsent" / NAME)
+    other = machine(tmp_path, "other")
+    assert other.claim(NAME)
+    other.publish(folder_of(tmp_path, "a"), NAME)
+    lines: list[str] = []
+    writer.refresh(lines.append)
+    assert assert_whole(store) == {NAME: "a", f"{NAME}-2": "b"}
+    assert f"the name {NAME} is taken" in lines[0] and f"stored as {NAME}-2" in lines[0]
+    assert "sent now" in lines[1] and lines[1].split(",")[0].endswith(f"{NAME}-2")
+    assert (writer.copy / f"{NAME}-2" / MANIFEST).is_file() and not unsent.waiting(writer.copy)
+
+
+def test_what_an_earlier_version_stored_without_knowing_is_not_sent_again(tmp_path: Path) -> None:
+    store = Faulty.make()
+    writer = machine(tmp_path, "writer")
+    folder = folder_of(tmp_path, "a")
+    for path in folder.iterdir():
+        store.pipe_file(f"{ROOT}/{NAME}/{path.name}", path.read_bytes())
+    (writer.copy / ".unsent").mkdir()
+    folder.rename(writer.copy / ".unsent" / NAME)
+    writer.send_unsent(lambda _: None)
+    assert assert_whole(store) == {NAME: "a"} and (writer.copy / NAME).is_dir()
+
+
+def test_equal_runs_of_two_writers_are_two_runs(tmp_path: Path) -> None:
+    store = Faulty.make(2, replies=0.3)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        place = publish(tmp_path / name)
+    assert place.name == f"{NAME}-2" and list(assert_whole(store).values()) == ["a", "a"]
+
+
+def test_a_damaged_unsent_run_costs_only_itself(tmp_path: Path) -> None:
+    store = Faulty.make()
+    writer = machine(tmp_path, "writer")
+    store.down = "all"
+    for content in ("a", "b", "c"):
+        with pytest.raises(StoreError):
+            writer.publish(folder_of(tmp_path, content, f"night-{content}"), f"night-{content}")
+    store.down = ""
+    (writer.copy / ".unsent" / "night-a" / MANIFEST).write_text("{", encoding="utf-8")
+    (writer.copy / ".unsent" / "night-b" / ".claim").write_text("[]", encoding="utf-8")
+    lines: list[str] = []
+    writer.refresh(lines.append)
+    assert assert_whole(store) == {"night-c": "c"}
+    assert [line.startswith("not sent") and "damaged" in line for line in lines] == [
+        *(True, True, False)
+    ]
+    # Later commands do not claim further names for what cannot be sent.
+    before = set(store.objects)
+    writer.refresh(lines.append)
+    assert set(store.objects) == before
+    assert [folder.name for folder in unsent.waiting(writer.copy)] == ["night-a", "night-b"]
+
+
+def test_a_run_that_is_being_sent_is_left_to_its_sender(tmp_path: Path) -> None:
+    store = Faulty.make()
+    lines: list[str] = []
+
+    def another() -> None:
+        store.before = lambda *_: None
+        machine(tmp_path, "writer").send_unsent(lines.append)
+
+    writer = machine(tmp_path, "writer")
+    assert writer.claim(NAME)
+    store.before, _ = at_request(1, another)
+    writer.publish(folder_of(tmp_path, "a"), NAME)
+    assert (lines, assert_whole(store)) == ([], {NAME: "a"})
+
+
+def test_a_run_is_kept_when_the_storage_is_lost_before_its_name_is_claimed(tmp_path: Path) -> None:
+    store = Faulty.make()
+    run = earlier(measurement(), day=1, suites=SUITES)
+    copy = machine(tmp_path, "writer").copy
+    store.down = "all"
+    with pytest.raises(StoreError, match="next command"):
+        write_run(copy, run)
+    assert not list_runs(copy)[0] and not store.objects
+    store.down = ""
+    machine(tmp_path, "writer").refresh(lambda _: None)
+    assert [info.manifest.id for info in list_runs(copy)[0]] == [run.id]
+    assert list(store.runs(ROOT)) == [run.id]
+
+
+def test_an_interrupted_writer_keeps_its_run(tmp_path: Path) -> None:
+    store = Faulty.make()
+    run = earlier(measurement(), day=1, suites=SUITES)
+    copy = machine(tmp_path, "writer").copy
+
+    def interrupt(request: str, path: str) -> None:
+        if path.endswith(".parquet"):
+            raise KeyboardInterrupt
+
+    store.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        write_run(copy, run)
+    store.before = lambda *_: None
+    machine(tmp_path, "writer").refresh(lambda _: None)
+    assert list(store.runs(ROOT)) == [run.id] and (copy / run.id).is_dir()
+
+
+def test_a_half_fetched_run_is_no_run_of_the_copy(tmp_path: Path) -> None:
+    store = Faulty.make()
+    place = publish(tmp_path)
+    whole = store.objects[path := f"{ROOT}/{place.name}/report.html"]
+
+    def halve(request: str, name: str) -> None:
+        if request == "get" and name == path:
+            store.objects[path] = b"", whole[1]
+
+    store.before = halve
+    reader = machine(tmp_path, "reader")
+    reader.refresh()
+    assert not (reader.copy / place.name).exists()
+    store.before, store.objects[path] = (lambda *_: None), whole
+    reader.refresh()
+    assert (reader.copy / place.name / "report.html").read_bytes() == whole[0]
+
+
+def test_an_error_that_is_an_answer_is_not_asked_again(tmp_path: Path) -> None:
+    store = Faulty.make()
+    asked: list[str] = []
+
+    def forbid(request: str, path: str) -> None:
+        asked.append(request)
+        raise PermissionError("403")
+
+    store.before = forbid
+    for work in (machine(tmp_path, "a").listed, lambda: machine(tmp_path, "a").claim("x")):
+        asked.clear()
+        with pytest.raises(StoreError, match="give credentials"):
+            work()
+        assert len(asked) == 1
