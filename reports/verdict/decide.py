@@ -28,6 +28,7 @@ from reports.verdict.changes import (
     find_changes,
     gravest_first,
     rescaled_change,
+    unseen_change,
 )
 from reports.verdict.drift import PinComparison, compare_with_pins, levels_of
 from reports.verdict.history import Past
@@ -128,6 +129,7 @@ def decide(
     baseline: Run | None,
     past: Mapping[Key, Past] | None = None,
     pins: Sequence[Pin] = (),
+    unusable: Sequence[str] = (),
 ) -> Decision:
     """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
 
@@ -140,6 +142,7 @@ def decide(
             beyond them is REGRESSED although the tolerance holds.
         pins: Runs that its levels are compared with (`reports.verdict.drift.compare_with_pins`), in
             order of preference; a level that drifted from one of them is REGRESSED too.
+        unusable: A line for each pinned baseline that was not used; the sentence counts them.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
@@ -147,6 +150,7 @@ def decide(
     comparisons = compare_with_pins(run, levels_of(run, past), pins, before)
     drifted = [drift_change(drift, to, run) for to in comparisons for drift in to.drifts]
     drifted += [rescaled_change(it, to) for to in comparisons for it in to.rescaled]
+    drifted += [unseen_change(drift, to) for to in comparisons for drift in to.unseen]
     changes = find_changes(run, baseline, past, equal=_equal_hosts(run, baseline, environment))
     changes = gravest_first([*changes, *drifted])
     counts = count_changes(run, changes)
@@ -158,7 +162,7 @@ def decide(
     return Decision(
         word=word,
         exit_code=exit_code,
-        sentence=sentence,
+        sentence=sentence + say.not_used(unusable),
         counts=counts,
         changes=changes,
         starts=starts,
@@ -218,6 +222,8 @@ def _verdict(
         return Word.INCOMPLETE, ExitCode.NOTHING_SELECTED, sentence
     if counts.worse:
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
+    if unseen := [(drift, to) for to in comparisons for drift in to.unseen]:
+        return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.unseen(run, unseen)
     # Of several hosts, values of one and the same were compared although the runs' are others.
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
