@@ -3,25 +3,21 @@
 `pytest -m cuda --numerics-run runs` needs nothing else on a GPU machine: the folder that comes out
 is read by `report`, `compare`, `gate` and `history`. Measurements travel with the reports of the
 tests, so pytest-xdist brings them to the controller, and a worker that dies loses only its own.
-Source: docs/reports.md "Store".
+What becomes of them there is `reports.nightly.pytest_session`.
+Source: docs/testing.md "Measurements of tests".
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import Any, no_type_check
 
 import pytest
 
-from parity.engine.measurement import Kind, Measurement, Verdict
-from stability.core.findings import Finding, Severity
-
-if TYPE_CHECKING:
-    from reports.store.manifest import Manifest, SuiteResult
+from parity.engine.measurement import Measurement
+from reports.nightly.pytest_session import PYTEST, VERDICT, Collector, WorkerPlanner, measures
 
 _ROWS = pytest.StashKey[list[Measurement]]()
 _PORTS = pytest.StashKey[list[Any]]()
@@ -30,12 +26,19 @@ MARK = "ports(of=function): the test runs once for each parity.Port of function(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--numerics-run DIR`."""
+    """Add `--numerics-run DIR` and `--numerics-exit`."""
     parser.addoption(
         "--numerics-run",
         type=Path,
         metavar="DIR",
         help="store what the tests measure as one run below DIR",
+    )
+    parser.addoption(
+        "--numerics-exit",
+        choices=(VERDICT, PYTEST),
+        default=VERDICT,
+        help="with --numerics-run: exit with the verdict's code where it is not 0 (the default), "
+        "or with pytest's own status whatever the verdict is",
     )
 
 
@@ -43,14 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect on the process that sees all reports: the controller, or the only one."""
     config.addinivalue_line("markers", MARK)
     root = config.getoption("--numerics-run")
-    if root is not None and not hasattr(config, "workerinput"):
-        from reports.store.runs import StoreError, check_writable
+    if root is None:
+        return
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(WorkerPlanner(config))
+        return
+    from reports.store.runs import StoreError, check_writable
 
-        try:
-            check_writable(root)
-        except StoreError as error:
-            raise pytest.UsageError(f"--numerics-run: {error}") from error
-        config.pluginmanager.register(Collector(config, root))
+    try:
+        check_writable(root)
+    except StoreError as error:
+        raise pytest.UsageError(f"--numerics-run: {error}") from error
+    config.pluginmanager.register(Collector(config, root))
 
 
 @pytest.fixture
@@ -111,16 +118,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(wrapper=True)
 @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    """Attach what a test measured to its report, in types that survive a trip between processes."""
+    """Attach what a test measured to its report, in types that survive a trip between processes.
+
+    Each phase takes what was recorded since the one before: a fixture may measure and then fail,
+    and a test that is repeated records anew.
+    """
     report = yield
-    if "numerics" in getattr(item, "fixturenames", ()):
-        rows = item.stash.get(_ROWS, []) if report.when == "call" else []
+    if measures(item) or _ROWS in item.stash:
         report.measurements = [
             {name: str(v) if isinstance(v, str) else v for name, v in asdict(row).items()}
-            for row in rows
+            for row in _taken(item, _ROWS)
         ]
-    found = item.stash.get(_PORTS, []) if report.when == "call" else []
-    if found:
+    if found := _taken(item, _PORTS):
         from reports.ports import document_of
 
         report.ports = [document_of(*pair) for pair in found]
@@ -130,144 +139,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     return report
 
 
-class Collector:
-    """Gathers the reports of a session and stores them as one run when it ends."""
-
-    def __init__(self, config: pytest.Config, root: Path) -> None:
-        self.config, self.root = config, root
-        self.started, self.clock = datetime.now(UTC), time.perf_counter()
-        self.rows: dict[tuple[str, ...], Measurement] = {}
-        self.planned: set[str] = set()
-        self.executed: set[str] = set()
-        self.ports: dict[str, dict[str, Any]] = {}
-        self.findings: list[Finding] = []
-        self.lines: list[str] = []
-
-    def pytest_report_header(self) -> str:
-        """Say where measurements go."""
-        return f"numerics run: what tests measure is stored in {self.root}"
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the measurements of a test, and every failure as a finding."""
-        if report.failed:
-            self.findings.append(_failure(report))
-        rows = getattr(report, "measurements", None)
-        if rows is None:
-            return
-        self.planned.add(report.nodeid)
-        if report.when == "call" and not report.skipped:
-            # One that failed did run, and its failure is a finding.
-            self.executed.add(report.nodeid)
-        for document in getattr(report, "ports", ()):
-            self.ports.setdefault(document["title"], document)
-        for row in rows:
-            words = {"kind": Kind(row["kind"]), "verdict": Verdict(row["verdict"])}
-            self._add(Measurement(**row | words), report.nodeid)
-
-    def _add(self, row: Measurement, test: str) -> None:
-        key = (row.case, row.edge, row.quantity, row.metric)
-        first = self.rows.setdefault(key, row)
-        if first is not row and first.identity != row.identity:
-            text = f"{' '.join(key)} was measured as other work before; {test} is left out"
-            self.findings.append(_finding(Severity.WARNING, test, text))
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Store the run; a session that was to measure and did not is not green."""
-        from reports.store.runs import StoreError
-
-        if not self.rows:
-            self.lines = ["NOT GREEN: no test recorded a measurement, and nothing was stored"]
-            if exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-            return
-        try:
-            self.lines = self._store(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
-        except StoreError as error:
-            self.lines = [f"NOT GREEN: {error}"]
-            if exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what was stored."""
-        for line in self.lines:
-            terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
-
-    def _store(self, interrupted: bool) -> list[str]:
-        from reports.provenance.environment import new_manifest
-        from reports.registry.outcome import store
-        from reports.store.runs import Run
-        from reports.store.schema import RunKind
-
-        selection = self.config.getoption("-m") or "everything"
-        rows = tuple(self.rows[key] for key in sorted(self.rows))
-        documents = [self.ports[title] for title in sorted(self.ports)]
-        names = {document["name"] for document in documents}
-        # Tests of ports alone have nothing to do with Megalodon, its code and its reference.
-        if names and all(row.suite in names for row in rows):
-            from reports.ports import with_documents
-
-            code = Path(self.config.rootpath)
-            manifest = new_manifest(self.started, RunKind.PYTEST, code, self.root)
-            manifest = with_documents(manifest, documents)
-            sides = ", ".join(f"{d['title']}: {d['sides']['original']}" for d in documents)
-            against = f"compared with its originals ({sides})"
-        else:
-            manifest = new_manifest(self.started, RunKind.PYTEST)
-            manifest, against = self._of_megalodon(manifest, rows, documents)
-        manifest = replace(
-            manifest,
-            durations={"pytest": round(time.perf_counter() - self.clock, 3)},
-            suites=(self._suite(interrupted),),
-            selected=(selection,),
-        )
-        outcome = store(self.root, Run(manifest, rows, tuple(self.findings)), lambda line: None)
-        device, decision = manifest.environment.device, outcome.decision
-        assert decision is not None
-        return [
-            f"numerics run: {len(rows)} measurements of {len(self.executed)} tests: JAX on "
-            f"{device.kind} ({device.name}) {against}",
-            f"{decision.word}: {decision.sentence}",
-            str(outcome.folder),
-        ]
-
-    def _of_megalodon(
-        self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
-    ) -> tuple[Manifest, str]:
-        """Return what a session says that measured Megalodon, and what it was compared with."""
-        from parity.megalodon.suite import choose_reference
-        from reports.provenance.environment import describe
-        from reports.verdict.document import with_tables
-
-        reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
-        manifest = with_tables(manifest, rows)
-        environment = replace(manifest.environment, reference=reference)
-        against = "compared with the float64 oracle and megalodon-hf"
-        return (
-            replace(manifest, environment=environment, ports=tuple(documents)),
-            f"{against} {reference.kind} {reference.commit}",
-        )
-
-    def _suite(self, interrupted: bool) -> SuiteResult:
-        from reports.store.manifest import SuiteResult
-
-        whole = self.executed == self.planned and not interrupted
-        missing = sorted(self.planned - self.executed)
-        reason = f"skipped: {', '.join(missing)}"[:400] if missing else ""
-        return SuiteResult(
-            name="pytest",
-            planned=len(self.planned),
-            executed=len(self.executed),
-            reason="the session was interrupted" if interrupted else reason,
-            status="ran" if whole else "failed",
-        )
-
-
-def _finding(severity: Severity, test: str, message: str) -> Finding:
-    error = 1.0 if severity is Severity.ERROR else 0.0
-    return Finding("pytest", severity, test, "failed", error, 0.0, "pytest", message)
-
-
-def _failure(report: pytest.TestReport) -> Finding:
-    lines = (report.longreprtext or "failed").strip().splitlines()
-    return _finding(Severity.ERROR, report.nodeid, f"failed in {report.when}: {lines[-1]}"[:400])
+def _taken(item: pytest.Item, key: pytest.StashKey[list[Any]]) -> list[Any]:
+    """Return what a test recorded since the last call, and forget it."""
+    # The fixture holds the list itself, so it is emptied in place.
+    held = item.stash.get(key, [])
+    taken = held.copy()
+    held.clear()
+    return taken

@@ -190,7 +190,9 @@ def judge(root: Path, run: Run) -> JudgedRun:
     folder = pins.home(root, run.manifest)
     pinned = pins.load(run.manifest.environment.device.kind, folder)
     own = own_pins(root, run, pinned)
-    decision = decide(run, history.baseline, history.past, (*own, *pinned.pins))
+    decision = decide(
+        run, history.baseline, history.past, (*own, *pinned.pins), unusable=pinned.unusable
+    )
     unusable = [(folder, why) for why in pinned.unusable]
     history = replace(history, unreadable=(*history.unreadable, *unusable))
     return JudgedRun(run, decision, history, tuple(pinned.unusable))

@@ -15,7 +15,7 @@ from reports.provenance.host import processor
 from reports.store.manifest import Environment
 from reports.store.runs import Run
 from reports.text import contrast, count, edge_rank, label
-from reports.verdict.drift import Drift, PinComparison, Rescaled
+from reports.verdict.drift import UNSEEN, Drift, PinComparison, Rescaled
 from reports.verdict.history import Past
 from reports.verdict.levels import Group
 from reports.verdict.noise import step
@@ -157,6 +157,19 @@ def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
         tolerance=drift.before * drift.limit if grew else math.nan,
         excess=drift.excess,
     )
+
+
+def unseen_change(drift: Drift, comparison: PinComparison) -> Change:
+    """Return the change that a group grew by more than may pass unseen, and less than rounding
+    explains.
+    """
+    note = (
+        f"not comparable yet: {drift.what} of these gates, {drift.ratio:.2f} times that of "
+        f"{pin_name(comparison)}; rounding between the machines explains {drift.limit:.2f}, and "
+        f"{UNSEEN:g} over {count(drift.draws, 'pooled draw')}"
+    )
+    change = _group_change(What.NOT_COMPARABLE, drift.group, note)
+    return replace(change, before=drift.before, now=drift.now, excess=drift.excess)
 
 
 def _group_change(what: What, group: Group, note: str) -> Change:

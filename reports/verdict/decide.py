@@ -29,6 +29,7 @@ from reports.verdict.changes import (
     find_changes,
     gravest_first,
     rescaled_change,
+    unseen_change,
 )
 from reports.verdict.completeness import breaches_of, lacking
 from reports.verdict.drift import PinComparison, compare_with_pins, levels_of
@@ -132,6 +133,7 @@ def decide(
     baseline: Run | None,
     past: Mapping[Key, Past] | None = None,
     pins: Sequence[Pin] = (),
+    unusable: Sequence[str] = (),
     *,
     old_schema_may_pass: bool = False,
 ) -> Decision:
@@ -146,6 +148,7 @@ def decide(
             beyond them is REGRESSED although the tolerance holds.
         pins: Runs that its levels are compared with (`reports.verdict.drift.compare_with_pins`), in
             order of preference; a level that drifted from one of them is REGRESSED too.
+        unusable: A line for each pinned baseline that was not used; the sentence counts them.
         old_schema_may_pass: Whether a run that was stored before runs had a contract can pass. Its
             levels may anchor later nights; its own verdict is INCOMPLETE, since nothing says
             which gates it should have had.
@@ -156,6 +159,7 @@ def decide(
     comparisons = compare_with_pins(run, levels_of(run, past), pins, before)
     drifted = [drift_change(drift, to, run) for to in comparisons for drift in to.drifts]
     drifted += [rescaled_change(it, to) for to in comparisons for it in to.rescaled]
+    drifted += [unseen_change(drift, to) for to in comparisons for drift in to.unseen]
     changes = find_changes(run, baseline, past, equal=_equal_hosts(run, baseline, environment))
     changes = gravest_first([*changes, *drifted])
     counts = count_changes(run, changes)
@@ -169,7 +173,7 @@ def decide(
     return Decision(
         word=word,
         exit_code=exit_code,
-        sentence=sentence,
+        sentence=sentence + say.not_used(unusable),
         counts=counts,
         changes=changes,
         starts=starts,
@@ -233,6 +237,8 @@ def _verdict(
         return Word.INCOMPLETE, ExitCode.INCOMPLETE, lacks
     if counts.worse:
         return Word.REGRESSED, ExitCode.REGRESSION, say.worse(changes, counts)
+    if unseen := [(drift, to) for to in comparisons for drift in to.unseen]:
+        return Word.NOT_COMPARABLE, ExitCode.NOT_COMPARABLE, say.unseen(run, unseen)
     # Of several hosts, values of one and the same were compared although the runs' are others.
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)

@@ -19,6 +19,9 @@ from reports.verdict.history import Past
 from reports.verdict.levels import Group, Level, levels
 from reports.verdict.pins import Pin
 
+UNSEEN = 3.0
+"""Largest growth of a level that may pass unseen on a machine where nothing was measured before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -30,7 +33,20 @@ class Drift:
     before: float
     now: float
     limit: float
-    """The largest ratio, and one over the smallest, that passes."""
+    """The largest ratio, and one over the smallest, that rounding explains."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether rounding explains more than `UNSEEN`: one draw cannot tell it from a loss."""
+        return self.limit > UNSEEN
+
+    @property
+    def draws(self) -> int:
+        """Draws over which the level would have to be pooled for rounding to explain `UNSEEN`.
+
+        The deviation of a mean of n draws, and with it ln of the limit, falls with sqrt(n).
+        """
+        return max(1, math.ceil((math.log(self.limit) / math.log(UNSEEN)) ** 2))
 
     @property
     def ratio(self) -> float:
@@ -40,7 +56,8 @@ class Drift:
     @property
     def excess(self) -> float:
         """Distance from the pinned baseline as a share of what passes, in ln: 1 is at the limit."""
-        return abs(math.log(self.ratio)) / math.log(self.limit)
+        # Of a ratio that underflows there is no logarithm, of both levels there is.
+        return abs(math.log(self.now) - math.log(self.before)) / math.log(self.limit)
 
     @property
     def broken(self) -> bool:
@@ -72,6 +89,29 @@ class PinComparison:
     """Two per level of the same work, `typical` and `worst`, the furthest from its pin first."""
     rescaled: tuple[Rescaled, ...] = ()
     """Levels of the same work that could not be compared: their tolerances changed."""
+    held: frozenset[Group] = frozenset()
+    """Groups that are compared with an earlier run of this machine, in another comparison."""
+
+    @property
+    def not_yet(self) -> tuple[Drift, ...]:
+        """One for each group that is not comparable yet, the largest limit first: rounding explains
+        more than `UNSEEN`, and no earlier run of this machine says where the level is here.
+        """
+        first: dict[Group, Drift] = {}
+        for drift in sorted(self.compared, key=lambda d: -d.limit):
+            if drift.wide and drift.group not in self.held:
+                first.setdefault(drift.group, drift)
+        return tuple(first.values())
+
+    @property
+    def unseen(self) -> tuple[Drift, ...]:
+        """One for each group of `not_yet` that grew more than `UNSEEN`, the largest ratio first."""
+        first: dict[Group, Drift] = {}
+        left = {drift.group for drift in self.drifts}
+        for drift in sorted(self.compared, key=lambda d: (-d.ratio, d.group, d.what)):
+            if drift.wide and drift.ratio > UNSEEN and drift.group not in self.held | left:
+                first.setdefault(drift.group, drift)
+        return tuple(first.values())
 
     @property
     def comparable(self) -> int:
@@ -159,12 +199,14 @@ def compare_with_pins(
     others = [g for g in candidates if machine is None or g.fingerprint != machine]
     others.sort(key=lambda g: g.environment.reference.kind != kind)
 
-    def comparison(pin: Pin, same: bool) -> PinComparison:
+    def comparison(pin: Pin, same: bool, held: frozenset[Group] = frozenset()) -> PinComparison:
         compared, rescaled = compare(now, pin, same, before or {})
         differs = differences(run.manifest.environment, pin.environment)
-        return PinComparison(pin, same, differs, len(now), compared, rescaled)
+        return PinComparison(pin, same, differs, len(now), compared, rescaled, held)
 
-    return (*(comparison(g, True) for g in own), *(comparison(g, False) for g in others[:1]))
+    here = [comparison(g, True) for g in own]
+    held = frozenset(drift.group for each in here for drift in each.compared)
+    return (*here, *(comparison(g, False, held) for g in others[:1]))
 
 
 def levels_of(run: Run, past: Mapping[Key, Past]) -> dict[Group, Level]:

@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from parity.engine.measurement import Key, Kind, Measurement
 from parity.pooling import POOLED
@@ -23,7 +24,7 @@ RECENT = 7
 # A scalar's error may be zero by luck: only what averages over many elements has a level.
 # A ratio of two errors trembles with both, and both have levels of their own; a share is no error.
 _RATIOS = ("error_over_reference", "exact_share")
-_KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
+KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 
 Group = tuple[str, str, str, str]
 """Case, edge, kind, metric."""
@@ -62,7 +63,7 @@ def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
         gated = m.tolerance > 0 and math.isfinite(m.value)
-        if gated and m.kind in _KINDS and m.metric not in _RATIOS:
+        if gated and m.kind in KINDS and m.metric not in _RATIOS:
             groups.setdefault((m.case, m.edge, m.kind.value, m.metric), []).append(m)
     pooled = {(*group[:3], "rel_l2") for group in groups if group[3] == POOLED}
     return {group: gates for group, gates in sorted(groups.items()) if group not in pooled}
@@ -92,8 +93,8 @@ def levels(
 
     by_group = {}
     for group, gates in group_gates(rows).items():
-        typical, worst = (spreads or {}).get(name_of(group), STILL)
-        by_group[group] = _level(gates, [recent(m) for m in gates], (typical, worst))
+        spread = spread_of((spreads or {}).get(name_of(group), STILL))
+        by_group[group] = _level(gates, [recent(m) for m in gates], spread)
     return by_group
 
 
@@ -110,6 +111,55 @@ def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -
         tolerance=_rounded(statistics.geometric_mean([m.tolerance for m in gates])),
         floored=sum(value < floor for value, floor in zip(raw, floors, strict=True)),
     )
+
+
+def spread_of(values: object) -> Spread:
+    """Return a stored spread, or `STILL` where it is not two numbers of at least 0.
+
+    Rounding then explains nothing, which is the stricter judgement.
+    """
+    try:
+        return _checked_spread(values)
+    except (TypeError, ValueError, OverflowError):
+        return STILL
+
+
+def level_of(document: Mapping[str, Any]) -> Level:
+    """Return the level that a pinned baseline holds.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError: a field is missing, unknown or of another
+            type, or a number is none that a level can have.
+    """
+    level = Level(**{**document, "spread": _checked_spread(document["spread"])})
+    numbers = (level.typical, level.worst, level.tolerance)
+    counts = (level.gates, level.floored)
+    sound = (
+        isinstance(level.work, str)
+        and bool(level.work)
+        and all(map(_is_number, numbers))
+        # The mean of gates is not beyond their largest, by more than one unit of the third digit.
+        and 0 < level.typical <= 1.01 * level.worst
+        and level.tolerance >= 0
+        and all(type(n) is int for n in counts)
+        and level.gates >= 1
+        and 0 <= level.floored <= level.gates
+    )
+    if not sound:
+        raise ValueError(f"the level {dict(document)} is none: see reports.verdict.levels.Level")
+    return level
+
+
+def _checked_spread(values: Any) -> Spread:
+    typical, worst = values
+    if not all(_is_number(v) and v >= 0 for v in (typical, worst)):
+        raise ValueError(f"the spread {values!r} is not two numbers of at least 0")
+    return typical, worst
+
+
+def _is_number(value: object) -> bool:
+    """Return whether it is a finite number; a bool and the text of a number are none."""
+    return type(value) in (int, float) and math.isfinite(float(value))  # pyright: ignore[reportArgumentType]
 
 
 def _rounded(value: float) -> float:

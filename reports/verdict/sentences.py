@@ -12,7 +12,7 @@ from reports.store.runs import Run
 from reports.store.schema import RunKind
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict.changes import Change, Counts, What, pin_name
-from reports.verdict.drift import PinComparison
+from reports.verdict.drift import UNSEEN, Drift, PinComparison
 from stability.core.findings import Severity
 
 
@@ -168,6 +168,8 @@ def against(comparison: PinComparison) -> str:
     if not pin.pinned:
         why = ", the oldest healthy run on this machine"
     count_of = f"{comparison.comparable:,} of {count(comparison.levels, 'level')} comparable"
+    if not_yet := comparison.not_yet:
+        count_of += f", {len(not_yet):,} of them not comparable yet"
     differs = (
         f"; {'; '.join(label(d, 200) for d in comparison.differs)}" if not comparison.same else ""
     )
@@ -201,5 +203,42 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     return (
         f"{who}. Of {count(other.comparable, 'level')} compared with {pin_name(other)}, "
         f"the largest ratio is {largest.ratio:.2f} ({label(case, 40)}, {kind}, {edge_name(edge)}, "
-        f"{metric_name(metric)}); rounding explains up to {largest.limit:.2f}."
+        f"{metric_name(metric)}); rounding explains up to {largest.limit:.2f}.{_not_yet(other)}"
+    )
+
+
+def _not_yet(comparison: PinComparison) -> str:
+    """Say how many levels one draw of rounding cannot judge, and why they pass; "" for none."""
+    if not (groups := comparison.not_yet):
+        return ""
+    return (
+        f" {count(len(groups), 'level')} "
+        f"{'is' if len(groups) == 1 else 'are'} not comparable yet, since rounding alone may move "
+        f"{'it' if len(groups) == 1 else 'them'} by more than {UNSEEN:g} times, and up to "
+        f"{groups[0].limit:.2f}; no level grew by more than {UNSEEN:g} times."
+    )
+
+
+def not_used(unusable: Sequence[str]) -> str:
+    """Say that pinned baselines could not be used; "" where all could."""
+    if not unusable:
+        return ""
+    verb = "was" if len(unusable) == 1 else "were"
+    names = ", ".join(label(line.partition(" is not used")[0], 60) for line in unusable[:3])
+    return f" {count(len(unusable), 'pinned baseline')} {verb} not used ({names})."
+
+
+def unseen(run: Run, found: Sequence[tuple[Drift, PinComparison]]) -> str:
+    """Say which level of a first night grew by what may be rounding and may be a loss, and what
+    decides it.
+    """
+    first, other = found[0]
+    case, edge, kind, metric = first.group
+    several = count(len(found), "level")
+    return (
+        f"All gates hold, but {several} grew by more than {UNSEEN:g} times and no earlier run of "
+        f"this machine shows whether that is its rounding or a loss. The largest is "
+        f"{first.ratio:.2f} times the {first.what} {kind} of {pin_name(other)} "
+        f"({label(case, 40)}, {edge_name(edge)}, {metric_name(metric)}); rounding explains up to "
+        f"{first.limit:.2f}. Find out why, then `pin {label(run.id, 60)} --reason ...`."
     )

@@ -248,8 +248,8 @@ LEVELS = of(
     (
         "ratios_have_levels",
         "a ratio of two errors has a level of its own",
-        "if gated and m.kind in _KINDS and m.metric not in _RATIOS:",
-        "if gated and m.kind in _KINDS:",
+        "if gated and m.kind in KINDS and m.metric not in _RATIOS:",
+        "if gated and m.kind in KINDS:",
         f"{_COMMANDS}::test_a_ratio_of_errors_has_no_level_of_its_own",
     ),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from parity.engine.measurement import Verdict
 from reports.registry.lookup import judge_stored
 from reports.store.runs import list_runs, read_run
-from reports.verdict.decide import Word
+from reports.verdict.decide import ExitCode, Word
 from tests.helpers import ROOT
 
 TESTS = """
@@ -46,8 +47,8 @@ def test_silent():
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_tiny.py").write_text(TESTS, encoding="utf-8")
+def run(folder: Path, *arguments: str, tests: str = TESTS) -> subprocess.CompletedProcess[str]:
+    (folder / "test_tiny.py").write_text(tests, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "reports.nightly.pytest_plugin", "--numerics-run", "runs", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -67,6 +68,15 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
         "workers": (workers, run(workers, "-n", "2").stdout),
         "alone": (alone, run(alone, "-n", "0", "-k", "good").stdout),
     }
+
+
+ROW = TESTS[: TESTS.index("@pytest")]
+
+
+def judged(folder: Path, *arguments: str, tests: str, before: str = ROW):
+    """The session's exit status and output, and the run it stored with its verdict."""
+    result = run(folder, *arguments, tests=before + tests)
+    return result, judge_stored(next((folder / "runs").iterdir()))
 
 
 def only(folder: Path):
@@ -100,7 +110,7 @@ def test_a_failed_test_and_a_value_that_is_none_are_failures(sessions) -> None:
     # What was skipped was planned, and a test that records nothing is no part of the run.
     suite = result.run.manifest.suites[0]
     assert (suite.planned, suite.executed, suite.status) == (6, 5, "failed")
-    assert "test_skipped" in suite.reason
+    assert suite.reason == "skipped: test_tiny.py::test_skipped"
 
 
 def test_a_session_that_recorded_nothing_is_not_green(tmp_path: Path) -> None:
@@ -109,3 +119,154 @@ def test_a_session_that_recorded_nothing_is_not_green(tmp_path: Path) -> None:
     assert "NOT GREEN: no test recorded a measurement" in result.stdout
     assert result.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+TWICE = """
+def test_a(numerics):
+    numerics([row("one", 1e-6), row("two", 1e-6)])
+
+
+def test_b(numerics):
+    numerics([row("one", 9e-6)])
+    numerics([row("one", 2e-6)])
+"""
+
+
+KEPT = {
+    "one": 1e-6,
+    "two": 1e-6,
+    "one [test_tiny.py::test_b]": 9e-6,
+    "one [test_tiny.py::test_b #2]": 2e-6,
+}
+
+
+def test_a_key_that_two_tests_measure_is_kept_from_both(tmp_path: Path) -> None:
+    result, stored = judged(tmp_path, "-n", "2", tests=TWICE)
+    assert {m.case: m.value for m in stored.run.measurements} == KEPT
+    assert stored.decision.word is Word.REGRESSED
+    # All tests passed: the session's exit status is the verdict's.
+    assert "2 passed" in result.stdout
+    assert "exit status 1 is the verdict's, not pytest's" in result.stdout
+    assert result.returncode == ExitCode.REGRESSION
+
+
+def test_the_exit_status_is_pytest_s_where_that_is_asked_for(tmp_path: Path) -> None:
+    result, stored = judged(tmp_path, "-n", "0", "--numerics-exit", "pytest", tests=TWICE)
+    assert {m.case: m.value for m in stored.run.measurements} == KEPT
+    assert stored.decision.word is Word.REGRESSED
+    assert (result.returncode, "exit status" in result.stdout) == (0, False)
+
+
+def test_a_verdict_that_passes_leaves_a_failed_session_red(tmp_path: Path) -> None:
+    """A plugin may fail a session in which all tests passed, such as one that measures coverage."""
+    hook = """
+
+import pytest
+
+
+def pytest_sessionfinish(session):
+    session.exitstatus = 7
+"""
+    tests = ROW + "def test_a(numerics):\n    numerics([row('one', 1e-6)])\n"
+    (tmp_path / "coverage.py").write_text(hook, encoding="utf-8")
+    result = run(tmp_path, "-n", "0", "-p", "coverage", tests=tests)
+    assert "PASS" in result.stdout
+    assert result.returncode == 7
+
+
+ONE = "def test_one(numerics):\n    numerics([row('one', 1e-6)])\n\n\n"
+INCOMPLETE = {
+    "a module that does not import": (
+        {"test_broken.py": "import no_such_module"},
+        ONE,
+        ("--continue-on-collection-errors",),
+        "test_broken.py was not collected",
+    ),
+    "a module that skips itself": (
+        {"test_broken.py": "import pytest\npytest.importorskip('no_such_module')"},
+        ONE,
+        (),
+        "test_broken.py skipped itself",
+    ),
+    "a session that a test ends": (
+        {},
+        f"{ONE}def test_two(numerics):\n    pytest.exit('enough', returncode=0)\n",
+        (),
+        "did not run: test_tiny.py::test_two",
+    ),
+    "a test that recorded nothing": (
+        {},
+        f"{ONE}def test_two(numerics):\n    numerics([])\n",
+        (),
+        "recorded nothing: test_tiny.py::test_two",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "workers"),
+    [(what, "0") for what in INCOMPLETE] + [(what, "1") for what in list(INCOMPLETE)[:2]],
+)
+def test_what_was_planned_and_not_measured_is_incomplete(
+    tmp_path: Path, what: str, workers: str
+) -> None:
+    files, tests, options, reason = INCOMPLETE[what]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    result, stored = judged(tmp_path, "-n", workers, *options, tests=tests)
+    assert stored.decision.word is Word.INCOMPLETE, result.stdout
+    suite = stored.run.manifest.suites[0]
+    assert (suite.reason, suite.executed, suite.planned) == (reason, 1, 2)
+    assert result.returncode == ExitCode.INCOMPLETE
+
+
+DEATH = (
+    ONE
+    + """def test_two(numerics):
+    import os
+    os._exit(0)
+
+
+def test_three(numerics):
+    numerics([row("three", 1e-6)])
+"""
+)
+
+
+def test_a_worker_that_dies_loses_its_test_and_is_red(tmp_path: Path) -> None:
+    result, stored = judged(tmp_path, "-n", "1", "--max-worker-restart", "0", tests=DEATH)
+    assert stored.decision.word is Word.REGRESSED
+    suite = stored.run.manifest.suites[0]
+    # Nobody was left to say which of the tests measure, so each of them was planned.
+    assert (suite.planned, suite.executed, suite.status) == (3, 1, "failed")
+    assert suite.reason.startswith("did not run: ")
+    assert {"test_tiny.py::test_two", "test_tiny.py::test_three"} <= set(
+        re.findall(r"[\w.]+::\w+", suite.reason)
+    )
+    assert result.returncode == ExitCode.REGRESSION
+
+
+def test_what_a_fixture_recorded_before_it_failed_is_kept(tmp_path: Path) -> None:
+    tests = """
+@pytest.fixture
+def early(numerics):
+    numerics([row("early", 1e-6)])
+    raise ValueError("broken")
+
+
+def test_one(early):
+    pass
+
+
+def test_two(request):
+    request.getfixturevalue("numerics")([row("late", 2e-6)])
+"""
+    _, stored = judged(tmp_path, "-n", "0", tests=tests)
+    assert {m.case for m in stored.run.measurements} == {"early", "late"}
+    assert stored.decision.word is Word.REGRESSED
+
+
+def test_a_selection_is_the_plan_and_the_run_says_so(sessions) -> None:
+    stored = only(sessions["alone"][0])
+    assert stored.manifest.selected == ("-k good",)
+    assert stored.manifest.suites[0].planned == 4

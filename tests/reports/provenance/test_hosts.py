@@ -127,10 +127,10 @@ def test_whatever_chooses_kernels_is_another_machine_and_is_named(changes, said)
 
 def test_levels_of_another_machine_may_differ_as_far_as_rounding_scatters_them() -> None:
     """The limit is four deviations of a difference of two draws, and never under that of here."""
-    spreads = {GROUP: [0.2, 0.2]}
-    allowed = limit(DRIFT_TYPICAL, 0.2, same=False)
-    assert allowed == pytest.approx(math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * 0.2))
-    assert limit(DRIFT_TYPICAL, 0.0, same=False) == limit(DRIFT_TYPICAL, 0.2, same=True)
+    spreads = {GROUP: [0.15, 0.15]}
+    allowed = limit(DRIFT_TYPICAL, 0.15, same=False)
+    assert allowed == pytest.approx(math.exp(DRIFT_DEVIATIONS * math.sqrt(2) * 0.15))
+    assert limit(DRIFT_TYPICAL, 0.0, same=False) == limit(DRIFT_TYPICAL, 0.15, same=True)
     pin = pin_of(night(spreads=spreads), {}, "as measured", "2026-11-01")
 
     def word(value: float, **changes: Any) -> Word:
@@ -349,8 +349,8 @@ def test_a_pin_of_another_schema_is_named_and_not_used(pinned) -> None:
 
 
 def test_a_spread_that_one_side_lacks_is_the_others() -> None:
-    spreads = {GROUP: [0.2, 0.2]}
-    inside = 1e-6 * limit(DRIFT_TYPICAL, 0.2, same=False) * 0.99
+    spreads = {GROUP: [0.15, 0.15]}
+    inside = 1e-6 * limit(DRIFT_TYPICAL, 0.15, same=False) * 0.99
     for then, now in (({}, spreads), (spreads, {}), (spreads, spreads)):
         pin = pin_of(night(spreads=then), {}, "as measured", "2026-11-01")
         decision = decide(night(inside, host=THERE, spreads=now), None, {}, [pin])

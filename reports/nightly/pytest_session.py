@@ -1,0 +1,282 @@
+"""Gathers what the tests of a pytest session measure, stores it as one run, and judges it.
+
+The plan of the session is every selected test that uses the fixture `numerics`. A planned test that
+was skipped, was not reached or recorded nothing makes the run INCOMPLETE, and so does a module that
+could not be collected: nobody knows what its tests would have measured.
+Source: docs/testing.md "Measurements of tests".
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from parity.engine.measurement import Key, Kind, Measurement, Verdict
+from stability.core.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from reports.store.manifest import Manifest, SuiteResult
+
+VERDICT, PYTEST = "verdict", "pytest"
+"""Values of `--numerics-exit`."""
+_PLANNED, _UNCOLLECTED = "numerics_planned", "numerics_uncollected"
+"""What a worker of pytest-xdist sends to the controller when it ends."""
+_REASON = 400
+"""Characters of the reason that is stored."""
+
+
+def measures(item: pytest.Item) -> bool:
+    """Return whether a test uses the fixture `numerics`."""
+    return "numerics" in getattr(item, "fixturenames", ())
+
+
+class Planner:
+    """Notes which tests a process is to run, and which modules it could not collect."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.planned: set[str] = set()
+        self.uncollected: dict[str, str] = {}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a module that failed to import, or that skipped itself."""
+        if report.failed or report.skipped:
+            how = "was not collected" if report.failed else "skipped itself"
+            self.uncollected[report.nodeid or "the session"] = how
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note the tests that measure, after -k, -m and --deselect."""
+        self.planned |= {item.nodeid for item in session.items if measures(item)}
+
+
+class WorkerPlanner(Planner):
+    """Sends the plan of a worker of pytest-xdist to the controller, which collects nothing."""
+
+    def pytest_sessionfinish(self) -> None:
+        """Add the plan to what the worker sends when it ends."""
+        output = self.config.workeroutput  # pyright: ignore[reportAttributeAccessIssue]
+        output[_PLANNED], output[_UNCOLLECTED] = sorted(self.planned), self.uncollected
+
+
+class Collector(Planner):
+    """Gathers the reports of a session and stores them as one run when it ends."""
+
+    def __init__(self, config: pytest.Config, root: Path) -> None:
+        super().__init__(config)
+        self.root = root
+        self.started, self.clock = datetime.now(UTC), time.perf_counter()
+        self.records: list[tuple[str, Measurement]] = []
+        self.ports: list[tuple[str, dict[str, Any]]] = []
+        self.called: set[str] = set()
+        self.skipped: set[str] = set()
+        self.failed: set[str] = set()
+        self.findings: list[Finding] = []
+        self.lines: list[str] = []
+        # All tests that workers of pytest-xdist collected, until one says which of them measure.
+        self.collected: set[str] = set()
+        self.plan_was_sent = False
+
+    def pytest_report_header(self) -> str:
+        """Say where measurements go."""
+        return f"numerics run: what tests measure is stored in {self.root}"
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """Take the ids of a worker: should all workers die, each of them was planned."""
+        self.collected |= set(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take the plan of a worker that ended; one that died has sent none."""
+        output = getattr(node, "workeroutput", None) or {}
+        if _PLANNED in output:
+            self.planned |= set(output[_PLANNED])
+            self.uncollected |= output[_UNCOLLECTED]
+            self.plan_was_sent = True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the measurements of a test, and every failure as a finding."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+            self.findings.append(_failure(report))
+        rows = getattr(report, "measurements", None)
+        if rows is None:
+            return
+        self.planned.add(report.nodeid)
+        if report.skipped:
+            self.skipped.add(report.nodeid)
+        elif report.when == "call":
+            self.called.add(report.nodeid)
+        self.ports += [(report.nodeid, document) for document in getattr(report, "ports", ())]
+        for row in rows:
+            words = {"kind": Kind(row["kind"]), "verdict": Verdict(row["verdict"])}
+            self.records.append((report.nodeid, Measurement(**row | words)))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Store the run; a session that was to measure and did not is not green."""
+        from reports.store.runs import StoreError
+
+        if not self.records:
+            self.lines = ["NOT GREEN: no test recorded a measurement, and nothing was stored"]
+            if exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+            return
+        try:
+            verdict = self._store(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+        except StoreError as error:
+            self.lines = [f"NOT GREEN: {error}"]
+            if exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+            return
+        # A verdict of 0 leaves pytest's own status: a failed session is never turned green.
+        if verdict and self.config.getoption("--numerics-exit") == VERDICT:
+            session.exitstatus = verdict
+            if verdict != exitstatus:
+                self.lines.append(f"exit status {verdict} is the verdict's, not pytest's")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what was stored."""
+        for line in self.lines:
+            terminalreporter.write_line(line, red=line.startswith("NOT GREEN"))
+
+    def _store(self, interrupted: bool) -> int:
+        """Store and judge the run, and return the exit code of its verdict."""
+        from reports.provenance.environment import new_manifest
+        from reports.registry.outcome import store
+        from reports.store.runs import Run
+        from reports.store.schema import RunKind
+
+        rows, documents = distinct(self.records, self.ports)
+        names = {document["name"] for document in documents}
+        # Tests of ports alone have nothing to do with Megalodon, its code and its reference.
+        if names and all(row.suite in names for row in rows):
+            from reports.ports import with_documents
+
+            code = Path(self.config.rootpath)
+            manifest = new_manifest(self.started, RunKind.PYTEST, code, self.root)
+            manifest = with_documents(manifest, documents)
+            sides = ", ".join(f"{d['title']}: {d['sides']['original']}" for d in documents)
+            against = f"compared with its originals ({sides})"
+        else:
+            manifest = new_manifest(self.started, RunKind.PYTEST)
+            manifest, against = self._of_megalodon(manifest, rows, documents)
+        suite = self._suite(interrupted)
+        manifest = replace(
+            manifest,
+            durations={"pytest": round(time.perf_counter() - self.clock, 3)},
+            suites=(suite,),
+            selected=self._selection(),
+        )
+        outcome = store(self.root, Run(manifest, rows, tuple(self.findings)), lambda line: None)
+        device, decision = manifest.environment.device, outcome.decision
+        assert decision is not None
+        self.lines = [
+            f"numerics run: {len(rows)} measurements of {suite.executed} tests: JAX on "
+            f"{device.kind} ({device.name}) {against}",
+            f"{decision.word}: {decision.sentence}",
+            str(outcome.folder),
+        ]
+        return int(decision.exit_code)
+
+    def _selection(self) -> tuple[str, ...]:
+        """Return what the session was asked for; never empty, since it is no whole night."""
+        marks, words = self.config.getoption("-m"), self.config.getoption("-k")
+        return tuple(filter(None, (marks, words and f"-k {words}"))) or ("everything",)
+
+    def _of_megalodon(
+        self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
+    ) -> tuple[Manifest, str]:
+        """Return the manifest of a session that measured Megalodon, and its reference in words."""
+        from parity.megalodon.suite import choose_reference
+        from reports.provenance.environment import describe
+        from reports.verdict.document import with_tables
+
+        reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
+        manifest = with_tables(manifest, rows)
+        environment = replace(manifest.environment, reference=reference)
+        against = "compared with the float64 oracle and megalodon-hf"
+        return (
+            replace(manifest, environment=environment, ports=tuple(documents)),
+            f"{against} {reference.kind} {reference.commit}",
+        )
+
+    def _suite(self, interrupted: bool) -> SuiteResult:
+        """Return how much of the plan was executed, and why it is not all of it."""
+        from reports.store.manifest import SuiteResult
+
+        planned = self.planned if self.plan_was_sent else self.planned | self.collected
+        recorded = {test for test, _ in self.records}
+        # A test that failed before it recorded anything did run: its failure is a finding.
+        executed = self.called & (recorded | self.failed)
+        reasons = [f"{test} {how}" for test, how in sorted(self.uncollected.items())]
+        reasons += ["the session was interrupted"] if interrupted else []
+        missing = planned - executed
+        for what, tests in (
+            ("did not run", missing - self.skipped - self.called),
+            ("skipped", missing & self.skipped),
+            ("recorded nothing", missing & self.called - self.skipped),
+        ):
+            reasons += [f"{what}: {', '.join(sorted(tests))}"] if tests else []
+        return SuiteResult(
+            name="pytest",
+            planned=len(planned) + len(self.uncollected),
+            executed=len(executed & planned),
+            reason="; ".join(reasons)[:_REASON],
+            status="failed" if reasons else "ran",
+        )
+
+
+def distinct(
+    records: Iterable[tuple[str, Measurement]], ports: Iterable[tuple[str, dict[str, Any]]]
+) -> tuple[tuple[Measurement, ...], list[dict[str, Any]]]:
+    """Return all measurements and documents of ports, with no key twice.
+
+    Where several tests measure one key, the first by node id keeps its case's name, and the case of
+    the others is named after the test too. The order in which workers answer has no influence.
+    """
+    groups: dict[tuple[str, str, int], list[Measurement]] = {}
+    turns: dict[tuple[str, Key], int] = {}
+    for test, row in sorted(records, key=lambda record: record[0]):
+        turn = turns[test, row.key] = turns.get((test, row.key), -1) + 1
+        groups.setdefault((test, row.case, turn), []).append(row)
+    taken: set[Key] = set()
+    names: dict[tuple[str, str, int], str] = {}
+    for group, rows in groups.items():
+        names[group] = _free_name(group, [row.key[1:] for row in rows], taken)
+        taken |= {(names[group], *row.key[1:]) for row in rows}
+    renamed = [replace(row, case=names[group]) for group, rows in groups.items() for row in rows]
+    documents, seen = [], dict[tuple[str, str], int]()
+    for test, document in ports:
+        title = document["title"]
+        turn = seen[test, title] = seen.get((test, title), -1) + 1
+        documents.append({**document, "title": names.get((test, title, turn), title)})
+    by_title = sorted(documents, key=lambda document: document["title"])
+    return tuple(sorted(renamed, key=lambda row: row.key)), by_title
+
+
+def _free_name(
+    group: tuple[str, str, int], rest: Sequence[tuple[str, str, str]], taken: Collection[Key]
+) -> str:
+    """Return a name of a case under which no key is taken."""
+    test, case, _ = group
+
+    def names() -> Iterator[str]:
+        yield from (case, f"{case} [{test}]")
+        yield from (f"{case} [{test} #{n}]" for n in itertools.count(2))
+
+    return next(name for name in names() if not any((name, *key) in taken for key in rest))
+
+
+def _failure(report: pytest.TestReport) -> Finding:
+    """Return the finding that a failed phase of a test is."""
+    lines = (report.longreprtext or "failed").strip().splitlines()
+    message = f"failed in {report.when}: {lines[-1]}"[:400]
+    return Finding("pytest", Severity.ERROR, report.nodeid, "failed", 1.0, 0.0, "pytest", message)

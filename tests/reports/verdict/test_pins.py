@@ -1,0 +1,227 @@
+"""A pinned baseline is whole or is not used: no number that is none may excuse a worse run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.registry.lookup import comparison_lines, judge_stored
+from reports.store.runs import Run, write_run
+from reports.verdict import pins
+from reports.verdict.decide import Word, decide
+from reports.verdict.levels import STILL, levels, name_of, spread_of
+from tests.reports.nights import measurement, run
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+
+
+def night(value: float = 1e-6, day: int = 1, **changes: Any) -> Run:
+    made = {"id": f"2026-11-{day:02d}T21-30-00Z-0000000", "suites": SUITES}
+    return run(
+        measurement(value=value), created=f"2026-11-{day:02d}T21:30:00+00:00", **made, **changes
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a pinned baseline of this machine."""
+    folder = tmp_path / "pinned"
+    monkeypatch.setattr(pins, "FOLDER", folder)
+    pin = pins.pin_of(night(), {}, "as measured", "2026-11-01")
+    pins.write(pin, pins.file_of(pin))
+    return pins.file_of(pin)
+
+
+def edited(path: Path, **fields: Any) -> None:
+    """Change fields of the one level; a digest would be noticed first."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["digest"]
+    [level] = document["groups"].values()
+    level.update(fields)
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def verdict(path: Path, value: float) -> tuple[Word, str, list[str]]:
+    """Word, sentence and lines of a run on the pin's machine, judged with what is stored."""
+    judged = judge_stored(write_run(path.parents[1] / "runs", night(value, 2)))
+    return judged.decision.word, judged.decision.sentence, comparison_lines(judged)
+
+
+def test_a_pin_that_is_whole_finds_a_worse_run(path: Path) -> None:
+    assert verdict(path, 1.6e-6)[0] is Word.REGRESSED
+
+
+WRONG = {
+    "typical": [math.nan, math.inf, -math.inf, 0, 0.0, -1, "x", None, True, [1e-6], 10**400, 1e-5],
+    "worst": [math.nan, math.inf, 0, -1, "x", None, 1e-7],
+    "spread": [[math.nan, 0.1], [0.1, math.inf], [0.1], [0.1, 0.1, 0.1], [-0.1, 0.1], "ab", None],
+    "tolerance": [math.nan, math.inf, -1.0, "x", None],
+    "gates": [0, -1, 1.0, True, "1", None],
+    "floored": [-1, 2, 0.0, None],
+    "work": ["", None, 7],
+    "another": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
+def test_a_level_that_is_none_makes_the_file_unusable(path: Path, field: str, value: Any) -> None:
+    edited(path, **{field: value})
+    loaded = pins.load("cpu")
+    assert (loaded.pins, len(loaded.unusable)) == ((), 1)
+    assert path.name in loaded.unusable[0]
+    # Negative control: the same file with a value that a level may have.
+    edited_back = {"typical": 1e-6, "worst": 2e-6, "spread": [0.1, 0.2], "tolerance": 4e-6}
+    edited_back |= {"gates": 1, "floored": 0, "work": "abc"}
+    if field in edited_back:
+        pin = pins.pin_of(night(), {}, "as measured", "2026-11-01")
+        pins.write(pin, path)
+        edited(path, **{field: edited_back[field]})
+        assert len(pins.load("cpu").pins) == 1
+
+
+@pytest.mark.parametrize("field", ["typical", "worst", "gates", "work", "spread"])
+def test_a_level_without_a_field_makes_the_file_unusable(path: Path, field: str) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["digest"]
+    for level in document["groups"].values():
+        del level[field]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert pins.load("cpu").pins == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"groups": {}},
+        {"groups": []},
+        {"run": ""},
+        {"run": 7},
+        {"reason": " "},
+        {"pinned": ""},
+        {"pinned": "yesterday"},
+        {"commit": 7},
+        {"environment": []},
+        {"environment": {"host": {"vendor": 7}}},
+        {"schema": 5},
+        {"schema": None},
+        {"another": 1},
+    ],
+    ids=str,
+)
+def test_a_head_that_is_not_whole_makes_the_file_unusable(path: Path, changes: Any) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    del document["digest"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert len(pins.load("cpu").pins) == 1
+    path.write_text(json.dumps(document | changes), encoding="utf-8")
+    assert (pins.load("cpu").pins, len(pins.load("cpu").unusable)) == ((), 1)
+
+
+@pytest.mark.parametrize("group", ["", "a | b | logits", "a | b | nothing | rel_l2", " | | | "])
+def test_a_group_of_another_form_makes_the_file_unusable(path: Path, group: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    document = json.loads(text)
+    del document["digest"]
+    [level] = document["groups"].values()
+    document["groups"] = {group: level}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert pins.load("cpu").pins == ()
+
+
+def test_any_edit_by_hand_is_noticed_also_one_that_is_plausible(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for old, new in (("1e-06", "1.5e-06"), ("as measured", "as wished"), ('"2"', '"3"')):
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        if text != path.read_text(encoding="utf-8"):
+            [line] = pins.load("cpu").unusable
+            assert "does not fit its digest" in line
+    # A line that is there twice: JSON would take the last of them.
+    line = next(line for line in text.splitlines() if '"spread"' in line)
+    path.write_text(text.replace(line, f"{line},\n{line}"), encoding="utf-8")
+    assert "twice" in pins.load("cpu").unusable[0]
+    path.write_text(text, encoding="utf-8")
+    assert pins.load("cpu").unusable == ()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _deep(path: Path) -> None:
+    path.write_text("[" * 200_000, encoding="utf-8")
+
+
+def _large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(pins.LARGEST + 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _pipe,
+        _loop,
+        _deep,
+        _large,
+        Path.mkdir,
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        lambda path: path.write_text("null", encoding="utf-8"),
+        lambda path: path.write_text("", encoding="utf-8"),
+    ],
+    ids=["pipe", "loop", "deep", "large", "folder", "no text", "null", "empty"],
+)
+def test_a_file_that_cannot_be_read_costs_only_itself(path: Path, damage: Any) -> None:
+    healthy = path.with_name("cpu-other.json")
+    path.rename(healthy)
+    damage(path)
+    loaded = pins.load("cpu")
+    assert (len(loaded.pins), len(loaded.unusable)) == (1, 1)
+    assert verdict(path, 1.6e-6)[0] is Word.REGRESSED
+    # Nothing that is stored may be pruned because a file is damaged.
+    assert night().id in pins.pinned_ids()
+
+
+def test_the_verdict_says_that_a_pin_was_not_used(path: Path) -> None:
+    edited(path, typical=math.nan)
+    word, sentence, lines = verdict(path, 1.6e-6)
+    assert "better" not in sentence
+    assert word is Word.PASS and f"1 pinned baseline was not used ({path.name})." in sentence
+    assert any(line.startswith(f"{path.name} is not used: expected") for line in lines)
+
+
+def test_a_damaged_pin_still_protects_the_run_it_names(path: Path) -> None:
+    edited(path, typical=None)
+    assert pins.load("cpu").pins == ()
+    assert pins.pinned_ids() == {night().id}
+
+
+def test_a_device_that_a_run_claims_is_no_pattern(path: Path) -> None:
+    for device in ("*", "/etc", "..", "[c]pu"):
+        assert pins.load(device) == pins.Pins()
+
+
+@pytest.mark.parametrize("spread", [[math.nan, 0.1], [0.1, math.inf], [0.1], None, "ab", 7])
+def test_a_spread_of_a_run_that_is_none_explains_nothing(spread: Any) -> None:
+    assert spread_of(spread) == STILL
+    row = measurement()
+    [group] = levels([row], {})
+    assert levels([row], {}, {name_of(group): [math.nan, 0.1]})[group].spread == STILL
+    assert levels([row], {}, {name_of(group): [0.1, 0.2]})[group].spread == (0.1, 0.2)
+
+
+def test_levels_that_are_decades_apart_are_judged(path: Path) -> None:
+    """The ratio underflows to 0, which has no logarithm."""
+    edited(path, typical=1e305, worst=1e305)
+    [pin] = pins.load("cpu").pins
+    assert decide(night(1e-22), None, {}, [pin]).word is Word.PASS
