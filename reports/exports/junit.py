@@ -14,13 +14,14 @@ from parity.engine.localize import first_divergence
 from parity.engine.measurement import Measurement, Verdict
 from reports.store.runs import Run
 from reports.text import count, edge_name, label, metric_name, number
-from reports.verdict.decide import Decision, Word
+from reports.verdict.decide import Decision, ExitCode, Word
 from reports.verdict.document import suite_of
 from stability.core.findings import Finding, Severity
 
 SHOWN = 50
 """Rows that a failing test lists."""
-GOOD = (Word.PASS, Word.CHANGED)
+SKIPPED = "skipped"
+"""Outcome of a comparison without a tolerance: reported, and neither passed nor failed."""
 
 
 def junit(run: Run, decision: Decision) -> str:
@@ -30,7 +31,7 @@ def junit(run: Run, decision: Decision) -> str:
     that did not finish has no measurement to show.
     """
     manifest = run.manifest
-    root = ET.Element("testsuites", name=f"megalodon-numerics {run.id}")
+    root = ET.Element("testsuites", name=f"megalodon-numerics {label(run.id)}")
     groups: dict[str, dict[tuple[str, str], list[Measurement]]] = {}
     for m in run.measurements:
         groups.setdefault(suite_of(m), {}).setdefault((m.case, m.edge), []).append(m)
@@ -49,7 +50,7 @@ def junit(run: Run, decision: Decision) -> str:
         if not s.whole
     ]
     _suite(root, "verdict", [*unfinished, _verdict(decision)], manifest.created, facts=_facts(run))
-    for key in ("tests", "failures", "errors"):
+    for key in ("tests", "failures", "errors", "skipped"):
         root.set(key, str(sum(int(suite.get(key, "0")) for suite in root)))
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -76,11 +77,10 @@ def _suite(
     facts: dict[str, str] | None = None,
 ) -> None:
     suite = ET.SubElement(root, "testsuite", name=label(name), tests=str(len(tests)))
-    for key, tag in (("failures", "failure"), ("errors", "error")):
+    for key, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(key, str(sum(test.find(tag) is not None for test in tests)))
-    suite.set("skipped", "0")
     # The schema has no time zone: it is UTC, as in run.json.
-    suite.set("timestamp", created.partition("+")[0])
+    suite.set("timestamp", label(created.partition("+")[0]))
     suite.set("time", f"{seconds:.3f}")
     if facts:
         properties = ET.SubElement(suite, "properties")
@@ -93,12 +93,18 @@ def _test(group: str, name: str, tag: str = "", message: str = "", text: str = "
     test = ET.Element("testcase", classname=label(group), name=label(name), time="0")
     if tag:
         # Names and notes are data: control characters, which XML forbids, become visible.
-        ET.SubElement(test, tag, message=label(message, 1000), type=tag).text = text or None
+        outcome = ET.SubElement(test, tag, message=label(message, 1000))
+        if tag != SKIPPED:
+            outcome.set("type", tag)
+        outcome.text = text or None
     return test
 
 
 def _comparison(suite: str, case: str, edge: str, rows: Sequence[Measurement]) -> ET.Element:
     group, name = f"{suite}.{case}", edge_name(edge)
+    gates = sum(m.verdict is not Verdict.INFO for m in rows)
+    if not gates:
+        return _test(group, name, SKIPPED, "no tolerance applies here: nothing was judged")
     first = first_divergence(rows)
     if first is None:
         return _test(group, name)
@@ -106,7 +112,6 @@ def _comparison(suite: str, case: str, edge: str, rows: Sequence[Measurement]) -
     other = [m for m in rows if m.verdict is Verdict.NOT_COMPARABLE]
     text = _lines(_row(m) for m in (*failing, *other))
     what = "failure" if failing else "error"
-    gates = sum(m.verdict is not Verdict.INFO for m in rows)
     starts = f"starts at {_row(first)}; {len(failing) + len(other)} of {count(gates, 'gate')}"
     return _test(group, name, what, starts, text)
 
@@ -120,7 +125,8 @@ def _probe(probe: str, rows: Sequence[Finding]) -> ET.Element:
 
 
 def _verdict(decision: Decision) -> ET.Element:
-    if decision.word in GOOD:
+    # The exit code decides, not a list of words: a word that is added later is no pass.
+    if decision.exit_code == ExitCode.PASS:
         return _test("verdict", "verdict")
     tag = "failure" if decision.word is Word.REGRESSED else "error"
     text = _lines(f"{c.what}: {c.quantity} in {c.case} {c.note}".strip() for c in decision.changes)

@@ -16,14 +16,23 @@ Group = tuple[str, str, str, str]
 
 
 def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
-    """Return the largest share of a tolerance by group; infinite where a value is no number or
-    could not be compared.
+    """Return the largest share of a tolerance by group; infinite for a gate that failed without
+    exceeding its tolerance: a NaN, a comparison that was not possible, a bound that is not finite.
     """
     shares: dict[Group, float] = {}
     for m in measurements:
         if m.verdict is Verdict.INFO:
             continue
-        share = math.inf if math.isnan(m.fraction) or math.isnan(m.value) else m.fraction
         group = (suite_of(m), m.case, m.edge, m.kind.value)
-        shares[group] = max(share, shares.get(group, 0.0))
+        shares[group] = max(_share(m), shares.get(group, 0.0))
     return shares
+
+
+def _share(m: Measurement) -> float:
+    """Return the share of its tolerance that a gate uses, above 1 unless the gate holds."""
+    measured = math.isfinite(m.value) and math.isfinite(m.tolerance)
+    # A gate that does not hold may have a value below its tolerance: two tensors of other shapes
+    # have no distance, and a stored 0 would draw them as equal.
+    if not measured or (m.verdict is not Verdict.PASS and m.fraction <= 1.0):
+        return math.inf
+    return m.fraction

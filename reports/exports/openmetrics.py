@@ -16,6 +16,7 @@ from typing import Any
 
 from reports.exports.levels import largest_shares
 from reports.store.runs import Run
+from reports.text import label
 from reports.verdict.decide import Decision
 
 PREFIX = "megalodon_numerics"
@@ -40,15 +41,20 @@ def openmetrics(run: Run, decision: Decision) -> str:
     # What differs between machines are other series, as their levels differ.
     common = {
         "kind": manifest.kind.value,
-        "device": environment.device.kind or "",
-        "reference": environment.reference.kind or "",
-        "fault": manifest.fault or "",
+        "device": _visible(environment.device.kind),
+        "reference": _visible(environment.reference.kind),
+        "fault": _visible(manifest.fault),
     }
     created = datetime.fromisoformat(manifest.created).timestamp()
 
     def gauge(name: str, about: str, samples: Mapping[Any, float], *names: str):
         family = GaugeMetricFamily(f"{PREFIX}_{name}", about, labels=[*common, *names])
+        shown: dict[tuple[str, ...], float] = {}
         for values, number in samples.items():
+            # Two samples of one series would make the text invalid: the larger is the graver.
+            at = tuple(map(_visible, values))
+            shown[at] = max(number, shown.get(at, number))
+        for values, number in shown.items():
             family.add_metric([*common.values(), *values], number, timestamp=created)
         return family
 
@@ -75,7 +81,11 @@ def openmetrics(run: Run, decision: Decision) -> str:
         ),
     ]
     info = InfoMetricFamily(f"{PREFIX}_run", "The newest run.", labels=list(common))
-    facts = {"run": run.id, "commit": manifest.commit or "", "verdict": str(decision.word)}
+    facts = {
+        "run": _visible(run.id),
+        "commit": _visible(manifest.commit),
+        "verdict": str(decision.word),
+    }
     info.add_metric(list(common.values()), facts, timestamp=created)
 
     class Collector:
@@ -85,3 +95,10 @@ def openmetrics(run: Run, decision: Decision) -> str:
     registry = CollectorRegistry()
     registry.register(Collector())  # pyright: ignore[reportArgumentType]
     return generate_latest(registry).decode()
+
+
+def _visible(name: str | None) -> str:
+    """Return a name as the value of a label: whole, and without characters that steer a terminal,
+    which is where the text goes by default.
+    """
+    return label(name or "", 1 << 16)

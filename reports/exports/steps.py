@@ -17,6 +17,7 @@ from parity.engine.measurement import Verdict
 from reports.exports.levels import largest_shares
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
+from reports.text import label
 from reports.verdict.decide import Decision
 from reports.verdict.document import suite_of
 
@@ -24,6 +25,8 @@ PROJECT = "megalodon-numerics"
 """Where runs go unless the tracker's own variable names another project or experiment."""
 LONGEST = 60
 """Characters of a part of a name: MLflow takes 250 in all."""
+LONGEST_FACT = 2000
+"""Characters of a fact; control characters in it become visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +45,41 @@ class Step:
 def step(run: Run, decision: Decision) -> Step:
     """Return a run as a step."""
     manifest = run.manifest
+    facts = {
+        "run": run.id,
+        "kind": manifest.kind.value,
+        "verdict": str(decision.word),
+        "sentence": decision.sentence,
+        "commit": manifest.commit or "",
+        "device": manifest.environment.device.kind or "",
+        "reference": manifest.environment.reference.kind or "",
+        "fault": manifest.fault or "",
+    }
     return Step(
-        run.id,
+        label(run.id, LONGEST_FACT),
         datetime.fromisoformat(manifest.created),
         int(decision.exit_code),
         _values(run, decision),
-        {
-            "run": run.id,
-            "kind": manifest.kind.value,
-            "verdict": str(decision.word),
-            "sentence": decision.sentence,
-            "commit": manifest.commit or "",
-            "device": manifest.environment.device.kind or "",
-            "reference": manifest.environment.reference.kind or "",
-            "fault": manifest.fault or "",
-        },
+        {name: label(text, LONGEST_FACT) for name, text in facts.items()},
     )
 
 
 def _values(run: Run, decision: Decision) -> dict[str, float]:
+    environment = run.manifest.environment
     values = {"exit_code": float(decision.exit_code)}
+    # A curve goes on over nights with a live and a recorded reference and over devices: these two
+    # tell them apart at each step.
+    values["reference_live"] = float(environment.reference.kind == "live")
+    values[curve("device", environment.device.kind or "unknown")] = 1.0
     values |= {f"count/{name}": float(n) for name, n in asdict(decision.counts).items()}
     gates = [m for m in run.measurements if m.verdict is not Verdict.INFO]
     every = Counter(suite_of(m) for m in gates)
     held = Counter(suite_of(m) for m in gates if m.verdict is Verdict.PASS)
     for suite, n in every.items():
-        values[curve("gates", suite)] = float(n)
-        values[curve("gates_held", suite)] = float(held[suite])
+        # Two suites may have one name as a curve, which cuts names and replaces characters.
+        for name, part in (("gates", n), ("gates_held", held[suite])):
+            of_suite = curve(name, suite)
+            values[of_suite] = values.get(of_suite, 0.0) + part
     for (suite, _, edge, kind), share in largest_shares(gates).items():
         name = curve("tolerance_used", suite, edge, kind)
         values[name] = max(share, values.get(name, 0.0))

@@ -154,7 +154,7 @@ def render(run: Run, decision: Decision, history: History, runs: str = "..") -> 
         "changes": tables.change_rows(decision.changes, decision.baseline_id is not None),
         "against": decision.against,
         "marks": marked,
-        "red_sections": len(marked),
+        "red_sections": sum(state == "fail" for state in marked.values()),
         "replay": replays(run, decision),
         "tensors": shown,
         "tensors_more": len(drilldowns) - len(shown),
@@ -191,6 +191,7 @@ def render(run: Run, decision: Decision, history: History, runs: str = "..") -> 
         ),
         "suites": facts.suites(manifest),
         "cases": facts.cases(manifest, rows),
+        "known_differences": facts.known_differences(manifest),
         "duration": sum(manifest.durations.values()),
     }
     return once(environment().get_template("page.html.j2").render(context))

@@ -115,7 +115,7 @@ def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> d
     start = next((m for m in divergences if m.edge == gates[0].edge), None)
     shown = start or max(gates, key=tables.rank_of)
     return {
-        "state": "pass" if held == len(gates) else "fail",
+        "state": tables.state_of(gates),
         "held": f"{held:,} / {len(gates):,}",
         "cell": tables.cell(shown),
         "starts": start is not None,
@@ -125,7 +125,10 @@ def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> d
 def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
     """Return every case and edge that fails in one of the runs, with where it starts in both."""
     sides = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
-    measured = [{(m.case, m.edge) for m in run.measurements} for run in (before, after)]
+    judged = [
+        {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}
+        for run in (before, after)
+    ]
     # The order of the later run, whose failures are the question; what it repaired comes last.
     keys = dict.fromkeys((*sides[1], *sides[0]))
     return [
@@ -134,16 +137,16 @@ def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[
             "edge": edge_name(edge),
             "sides": [
                 _start(side.get((case, edge)), (case, edge) in there)
-                for side, there in zip(sides, measured, strict=True)
+                for side, there in zip(sides, judged, strict=True)
             ],
         }
         for case, edge in keys
     ]
 
 
-def _start(m: Measurement | None, measured: bool) -> dict[str, str]:
+def _start(m: Measurement | None, judged: bool) -> dict[str, str]:
     if m is None:
-        state, what = ("pass", "nothing fails") if measured else ("info", "not measured")
+        state, what = ("pass", "nothing fails") if judged else ("info", "not measured")
         return {"state": state, "quantity": "", "size": what}
     return {
         "state": "fail" if m.verdict is Verdict.FAIL else "blocked",

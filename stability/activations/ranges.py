@@ -32,7 +32,7 @@ FORMATS = ("bfloat16", "float16")
 HEADROOM = 2.0**-4
 """A range this close to the largest number is a warning: training moves by more than that."""
 LOST_SHARE = 0.01
-"""Share of the elements below the smallest subnormal at which a warning is given."""
+"""Share of the elements other than 0 below the smallest subnormal at which a warning is given."""
 REPLAY = "replay the step with stability.nonfinite.replay.locate"
 SOURCE = "largest finite and smallest subnormal number of the format (IEEE 754, bfloat16)"
 
@@ -47,7 +47,7 @@ class Range(NamedTuple):
     bad: Float[Array, ""]
     """Share of the elements that are NaN or infinite."""
     lost: dict[str, Float[Array, ""]]
-    """By format: share of the elements that are not 0 and would round to 0."""
+    """By format: of the elements that are not 0, the share that would round to 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def range_findings(ranges: Ranges) -> list[Finding]:
     """Return a finding per array and format, and the gradient norm of each module.
 
     An array that would overflow is an error, one within a factor of 16 of it, or with more than 1 %
-    of its elements below the smallest subnormal, a warning; in float16, which nothing here is
+    of its elements other than 0 below the smallest subnormal, a warning; in float16, which nothing here is
     stored in, all three are notes. Norms are notes.
     """
     gradients = {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
@@ -163,7 +163,7 @@ def _of_array(name: str, found: Range) -> list[Finding]:
         if fmt == "float16" and severity is not Severity.OK:
             severity = Severity.NOTE  # this project stores nothing in float16
         message = (
-            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of its elements round to 0; "
+            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of what is not 0 rounds to it; "
             f"rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}"
         )
         metric = f"largest_{fmt}"
@@ -196,17 +196,20 @@ def summary(x: Array) -> Range:
     # Scaled by the largest: a square of 1e20 is not a float32.
     scale = jnp.maximum(top, jnp.finfo(jnp.float32).tiny)
 
-    def share(flags: Array) -> Array:
-        return jnp.sum(flags, dtype=jnp.float32) / max(x.size, 1)
+    def share(flags: Array, of: ArrayLike) -> Array:
+        return jnp.sum(flags, dtype=jnp.float32) / jnp.maximum(jnp.asarray(of, jnp.float32), 1.0)
+
+    # Zeros lose nothing: counted too, those of tokens that never occur would hide the others.
+    at_risk = jnp.sum(nonzero, dtype=jnp.float32)
 
     return Range(
         largest=top,
         smallest=jnp.min(jnp.where(nonzero, magnitude, jnp.inf), initial=jnp.inf),
         rms=scale * jnp.sqrt(jnp.mean(jnp.square(magnitude / scale))),
-        bad=share(~finite),
+        bad=share(~finite, x.size),
         # Half the smallest subnormal is a tie and rounds to 0, the even one.
         lost={
-            f: share(nonzero & (magnitude <= np.float32(by_name(f).min_subnormal / 2)))
+            f: share(nonzero & (magnitude <= np.float32(by_name(f).min_subnormal / 2)), at_risk)
             for f in FORMATS
         },
     )

@@ -26,7 +26,7 @@ from megalodon_jax.quantization.products import DIRECTIONS, ROTATION, Direction
 from megalodon_jax.weights import dotted
 from parity.megalodon.intermediates import capture
 from parity.tolerances import FORMAT_BOUNDS
-from stability.core.findings import Finding, Severity
+from stability.core.findings import RESTORE, Finding, Severity
 from stability.core.number_formats import BF16, E2M1, E4M3, Format
 from stability.core.parameter_leaves import kind_of
 from stability.products import block_formats
@@ -79,7 +79,17 @@ class Cost:
     def fraction(self) -> float:
         """What it uses of its bounds, the larger share; above 1 the format is not advised."""
         bound = FORMAT_BOUNDS[self.format]
-        return max(self.error / bound.error, self.underflow / bound.underflow)
+        return float(np.max([self.error / bound.error, self.underflow / bound.underflow]))
+
+    @property
+    def measured(self) -> bool:
+        """Whether its error is a number: it is not where an operand holds NaN or infinity."""
+        return bool(np.isfinite(self.error))
+
+    @property
+    def graver(self) -> tuple[bool, float]:
+        """What to order costs by: those that could not be measured above all others."""
+        return not self.measured, self.fraction
 
 
 def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
@@ -152,6 +162,12 @@ def findings(all_costs: Sequence[Cost]) -> list[Finding]:
         best, bound = formats[cost.gemm, cost.direction], FORMAT_BOUNDS[cost.format]
         severity = Severity.OK if best == narrowest else Severity.NOTE
         subject, metric = f"{cost.gemm} {cost.direction}", "output_error"
+        if not cost.measured:
+            message = "not measured: an operand of this product holds NaN or infinity"
+            numbers = cost.error, bound.error, bound.reason
+            error = Severity.ERROR
+            out.append(Finding("what_if", error, subject, metric, *numbers, message, RESTORE))
+            continue
         message = (
             f"in {cost.format} its error is {cost.error:.3f}, {cost.underflow:.1%} of an operand "
             f"becomes 0 and {cost.clipped:.1%} is clipped; it bears {best}"
@@ -248,7 +264,8 @@ def _cost(
         blocks = quantise(x, i == 1 and direction != "weight_grad")
         rounded.append(blocks.flat(x.shape[-1]))
         shares.append(_shares(x, rounded[-1], blocks, element))
-    worst = (max(each) for each in zip(*shares, strict=True))
+    # NumPy's maximum passes a NaN on; Python's keeps it or not by the order of its arguments.
+    worst = (float(np.max(each)) for each in zip(*shares, strict=True))
     off = np.linalg.norm(_times(*rounded) - exact)
     return Cost(name, direction, fmt, *worst, error=float(off / (np.linalg.norm(exact) or 1.0)))
 

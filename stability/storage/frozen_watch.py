@@ -31,6 +31,8 @@ class Watch(NamedTuple):
     """The followed elements after the last step, float32 (k,)."""
     still: dict[str, Any]
     """Steps in a row with a gradient and without a change, int32 (k,)."""
+    pushed: dict[str, Any]
+    """Whether an element ever had a gradient, bool (k,): no other one can stand still."""
 
 
 def start(params: Any) -> Watch:
@@ -46,7 +48,8 @@ def start(params: Any) -> Watch:
             f"nothing to watch in this {type(params).__name__}: expected a pytree with "
             "floating-point parameters."
         )
-    return Watch(last, {n: jnp.zeros(x.shape, jnp.int32) for n, x in last.items()})
+    still = {n: jnp.zeros(x.shape, jnp.int32) for n, x in last.items()}
+    return Watch(last, still, {n: jnp.zeros(x.shape, bool) for n, x in last.items()})
 
 
 def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
@@ -58,17 +61,21 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
         gradients: the gradients of the step, same names; a leaf without one does not count.
     """
     values, pushes = named_leaves(params), named_leaves(gradients)
-    last, still = {}, {}
+    last, still, ever = {}, {}, {}
     for name, before in watch.last.items():
         last[name] = _followed(values[name])
         pushed = _followed(pushes[name]) != 0 if name in pushes else jnp.zeros(before.shape, bool)
         count = watch.still[name] + pushed.astype(jnp.int32)
         still[name] = jnp.where(last[name] == before, count, 0)
-    return Watch(last, still)
+        ever[name] = watch.pushed[name] | pushed
+    return Watch(last, still, ever)
 
 
 def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
     """Return a warning for every parameter of which more than half stands still.
+
+    The share is one of the elements that had a gradient: the rows of tokens that never occur would
+    hide that all others are frozen.
 
     Args:
         watch: the watch after any number of steps.
@@ -79,12 +86,13 @@ def frozen(watch: Watch, patience: int = PATIENCE) -> list[Finding]:
     """
     if patience < 1:
         raise ValueError(f"frozen: patience={patience} must be at least 1 step.")
-    counts = {n: np.asarray(x) for n, x in watch.still.items()}
-    shares = {n: float(np.mean(c >= patience)) for n, c in counts.items() if c.size}
+    pushed = {n: np.asarray(x) for n, x in watch.pushed.items()}
+    counts = {n: np.asarray(x)[pushed[n]] for n, x in watch.still.items() if pushed[n].any()}
     findings = []
-    for name, share in shares.items():
+    for name, count in counts.items():
+        share = float(np.mean(count >= patience))
         message = (
-            f"{share:.0%} of the {counts[name].size} elements followed have not changed for "
+            f"{share:.0%} of the {count.size} elements followed have not changed for "
             f"{patience} steps although their gradients were not zero"
         )
         probe, metric = "frozen", "still_fraction"
@@ -100,7 +108,8 @@ class TorchWatch:
     ):
         self._parameters, self._patience, self._report = dict(names), patience, report
         values = {n: _of_tensor(p) for n, p in self._parameters.items()}
-        self._watch = Watch(values, {n: np.zeros(x.shape, np.int32) for n, x in values.items()})
+        still = {n: np.zeros(x.shape, np.int32) for n, x in values.items()}
+        self._watch = Watch(values, still, {n: np.zeros(x.shape, bool) for n, x in values.items()})
         self._reported: set[str] = set()
         self._handle: Any = None
 
@@ -121,7 +130,9 @@ class TorchWatch:
             if parameter.grad is None:
                 continue
             before, now = self._watch.last[name], _of_tensor(parameter)
-            count = self._watch.still[name] + (_of_tensor(parameter.grad) != 0)
+            pushed = _of_tensor(parameter.grad) != 0
+            count = self._watch.still[name] + pushed
+            self._watch.pushed[name] |= pushed
             self._watch.still[name] = np.where(now == before, count, 0).astype(np.int32)
             self._watch.last[name] = now
         frozen_now = {f.subject: f for f in self.findings()}

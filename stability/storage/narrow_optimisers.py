@@ -78,7 +78,7 @@ def nearest_storage(inner: Transform) -> Transform:
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, NearestState]:
         moves, inner_state = _inner_update(inner, updates, state.inner, params)
-        rounded = _by_leaf(lambda path, p, u, fmt: nearest(p + u, fmt) - p, params, moves)
+        rounded = _by_leaf(lambda path, p, u, fmt: _move(nearest(p + u, fmt), p), params, moves)
         return rounded, NearestState(inner_state)
 
     return optax.GradientTransformation(init, update)
@@ -99,7 +99,7 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
         moves, inner_state = _inner_update(inner, updates, state.inner, params)
 
         def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
-            return stochastic(p + u, fmt, leaf_key(state.seed, path, state.step)) - p
+            return _move(stochastic(p + u, fmt, leaf_key(state.seed, path, state.step)), p)
 
         rounded = _by_leaf(move, params, moves)
         return rounded, StochasticState(inner_state, state.step + jnp.int32(1), state.seed)
@@ -137,8 +137,11 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
 
         def move(path: str, p: jax.Array, u: jax.Array, fmt: Format) -> jax.Array:
             whole = keep(u + state.compensation[path].astype(jnp.float32))
-            moved = nearest(p + whole, fmt) - p
-            carried[path] = keep(whole - moved).astype(dtype)
+            moved = _move(nearest(p + whole, fmt), p)
+            lost = whole - moved
+            # Nothing is carried from an infinity: the next step would make it NaN.
+            lost = jnp.where(jnp.isfinite(lost), lost, 0.0)
+            carried[path] = keep(lost).astype(dtype)
             return moved
 
         return _by_leaf(move, params, moves), KahanState(inner_state, carried)
@@ -157,10 +160,10 @@ def float32_master(inner: Transform) -> Transform:
         master = jax.tree.map(lambda m, u: m + u, state.master, moves)
 
         def move(path: str, p: jax.Array, m: jax.Array, fmt: Format) -> jax.Array:
-            return nearest(m, fmt) - p
+            return _move(nearest(m, fmt), p)
 
         _insist(params)
-        shown = _by_leaf(move, params, master, wide=lambda p, m: m - p)
+        shown = _by_leaf(move, params, master, wide=lambda p, m: _move(m, p))
         return shown, MasterState(inner_state, master)
 
     return optax.GradientTransformation(init, update)
@@ -202,6 +205,11 @@ def leaf_key(seed: Any, path: str, step: Any) -> jax.Array:
 def _inner_update(inner: Transform, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
     _insist(params)
     return optimiser_update(inner, _wide(grads), state, _wide(params))
+
+
+def _move(target: jax.Array, p: jax.Array) -> jax.Array:
+    """Return the update that takes p to target; 0 where p is there, as an infinity may be."""
+    return jnp.where(target == p, 0.0, target - p)
 
 
 def _insist(params: Any) -> None:

@@ -7,6 +7,7 @@ docs/stability.md "Remedies".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -104,7 +105,9 @@ class Trial:
     @property
     def miss(self) -> float:
         """How far the applied displacement is from the intended one, |fidelity - 1|."""
-        return abs(self.survival.fidelity - 1.0)
+        miss = abs(self.survival.fidelity - 1.0)
+        # NaN has no place in an order: a remedy that diverges is the worst one.
+        return math.inf if math.isnan(miss) else miss
 
     @property
     def works(self) -> bool:

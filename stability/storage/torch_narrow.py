@@ -53,12 +53,17 @@ class NarrowParameters:
                 p.grad = gradient.float()
 
     def _round(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
         for p, dtype in self._narrow.items():
             gradient, p.grad = p.grad, None
             wide = p.data
             p.data = wide.to(dtype) if self._carry else stochastic(wide)
             if self._carry:
-                optimizer.state[p][CARRY] = (wide - p.data.float()).to(dtype)
+                lost = wide - p.data.float()
+                # Nothing is carried from an infinity: the next step would make it NaN.
+                lost = torch.where(torch.isfinite(lost), lost, torch.zeros_like(lost))
+                optimizer.state[p][CARRY] = lost.to(dtype)
             p.grad = gradient.to(dtype)
         self._narrow = {}
 

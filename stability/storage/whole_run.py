@@ -13,6 +13,7 @@ with training in docs/stability.md "The whole run".
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -330,9 +331,11 @@ def _shrunk(outcome: Outcome, wide: Outcome, weight: Any) -> float:
 
 
 def _short(gone: np.ndarray, way: np.ndarray) -> float:
+    """Return the share of a displacement that is missing, in [0, 1]; all of it if it is NaN."""
     whole = np.abs(way, dtype=np.float64).sum()
     share = float((gone * np.sign(way)).sum() / whole) if whole else 1.0
-    return min(1.0, max(0.0, 1.0 - share))
+    # Python's maximum of 0 and NaN is 0, which would say that nothing is missing.
+    return 1.0 if math.isnan(share) else min(1.0, max(0.0, 1.0 - share))
 
 
 def _parts(lost: np.ndarray) -> str:

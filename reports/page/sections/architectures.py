@@ -15,6 +15,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.edges import MegalodonEdge
 from parity.port_tolerances import PortEdge
 from reports.page.sections import documents
+from reports.page.sections.tables import state_of
 from reports.page.svg import Line
 from reports.store.runs import Run
 from reports.text import label, number
@@ -78,15 +79,13 @@ def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logits(rows: Iterable[Measurement], *edges: str) -> str:
-    """Return the worst relative L2 of logits on some edges."""
+    """Return the worst relative L2 of logits on some edges; one that is not finite is the worst."""
     values = [
         m.value
         for m in rows
-        if m.edge in edges
-        and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
-        and math.isfinite(m.value)
+        if m.edge in edges and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
     ]
-    return number(max(values)) if values else "–"
+    return number(max(values, key=lambda v: (math.isnan(v), v))) if values else "–"
 
 
 def _findings(content: Mapping[str, Any]) -> str:
@@ -116,7 +115,7 @@ def _case(name: str, rows: Sequence[Measurement]) -> dict[str, Any]:
     return {
         "name": label(name, 40),
         "why": label(why, 120),
-        "state": "pass" if passed == len(judged) else "fail",
+        "state": state_of(rows),
         "gates": f"{passed:,} / {len(judged):,}",
         "logits": _logits(rows, PortEdge.PORT32_ORIGINAL32),
         "wide": _logits(rows, PortEdge.PORT64_ORIGINAL64),

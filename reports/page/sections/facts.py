@@ -126,6 +126,8 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
     gates = sum(counts.values()) - counts[Verdict.INFO]
     if not counts:
         state, tally = "warning", "not run"
+    elif not gates:
+        state, tally = "warning", "no gate"
     else:
         bad = "fail" if counts[Verdict.FAIL] else "blocked"
         state = "pass" if counts[Verdict.PASS] == gates else bad
@@ -140,6 +142,28 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
         "held": tally,
         "reasons": list(reasons),
     }
+
+
+def known_differences(manifest: Manifest) -> list[dict[str, str]]:
+    """Return every deliberate difference; only one that was measured in this run can hold."""
+    return [
+        {
+            "name": label(str(entry.get("id", "")), 60),
+            "state": _difference_state(entry),
+            "value": number(entry.get("value")),
+            **{
+                name: label(str(entry.get(name) or ""), limit)
+                for name, limit in (("measured", 160), ("bound", 160), ("reason", 400))
+            },
+        }
+        for entry in manifest.seams
+    ]
+
+
+def _difference_state(entry: Mapping[str, Any]) -> str:
+    if not entry.get("holds", True):
+        return "fail"
+    return "info" if entry.get("value") is None else "pass"
 
 
 def suites(manifest: Manifest) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Which sections of the page hold something red, for the navigation. See docs/reports.md."""
+"""Which sections of the page hold something that does not hold, for the navigation.
+
+See docs/reports.md.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _PROBES = {"survival": "underflow", "poles": "poles"}
 def of_sections(
     rows: Iterable[Measurement], findings: Iterable[Finding], decision: Decision
 ) -> dict[str, str]:
-    """Return the state to show beside each section that holds something red."""
+    """Return the state to show beside each section where not everything holds: "fail", or
+    "blocked" where nothing failed and something could not be compared.
+    """
+    blocked = {section_of(m) for m in rows if m.verdict is Verdict.NOT_COMPARABLE}
     red = {section_of(m) for m in rows if m.verdict is Verdict.FAIL}
     red |= {_PROBES.get(f.probe, "audits") for f in findings if f.severity is Severity.ERROR}
     sections = {(m.case, m.edge, m.kind.value): section_of(m) for m in rows}
@@ -42,7 +48,7 @@ def of_sections(
     red |= {sections[place] for place in places if place in sections}
     if grave:
         red |= {"changes", "records"}
-    return dict.fromkeys(red, "fail")
+    return dict.fromkeys(blocked, "blocked") | dict.fromkeys(red, "fail")
 
 
 def section_of(m: Measurement) -> str:

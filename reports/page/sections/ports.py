@@ -12,7 +12,7 @@ from typing import Any
 
 from parity.engine.measurement import Measurement, Verdict
 from reports.page.sections.stages import stage_row
-from reports.page.sections.tables import rank_of
+from reports.page.sections.tables import rank_of, state_of
 from reports.store.runs import Run
 from reports.text import edge_name, edge_question, edge_rank, label, number, share
 
@@ -25,8 +25,8 @@ ROWS = 400
 
 
 def ports(run: Run) -> list[dict[str, Any]]:
-    """Return what the page shows of each port of a run, those that diverge first."""
-    documents = sorted(run.manifest.ports, key=lambda document: bool(document["holds"]))
+    """Return what the page shows of each port of a run, those that do not hold first."""
+    documents = sorted(run.manifest.ports, key=lambda document: _holds(document, run))
     return [_port(document, run, turn) for turn, document in enumerate(documents)]
 
 
@@ -38,14 +38,14 @@ def only_ports(run: Run) -> bool:
 
 def _port(document: Mapping[str, Any], run: Run, turn: int) -> dict[str, Any]:
     title = str(document["title"])
-    rows = [m for m in run.measurements if m.case == title and m.verdict is not Verdict.INFO]
+    rows = _gates(document, run)
     place, sides = document["place"], document["sides"]
     stages = [_stage(stage, place["culprit"]) for stage in place["stages"]]
     at = next((i for i, stage in enumerate(stages) if stage["here"]), None)
     return {
         "id": f"port-{turn + 1}",
         "title": label(title, 80),
-        "state": "pass" if document["holds"] else "fail",
+        "state": "pass" if _holds(document, run) else "fail",
         "sentence": label(str(document["sentence"]), 600),
         "sides": f"{label(sides['port'], 40)} against {label(sides['original'], 40)}",
         "edges": _edges(rows),
@@ -57,6 +57,18 @@ def _port(document: Mapping[str, Any], run: Run, turn: int) -> dict[str, Any]:
         "bfloat16": _bfloat16(document["bfloat16"]),
         "notices": [label(str(notice), 400) for notice in document["notices"]],
     }
+
+
+def _gates(document: Mapping[str, Any], run: Run) -> list[Measurement]:
+    title = str(document["title"])
+    return [m for m in run.measurements if m.case == title and m.verdict is not Verdict.INFO]
+
+
+def _holds(document: Mapping[str, Any], run: Run) -> bool:
+    """Return whether a port holds: its report says so, and so does every gate, of which one is
+    there.
+    """
+    return bool(document["holds"]) and state_of(_gates(document, run)) == "pass"
 
 
 def _edges(rows: Sequence[Measurement]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ page".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
@@ -102,6 +102,19 @@ STATES = {
 }
 
 
+def state_of(rows: Iterable[Measurement]) -> str:
+    """Return the state of a group: "pass" only if every gate in it holds and there is one.
+
+    A failure is "fail", gates that could not be compared are "blocked", no gate is "info".
+    """
+    verdicts = {m.verdict for m in rows} - {Verdict.INFO}
+    if not verdicts:
+        return "info"
+    if Verdict.FAIL in verdicts:
+        return "fail"
+    return "pass" if verdicts == {Verdict.PASS} else "blocked"
+
+
 def cell(m: Measurement) -> Cell:
     """Show one measurement."""
     fraction = m.fraction
@@ -159,6 +172,7 @@ def overview(
                 "question": edge_question(edge),
                 "passed": int((part["verdict"] == Verdict.PASS).sum()),
                 "gates": len(part),
+                "state": state_of(part["measurement"]),
                 "starts": edge in first,
                 "gate": cell(first.get(edge, worst)),
                 "series": series,
@@ -288,9 +302,13 @@ def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
     rows = []
     for case in dict.fromkeys(part["case"]):
         of_case = part[part["case"] == case]
-        sides = [(values[case, e, "logits", "rel_l2"], e) for e in set(of_case["edge"])]
-        least = min(sides)[0]
-        for error, edge in sorted(sides):
+        sides = [
+            (values.get((case, e, "logits", "rel_l2"), math.nan), e)
+            for e in sorted(set(of_case["edge"]))
+        ]
+        least = min((error for error, _ in sides if math.isfinite(error)), default=0.0)
+        # A side without a finite error is the worst, wherever NaN would sort.
+        for error, edge in sorted(sides, key=lambda side: (not math.isfinite(side[0]), side[0])):
             metrics = ("kl_p50", "kl_max", "top1_agreement", "nll_difference")
             extras = [values.get((case, edge, "logits", m)) for m in metrics]
             rows.append(
@@ -298,7 +316,7 @@ def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
                     "case": label(case, 48),
                     "side": edge_name(edge).removesuffix(" vs oracle"),
                     "logits": number(error),
-                    "times": f"{error / least:.2f}" if least else "–",
+                    "times": f"{error / least:.2f}" if least and math.isfinite(error) else "–",
                     "loss": number(values.get((case, edge, "loss", "rel_l2"))),
                     "values": [
                         "–" if v is None else metric_value(m, v)

@@ -64,7 +64,7 @@ def as_text(costs: Sequence[Cost]) -> str:
     lines = [f"{'matrix':<14}{'product':<13}" + "".join(f"{f:<26}" for f in narrow) + "bears"]
     for (kind, direction), part in groups.items():
         worst = {
-            f: max((c for c in part if c.format == f), key=lambda c: c.fraction) for f in narrow
+            f: max((c for c in part if c.format == f), key=lambda c: c.graver) for f in narrow
         }
         cells = [f"error {c.error:.3f}, {c.underflow:.1%} to 0" for c in worst.values()]
         bears = sorted({chosen[c.gemm, c.direction] for c in part}, key=LADDER.index)
@@ -87,7 +87,7 @@ def section(run: Run) -> dict[str, Any] | None:
             for fmt in dict.fromkeys(r["format"] for r in rows)
             for d in DIRECTIONS
         ],
-        "beyond": sum(row["fraction"] > 1 for row in rows if row["format"] == LADDER[0]),
+        "beyond": sum(_used(row) > 1 for row in rows if row["format"] == LADDER[0]),
         "products": sum(row["format"] == LADDER[0] for row in rows),
     }
 
@@ -101,18 +101,18 @@ def _map(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> HeatMap
         layer = re.search(r"layers\.(\d+)\.", name)
         line = cells.setdefault(f"layer {layer[1]}" if layer else "", [None] * len(columns))
         line[columns.index(_kind(name))] = _cell(row)
-    worst = max(part, key=lambda row: row["fraction"])
+    worst = max(part, key=_used)
     return HeatMap(
         case=label(_WORDS[direction]),
         edge=label(fmt),
         columns=tuple(label(c, 16) for c in columns),
         rows=tuple((name, tuple(line)) for name, line in cells.items()),
-        summary=f"worst {label(str(worst['gemm']))} at {share(worst['fraction'])} of its bound",
+        summary=f"worst {label(str(worst['gemm']))} at {share(_used(worst))} of its bound",
     )
 
 
 def _cell(row: Mapping[str, Any]) -> HeatCell:
-    used = float(row["fraction"])
+    used = _used(row)
     return HeatCell(
         quantity=label(str(row["gemm"])),
         title=f"{label(str(row['gemm']))}: output error {number(row['error'])}, "
@@ -125,19 +125,33 @@ def _cell(row: Mapping[str, Any]) -> HeatCell:
 
 def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[str, Any]:
     part = [r for r in rows if (r["format"], r["direction"]) == (fmt, direction)]
-    worst = max(part, key=lambda row: row["fraction"])
+    worst = max(part, key=_used)
     return {
         "format": label(fmt, 24),
         "direction": label(_WORDS[direction], 32),
-        "error": number(float(np.median([row["error"] for row in part]))),
-        "worst": number(max(row["error"] for row in part)),
-        "mse": number(max(row["mse"] for row in part)),
-        "underflow": share(max(row["underflow"] for row in part)),
-        "clipped": share(max(row["clipped"] for row in part)),
-        "used": share(worst["fraction"]),
+        "error": number(float(np.median(_numbers(part, "error")))),
+        "worst": number(float(np.max(_numbers(part, "error")))),
+        "mse": number(float(np.max(_numbers(part, "mse")))),
+        "underflow": share(float(np.max(_numbers(part, "underflow")))),
+        "clipped": share(float(np.max(_numbers(part, "clipped")))),
+        "used": share(_used(worst)),
         "where": label(str(worst["gemm"])),
-        "state": "ok" if worst["fraction"] <= 1 else "note",
+        "state": "ok" if _used(worst) <= 1 else "note",
     }
+
+
+def _used(row: Mapping[str, Any]) -> float:
+    """Return the share of its bounds that a product uses; without end where it is not a number.
+
+    run.json has no NaN: a product of operands that are not finite is null there.
+    """
+    used = row["fraction"]
+    return math.inf if used is None or math.isnan(used) else float(used)
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return a column, NaN where run.json has null: NumPy's maximum and median pass it on."""
+    return [math.nan if row[name] is None else float(row[name]) for row in rows]
 
 
 def _kind(name: str) -> str:

@@ -450,7 +450,9 @@ def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says
     rows = (
         measurement(),
         measurement(**port, quantity="logits", value=4.2e-7, kind=Kind.LOGITS),
-        measurement(**port, quantity="layers.1.mlp", value=math.nan, verdict=Verdict.FAIL),
+        measurement(
+            **port, quantity="layers.1.mlp", kind=Kind.BLOCK, value=math.nan, verdict=Verdict.FAIL
+        ),
         measurement(
             **port, quantity="layers.1.chosen", metric="smallest_margin", value=3e-4, **info
         ),

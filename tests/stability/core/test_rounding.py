@@ -89,6 +89,21 @@ def test_rounding_saturates_and_keeps_what_is_not_finite() -> None:
     assert np.isnan(np.float32(1e9).astype(E4M3.dtype).astype(np.float32)), "why casts clamp first"
 
 
+@EACH
+def test_what_is_not_finite_comes_out_as_itself_whatever_is_drawn(fmt: Format) -> None:
+    x = jnp.float32([jnp.inf, -jnp.inf, jnp.nan, -jnp.nan])
+    drawn = jax.jit(lambda v, key: stochastic(v, fmt, key))
+    for got in (
+        nearest(x, fmt),
+        *(drawn(x, key) for key in jax.random.split(jax.random.key(0), 8)),
+    ):
+        shown = np.asarray(got)
+        assert shown[:2].tolist() == [np.inf, -np.inf]
+        assert np.isnan(shown[2:]).all()
+    clamped = fmt.clamp(np.asarray(x))
+    assert clamped[:2].tolist() == [np.inf, -np.inf] and np.isnan(clamped[2:]).all()
+
+
 def test_a_compiler_that_removes_the_rounding_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_rounding.cache_clear()
     with monkeypatch.context() as patch:

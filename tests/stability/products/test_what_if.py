@@ -79,6 +79,50 @@ def test_outliers_move_a_product_up_the_ladder() -> None:
     assert "by a rule" in note.remedy
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("side", ["x", "weight", "dy"])
+def test_a_product_of_what_is_not_finite_is_an_error_and_not_advised(side, value) -> None:
+    small = tensors(lambda z: z[:64, :64])
+    spoiled = getattr(small, side).copy()
+    spoiled[3, 5] = value
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = list(costs({"good": small, "bad": replace(small, **{side: spoiled})}, LADDER))
+    touched = {
+        d for d in DIRECTIONS if not all(np.isfinite(a).all() for a in
+                                         replace(small, **{side: spoiled}).operands(d))
+    }  # fmt: skip
+    assert len(touched) == 2
+    chosen, said = advice(found), {f.subject: f for f in findings(found)}
+    for direction in DIRECTIONS:
+        expected = LADDER[-1] if direction in touched else chosen["good", direction]
+        assert chosen["bad", direction] == expected
+        severity = Severity.ERROR if direction in touched else Severity.OK
+        assert said[f"bad {direction}"].severity is severity
+        assert said[f"good {direction}"].severity is Severity.OK
+    narrow = [c for c in found if c.format == LADDER[0]]
+    assert not max(narrow, key=lambda c: c.graver).measured
+    assert not max(narrow[::-1], key=lambda c: c.graver).measured
+
+
+def test_a_cost_is_that_of_each_product_once_and_of_its_worse_operand() -> None:
+    small = tensors(lambda z: z[:64, :64])
+    coarse = replace(small, weight=np.exp(6 * small.weight).astype(np.float32))
+    found = {(c.gemm, c.direction): c for c in costs({"a": small, "b": coarse}, ("mxfp4",))}
+    assert len(found) == 2 * len(DIRECTIONS)
+    assert len(list(costs({"a": small, "b": coarse}))) == len(found) * len(FORMATS)
+    # Of a matrix times itself both operands are the worse one.
+    alone = [
+        next(iter(costs({"w": replace(coarse, x=each, weight=each)}, ("mxfp4",))))
+        for each in (coarse.x, coarse.weight)
+    ]
+    both = found["b", "forward"]
+    for name in ("underflow", "clipped", "mse"):
+        assert getattr(both, name) == max(getattr(each, name) for each in alone)
+    assert both.underflow > found["a", "forward"].underflow
+    assert found["b", "input_grad"].underflow > found["a", "input_grad"].underflow
+    assert found["a", "weight_grad"] == replace(found["b", "weight_grad"], gemm="a")
+
+
 def test_rules_give_every_matrix_the_widest_of_its_three_products() -> None:
     names = [f"model.layers.{i}.{kind}" for i in range(3) for kind in ("a", "b", "c")]
     wanted = dict.fromkeys(names, "nvfp4") | {f"model.layers.{i}.b": "mxfp8" for i in range(3)}

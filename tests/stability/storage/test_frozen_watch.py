@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import torch
@@ -54,6 +55,29 @@ def test_a_change_starts_the_count_anew_and_few_elements_are_followed() -> None:
     watch = advance(watch, {"w": 2 * ones["w"]}, ones)
     assert not frozen(watch, 1)
     assert not frozen(advance(watch, {"w": 2 * ones["w"]}, {"other": ones["w"]}), 1)
+
+
+def test_elements_without_a_gradient_take_nothing_from_the_share() -> None:
+    """Of 8 rows 2 occur, and one of these stands still: half, not an eighth."""
+    rows = np.ones((8, 4), np.float32)
+    gradient = np.zeros_like(rows)
+    gradient[:2] = 1.0
+    watch = start({"w": jnp.asarray(rows)})
+    for turn in range(PATIENCE):
+        # One element of the first row moves on, so that more than half stand still.
+        rows[1], rows[0, 0] = rows[1] + 1.0, rows[0, 0] + 1.0
+        watch = advance(watch, {"w": jnp.asarray(rows)}, {"w": jnp.asarray(gradient)})
+        assert not frozen(watch, PATIENCE), turn
+    rows_of_torch = torch.nn.Parameter(torch.ones(8, 4))
+    optimiser, reports = torch.optim.SGD([rows_of_torch], lr=0.0), []
+    watch_torch(optimiser, [("w", rows_of_torch)], patience=PATIENCE, report=reports.append)
+    for _ in range(PATIENCE):
+        rows_of_torch.grad = torch.from_numpy(gradient.copy())
+        watch = advance(watch, {"w": jnp.asarray(rows)}, {"w": jnp.asarray(gradient)})
+        optimiser.step()
+    (found,), (of_torch,) = frozen(watch, PATIENCE), reports
+    assert found.value == of_torch.value == 1.0
+    assert found.message.startswith("100% of the 8 elements followed")
 
 
 def torch_loop(dtype: torch.dtype, steps: int):

@@ -94,6 +94,20 @@ def test_stochastic_rounding_is_unbiased_with_the_variance_of_its_coins() -> Non
     assert abs(biased.mean() - EXACT) > SIGMAS * deviation / np.sqrt(ELEMENTS)
 
 
+@pytest.mark.parametrize("name", ["nearest", "stochastic", "kahan", "kahan float32", "master"])
+def test_what_is_not_finite_stays_what_it_is(name: str) -> None:
+    """The way from infinity to infinity is NaN, and so would be the parameter one step later."""
+    transform = WRAPPERS[name](optax.identity())
+    params = {"w": jnp.asarray([jnp.inf, -jnp.inf, jnp.nan, 1.0, 1.0, 1.0], jnp.bfloat16)}
+    state = transform.init(params)
+    for updates in ([0.0, 0.0, 0.0, jnp.inf, jnp.nan, 1.0], [1.0, 1.0, 1.0, -1.0, 0.0, 1.0]):
+        moves, state = transform.update({"w": jnp.float32(updates)}, state, params)
+        params = apply_updates(params, moves)
+    shown = np.asarray(params["w"], np.float32)
+    assert shown[[0, 1, 3, 5]].tolist() == [np.inf, -np.inf, np.inf, 3.0]
+    assert np.isnan(shown[[2, 4]]).all()
+
+
 def test_a_larger_step_at_one_overshoots_downward_by_the_specified_third() -> None:
     transform = nearest_storage(optax.identity())
     params = {"w": jnp.ones(1, jnp.bfloat16)}

@@ -112,6 +112,31 @@ def test_only_neighbours_are_drawn_and_what_is_not_finite_stays() -> None:
     assert torch.isnan(drawn[:, 5]).all()
 
 
+def test_no_draw_makes_a_number_of_what_is_none() -> None:
+    """Random bits carry: from a NaN with all of them set they would reach the sign and make 0."""
+    patterns = [0x7F800000, -0x800000, 0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000]
+    wide = torch.tensor(patterns, dtype=torch.int32).view(torch.float32)
+    assert torch.isnan(wide[2:]).all()
+    for _ in range(64):
+        drawn = stochastic(wide).float()
+        assert drawn[:2].tolist() == [torch.inf, -torch.inf]
+        assert torch.isnan(drawn[2:]).all()
+
+
+@pytest.mark.parametrize("attach", [round_stochastically, compensate])
+def test_a_parameter_that_became_infinite_stays_so(attach) -> None:
+    """A carry of infinity less infinity would make it NaN one step later."""
+    start = torch.tensor([torch.inf, -torch.inf, 3e38, 1.0])
+    parameter = torch.nn.Parameter(start.to(torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    attach(optimizer)
+    for _ in range(3):
+        parameter.grad = torch.tensor([0.0, 0.0, -3e38, 1.0]).to(torch.bfloat16)
+        optimizer.step()
+    assert parameter[:3].tolist() == [torch.inf, -torch.inf, torch.inf]
+    assert parameter[3].item() == -2.0
+
+
 def test_what_cannot_be_rounded_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected a torch\.optim\.Optimizer"):
         compensate(object())

@@ -1,0 +1,187 @@
+"""Shares and costs of a run: of what they are a share, what weighs them, what is never measured.
+
+Outcomes are made up here, so that each expected number follows from the definition alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stability.core.findings import Severity
+from stability.core.number_formats import BF16
+from stability.core.parameter_leaves import leaves_of
+from stability.storage import whole_run
+from stability.storage.remedies import NOTHING, REMEDIES, Trial, rank
+from stability.storage.schedule import Schedule, parse
+from stability.storage.simulate import FLOAT32, GRADIENTS, Outcome, Storage, Survival, summary
+from stability.storage.torch_state import TorchState, audit_torch
+from stability.storage.update_rules import AdamW
+from stability.storage.whole_run import DIMINISHING, HALVINGS, PARTS, Missing
+
+RATE = 2.0**-10
+"""A power of two, so that factors on it are exact."""
+SHARE = st.floats(0.0, 1.0)
+
+
+@given(rounded=SHARE, shrunk=SHARE)
+def test_what_rounding_took_cannot_be_taken_again(rounded: float, shrunk: float) -> None:
+    missing = Missing(rounded, shrunk)
+    assert missing.arrives == (1 - rounded) * (1 - shrunk)
+    assert 0.0 <= missing.cost <= 1.0
+    assert Missing(rounded).cost == rounded**DIMINISHING
+    assert Missing(0.0, shrunk).cost == shrunk**DIMINISHING
+    # A leaf that does not move at all costs its whole push, however short its steps are.
+    assert Missing(1.0, shrunk).cost == 1.0
+    assert missing.cost >= max(Missing(rounded).cost, 0.0)
+    # The shorter steps are those of what rounding left.
+    assert missing.cost - Missing(rounded).cost == pytest.approx(
+        (1 - rounded) * Missing(0.0, shrunk).cost, abs=np.finfo(float).eps
+    )
+
+
+def way(size: int, asked: float, arrives: float) -> Outcome:
+    """Elements that were each asked to go as far, and of which a share arrived."""
+    intended = np.full(size, asked)
+    return Outcome(np.zeros(size), arrives * intended, intended, np.ones(size, bool))
+
+
+class Trained:
+    """Stands for `simulate.run`: what storage takes depends on name and rate as said."""
+
+    def __init__(self, lost: Any, shorter: float = 1.0, pushes: Mapping[str, float] | None = None):
+        self.lost, self.shorter, self.pushes = lost, shorter, pushes or {}
+
+    def __call__(self, part: Mapping[str, Any], rule: AdamW, storage: Storage, *rest: Any) -> Any:
+        found = {}
+        for name, sample in part.items():
+            asked, factor = rule.lr * self.pushes.get(name, 1.0), rule.lr / RATE
+            if storage == FLOAT32:
+                found[name] = way(sample.size, asked, 1.0)
+            else:
+                short = self.shorter if storage.wrapper == "cast" else 1.0
+                found[name] = way(sample.size, asked * short, 1 - self.lost(name, factor))
+        return found
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, trained: Trained, shapes: Mapping[str, Sequence[int]],
+    **options: Any,
+) -> whole_run.WholeRun:  # fmt: skip
+    monkeypatch.setattr(whole_run, "run", trained)
+    tree = {n: np.zeros(tuple(shape), np.float32) for n, shape in shapes.items()}
+    samples = {n: np.zeros(4, np.float32) for n in tree}
+    return whole_run.whole_run(
+        leaves_of(tree), samples, AdamW(RATE), BF16, GRADIENTS, **options
+    )
+
+
+def test_a_leaf_weighs_as_many_elements_as_it_has(monkeypatch) -> None:
+    """Samples of both are equal: a bias of 8 elements costs an eighth of a matrix of 64."""
+    found = asked(monkeypatch, Trained(lambda n, f: 0.25), {"fc.bias": (8,), "fc.weight": (8, 8)})
+    costs = {f.name: f.cost for f in found.families}
+    assert costs == pytest.approx({"matrices": 8 / 9, "biases": 1 / 9})
+    assert [f.name for f in found.families] == ["matrices", "biases"]
+    assert {f.name: f.elements for f in found.families} == {"matrices": 64, "biases": 8}
+
+
+def test_short_steps_and_lost_ones_are_told_apart(monkeypatch) -> None:
+    """Moments make steps a fifth shorter, and rounding takes half of what is left of them."""
+    found = asked(monkeypatch, Trained(lambda n, f: 0.5, shorter=0.8), {"fc.weight": (8, 8)})
+    [family] = found.families
+    assert family.arrives == pytest.approx(0.5 * 0.8)
+    returned = {r.what: r.returns for r in found.remedies}
+    whole, rounded = Missing(0.5, 0.2).cost, Missing(0.5).cost
+    assert returned["moments alone in float32"] == pytest.approx(1 - rounded / whole)
+    assert returned["round stochastically, moments in float32"] == pytest.approx(
+        1 - rounded / whole
+    )
+
+
+@pytest.mark.parametrize("text", ["linear:steps=100", "cosine:warmup=20,steps=100,end=0.01"])
+def test_between_the_rates_that_are_tried_a_share_follows_their_logarithm(monkeypatch, text):
+    """The share lost is linear in the logarithm of the rate here: interpolation adds no error."""
+
+    def lost(name: str, factor: float) -> float:
+        return -math.log2(factor) / (2 * HALVINGS)
+
+    schedule = parse(text)
+    found = asked(monkeypatch, Trained(lost), {"fc.weight": (8, 8)}, schedule=schedule)
+    rates = schedule.factor((np.arange(PARTS) + 0.5) / PARTS)
+    # Below the smallest rate that is tried its share stands for all.
+    shares = [lost("", max(rate, 2.0**-HALVINGS)) for rate in rates]
+    assert found.families[0].arrives == pytest.approx(1 - np.average(shares, weights=rates))
+
+
+def test_a_family_loses_where_most_of_its_push_is_lost(monkeypatch) -> None:
+    """One large matrix freezes and three small ones do not: by push that is most of the family."""
+    shapes = {"big.weight": (32, 32), **{f"{n}.weight": (4, 4) for n in "abc"}}
+    trained = Trained(lambda n, f: 1.0 if n == "big.weight" else 0.0)
+    found = asked(monkeypatch, trained, shapes, schedule=Schedule("constant", 100))
+    assert found.lost == ("Rounding takes more than half of the way: matrices all along.",)
+    # And the other way round, where the small ones are pushed a thousand times as hard.
+    trained.pushes = {f"{n}.weight": 1000.0 for n in "abc"}
+    found = asked(monkeypatch, trained, shapes, schedule=Schedule("constant", 100))
+    assert found.lost == ("Rounding takes more than half of the way: matrices never.",)
+
+
+def test_a_way_that_is_no_number_is_missing_and_not_whole() -> None:
+    nan, one = np.array([math.nan]), np.array([1.0])
+    assert whole_run._short(nan, one) == 1.0
+    assert whole_run._short(one, nan) == 1.0
+    assert whole_run._short(one, one) == 0.0
+    assert whole_run._short(-one, one) == whole_run._short(0 * one, one) == 1.0
+    # What overshoots misses nothing; what is asked to go nowhere loses nothing.
+    assert whole_run._short(2 * one, one) == whole_run._short(one, 0 * one) == 0.0
+
+
+def test_only_what_the_optimiser_moves_can_be_frozen() -> None:
+    """Rows of tokens that never occur would hide that half of the others stands still."""
+    intended = np.array([0.0, 0.0, 0.0, 0.0, 1.0, -1.0])
+    last = np.array([0.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+    found = summary(np.zeros(6), last, intended, last != 0)
+    assert (found.frozen, found.fidelity) == (0.5, 0.5)
+    assert found.error == pytest.approx(math.sqrt(0.5))
+    # The other direction: what moved by itself takes nothing from the share.
+    assert summary(np.zeros(6), 1 + last, intended, np.arange(6) < 4).frozen == 1.0
+    assert summary(np.zeros(2), np.ones(2), np.zeros(2), np.ones(2, bool)) == Survival(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "share"),
+    [
+        ([0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1], 0.5),
+        ([0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], 0.0),
+        ([0, 1, 1, 1], [1, 0, 0, 0], 1.0),
+        ([0, 0], [0, 0], None),
+    ],
+)
+def test_squares_underflow_only_where_there_is_a_gradient(first, second, share) -> None:
+    moments = {"exp_avg": torch.tensor(first) * 1.0, "exp_avg_sq": torch.tensor(second) * 1.0}
+    state = TorchState("optimizer", ({"betas": (0.9, 0.999)},), {"w": moments}, True)
+    found = [f for f in audit_torch(state) if f.metric == "underflown"]
+    if share is None:
+        assert found == []
+        return
+    [one] = found
+    assert one.value == share
+    assert (one.severity is Severity.ERROR) == (share > 0)
+
+
+def test_a_remedy_that_diverges_is_the_last_in_any_order() -> None:
+    trials = [
+        Trial(remedy, Survival(0.0, fidelity), 2, 0.0)
+        for remedy, fidelity in zip((NOTHING, *REMEDIES), (math.nan, 0.2, 1.0, 0.9), strict=False)
+    ]
+    for order in (trials, trials[::-1]):
+        shown = [t.survival.fidelity for t in rank(order)]
+        assert shown[:3] == [1.0, 0.9, 0.2]
+        assert math.isnan(shown[3])
+        assert [t.works for t in rank(order)] == [True, False, False, False]
