@@ -130,6 +130,29 @@ def tokens(config: MegalodonConfig, shape: tuple[int, int], seed: int = 1) -> np
     return rng.integers(1, config.vocab_size, shape).astype(np.int32)
 
 
+def gamma(terms: int, dtype: Any = np.float32) -> float:
+    """Return the bound of the relative error of a chain of `terms` roundings, n u / (1 - n u).
+
+    It holds for a sum in any order and any blocks, on any processor (Higham, "Accuracy and
+    Stability of Numerical Algorithms", Lemma 3.1). u is half the spacing above 1.
+    """
+    nu = terms * float(np.finfo(dtype).eps) / 2
+    return nu / (1 - nu)
+
+
+def dot_bound(a: np.ndarray, b: np.ndarray, more: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    """Return by how much each element of `a @ b.T` may be off, in any order of summation.
+
+    Args:
+        a: (rows, n); the operands as they are multiplied, hence already quantised.
+        b: (columns, n).
+        more: roundings of a result besides those of n products and their sum, such as a scale.
+        dtype: the dtype of the sum.
+    """
+    wide = np.abs(np.asarray(a, np.float64)) @ np.abs(np.asarray(b, np.float64)).T
+    return gamma(np.shape(a)[-1] + more, dtype) * wide
+
+
 def rel_l2(actual: Any, expected: Any) -> float:
     """Relative L2 difference, in the widest arithmetic there is; NaN when either has a NaN."""
     actual, expected = np.asarray(actual), np.asarray(expected)
