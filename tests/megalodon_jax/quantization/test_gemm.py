@@ -36,7 +36,7 @@ from megalodon_jax.quantization.products import (
 from megalodon_jax.weights import abstract_model, build_model, named_leaves
 from parity.engine.metrics import relative_l2
 from stability.products import block_formats
-from tests.helpers import EACH_DEVICE, TINY, arrays, dot_bound, gamma, tiny
+from tests.helpers import EACH_DEVICE, TINY, arrays, dot_bound, roundoff, tiny
 
 TOKENS, IN, OUT = 37, 50, 20
 rng = np.random.default_rng(0)
@@ -121,13 +121,13 @@ def test_products_are_those_of_the_truth_s_operands(backend: str, platform: str)
 
 
 def test_a_rotation_adds_in_one_order_everywhere() -> None:
-    """A matrix product would not: its blocks depend on the processor, and scales on its last bit."""
+    """A matrix product adds in blocks of the processor, and its last bit would move all scales."""
     ours = np.asarray(jax.jit(rotated)(X))
     assert np.array_equal(ours, spread(X))
     parts = block_formats.blocks(X, 16)
     exact = (parts @ ROTATION.astype(np.float64)).reshape(ours.shape)
     size = (np.abs(parts) @ np.abs(ROTATION)).reshape(ours.shape)
-    assert np.all(np.abs(ours - exact) <= gamma(16) * size)
+    assert np.all(np.abs(ours - exact) <= roundoff(16) * size)
 
 
 def test_stochastic_gradients_are_right_on_average_and_repeat() -> None:
