@@ -31,8 +31,6 @@ ROOT = Path(__file__).parents[1]
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""
 EXACT_GRADIENT = rule("jax64:oracle", Kind.GRADIENT).absolute
-ROUNDING = rule("jax32:oracle", Kind.BLOCK).absolute
-"""Relative L2 of one layer in float32 against float64."""
 
 TINY = MegalodonConfig(
     vocab_size=17,
