@@ -11,6 +11,7 @@ from unittest import mock
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -30,8 +31,6 @@ ROOT = Path(__file__).parents[1]
 EXACT = rule("jax64:oracle", Kind.BLOCK).absolute
 """Relative L2 between two float64 evaluations of the same mathematics."""
 EXACT_GRADIENT = rule("jax64:oracle", Kind.GRADIENT).absolute
-ROUNDING = rule("jax32:oracle", Kind.BLOCK).absolute
-"""Relative L2 of one layer in float32 against float64."""
 
 TINY = MegalodonConfig(
     vocab_size=17,
@@ -130,6 +129,42 @@ def tokens(config: MegalodonConfig, shape: tuple[int, int], seed: int = 1) -> np
     return rng.integers(1, config.vocab_size, shape).astype(np.int32)
 
 
+SINGLE = 2.0**-16.5
+"""Geometric mean of the unit roundoffs of float32 and bfloat16, 2^-24 and 2^-9.
+
+A short program in float32 is off by less, one that rounds to bfloat16 anywhere by more."""
+
+
+def roundoff(terms: int, dtype: Any = np.float32) -> float:
+    """Return the bound of the relative error of a chain of `terms` roundings, n u / (1 - n u).
+
+    It holds for a sum in any order and any blocks, on any processor (Higham, "Accuracy and
+    Stability of Numerical Algorithms", Lemma 3.1). u is half the spacing above 1.
+    """
+    nu = terms * float(np.finfo(dtype).eps) / 2
+    return nu / (1 - nu)
+
+
+def dot_bound(a: np.ndarray, b: np.ndarray, more: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    """Return by how much each element of `a @ b.T` may be off, in any order of summation.
+
+    Args:
+        a: (rows, n); the operands as they are multiplied, hence already quantised.
+        b: (columns, n).
+        more: roundings of a result besides those of n products and their sum, such as a scale.
+        dtype: the dtype of the sum.
+    """
+    wide = np.abs(np.asarray(a, np.float64)) @ np.abs(np.asarray(b, np.float64)).T
+    return roundoff(np.shape(a)[-1] + more, dtype) * wide
+
+
+def close(actual: Any, expected: Any, roundings: int = 16) -> bool:
+    """Whether a few elementwise float32 operations give what is expected, on any processor."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    bound = roundoff(roundings) * np.max(np.abs(expected), initial=0.0)
+    return bool(np.all(np.abs(actual - expected) <= bound))
+
+
 def rel_l2(actual: Any, expected: Any) -> float:
     """Relative L2 difference, in the widest arithmetic there is; NaN when either has a NaN."""
     actual, expected = np.asarray(actual), np.asarray(expected)
@@ -138,6 +173,35 @@ def rel_l2(actual: Any, expected: Any) -> float:
     actual, expected = actual.astype(wide), expected.astype(wide)
     difference = float(np.linalg.norm(actual - expected))
     return difference / (float(np.linalg.norm(expected)) or 1.0)
+
+
+SAME_PROGRAM = rule(MegalodonEdge.RECORDED32_LIVE32, Kind.LOGITS).noise_factor
+"""Noise floors that two float32 programs of the same mathematics may be apart."""
+
+
+def one_ulp_away(tree: Any, seed: int = 0) -> Any:
+    """Return a pytree whose float32 elements have each moved to a neighbour, drawn at random."""
+    rng = np.random.default_rng(seed)
+
+    def moved(x: Any) -> Any:
+        if getattr(x, "dtype", None) != np.float32:
+            return x
+        ends = np.where(rng.random(x.shape) < 0.5, -np.inf, np.inf).astype(np.float32)
+        return jnp.asarray(np.nextafter(np.asarray(x), ends))
+
+    return jax.tree.map(moved, tree)
+
+
+def rounding_bound(run: Callable[..., Any], *given: Any, draws: int = 3) -> float:
+    """Return how far two float32 programs that compute `run(*given)` may be apart, relative L2.
+
+    The noise floor is measured here and now: the largest response of this program when weights and
+    inputs move by a unit in the last place. Two programs that fuse or sum in different ways differ
+    by such roundings, of intermediates too, hence the factor.
+    """
+    exact = run(*given)
+    moved = [run(*one_ulp_away(given, seed)) for seed in range(draws)]
+    return SAME_PROGRAM * max(rel_l2(other, exact) for other in moved)
 
 
 @eqx.filter_jit

@@ -159,14 +159,23 @@ def path_of(format: Format) -> Path:
 
 
 def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
-    """Apply the random 16-point Hadamard transform along the last axis, filled up with zeros.
+    """Apply the random 16-point Hadamard transform along the last axis, padded with zeros.
 
-    It is orthogonal, so the product of two operands that are both rotated is what it was.
+    It is orthogonal, so the product of two operands that are both rotated is unchanged.
+
+    The sums are butterflies: elementwise additions in a fixed order. A matrix product would add in
+    an order that depends on the processor and the library, and one ULP in the largest magnitude of
+    a tensor moves its NVFP4 scale, and with it every element of the product.
     """
     short = -x.shape[-1] % NV_BLOCK
     x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))
-    parts = x.reshape(*x.shape[:-1], -1, NV_BLOCK)
-    return jnp.matmul(parts, jnp.asarray(ROTATION), precision="highest").reshape(x.shape)
+    # The first column of a Hadamard matrix is ones: what is left are the signs over 4, exact.
+    parts = x.reshape(-1, NV_BLOCK) * ROTATION[:, 0]
+    for half in (2**i for i in range(NV_BLOCK.bit_length() - 1)):
+        pairs = parts.reshape(-1, 2, half)
+        left, right = pairs[:, 0], pairs[:, 1]
+        parts = jnp.stack([left + right, left - right], axis=1)
+    return parts.reshape(x.shape)
 
 
 def check_widths(*operands: jax.Array) -> None:

@@ -104,8 +104,8 @@ def test_a_masked_token_enters_as_zero() -> None:
     mask = jnp.asarray(np.random.default_rng(3).random((B, 13)) < 0.6)
     y, h = fast(ema, x, None, mask)
     y_zeroed, h_zeroed = fast(ema, jnp.where(mask[:, None], x, 0.0))
-    assert np.array_equal(y, y_zeroed)
-    assert np.array_equal(h, h_zeroed)
+    assert rel_l2(y, y_zeroed) <= EXACT
+    assert rel_l2(h, h_zeroed) <= EXACT
     assert rel_l2(y, fast(ema, x)[0]) > EXACT
 
 
@@ -137,7 +137,12 @@ def test_bfloat16_input_is_widened_inside_and_narrowed_once_at_the_end() -> None
     x = signal(13).astype(jnp.bfloat16)
     y, _ = fast(ema, x)
     assert y.dtype == jnp.bfloat16
-    assert np.array_equal(y, fast(ema, x.astype(jnp.float32))[0].astype(jnp.bfloat16))
+    wide = x.astype(jnp.float32)
+    exact = np.asarray(fast(ema, wide)[0], np.float64)
+    # Rounded once, of two programs in float32.
+    once = float(jnp.finfo(jnp.bfloat16).eps) / 2 * np.abs(exact)
+    bound = rounding_bound(lambda *given: fast(*given)[0], ema, wide) * np.linalg.norm(exact)
+    assert np.all(np.abs(np.asarray(y, np.float64) - exact) <= once + bound)
 
 
 def long_memory_output(ema: ComplexEMA, x: np.ndarray, coefficients: type) -> np.ndarray:
@@ -215,8 +220,10 @@ def test_a_pole_at_zero_remembers_nothing() -> None:
     late = x.at[..., 0].add(1.0)
     change = np.abs(np.asarray(fast(ema, late)[0] - fast(ema, x)[0])).max(axis=(0, 1))
     assert change[0] > 0
-    # What is left at later times is rounding of the transform, not memory.
-    assert change[1:].max() < 13 * jnp.finfo(jnp.float32).eps * np.abs(fast(ema, late)[0]).max()
+    # What is left at later times is rounding of the transform, not memory. Per butterfly stage a
+    # transform is off by less than 8 units (Higham, Theorem 24.2), and three are 5 stages each.
+    slack = roundoff(3 * 5 * 8) * np.linalg.norm(fast(ema, late)[0], axis=-1).max()
+    assert change[1:].max() < 2 * slack
 
 
 def test_initial_parameters_follow_their_distributions() -> None:

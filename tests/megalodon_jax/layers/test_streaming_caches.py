@@ -348,14 +348,15 @@ def test_two_beams_of_one_cache_can_be_decoded_with_donation() -> None:
 
 
 @pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.usefixtures("x64")
 def test_decoding_is_the_forward_of_one_token(checks: bool) -> None:
-    model = model_of(tiny(num_layers=1))
+    model = model_of(tiny(num_layers=1).with_dtype("float64"))
     with traced_checks(checks):
         _, held = step(model, jnp.asarray(IDS[:, :3]))
         expected, expected_cache = step(model, jnp.asarray(IDS[:, 3:4]), held)
         logits, after = decode_step(model, held, jnp.asarray(IDS[:, 3]))
-    assert np.array_equal(logits, expected[:, 0])
-    assert distance(after, expected_cache) == 0
+    assert rel_l2(logits, expected[:, 0]) <= EXACT
+    assert distance(after, expected_cache) <= EXACT
 
 
 def signature(tree):

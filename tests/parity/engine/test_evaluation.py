@@ -16,11 +16,10 @@ from parity.engine.marks import Change, Marks
 from parity.engine.metrics import relative_l2
 from parity.engine.rounding import Signs, pool
 from parity.engine.rounding_rules import UNITS
-from tests.helpers import ROUNDING
+from tests.helpers import EXACT, SINGLE, close, roundoff
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 DOUBLED = np.float64([1.0, 2.0, 4.0])
-SIXTH_DIGIT, LAST_DIGITS = 1e-6, 1e-13
 
 
 def evaluate(function, *args, changes=None):
@@ -129,7 +128,7 @@ def test_a_mark_is_seen_wherever_it_is_and_changes_no_bit(construct):
     assert np.array_equal(result, function(X))
     assert list(passed(marks)) == list(expected)
     for name, value in expected.items():
-        assert np.allclose(passed(marks)[name], value, atol=SIXTH_DIGIT)
+        assert close(passed(marks)[name], value)
     assert notices == ()
 
 
@@ -138,14 +137,14 @@ def test_a_mark_is_replaced_wherever_it_is_and_reported_as_computed(construct):
     function, expected = CONSTRUCTS[construct]
     last, computed = list(expected.items())[-1]
     result, marks, _ = evaluate(function, X, changes={last: Change(True, X - 7)})
-    assert np.allclose(result, X - 7 + 1, atol=SIXTH_DIGIT)
-    assert np.allclose(passed(marks)[last], computed, atol=SIXTH_DIGIT)
+    assert close(result, X - 7 + 1)
+    assert close(passed(marks)[last], computed)
 
 
 def test_one_turn_of_a_loop_is_replaced_and_the_next_goes_on_from_it():
     result, marks, _ = evaluate(in_scan, X, changes={"inner@0": Change(True, 0 * X)})
-    assert np.allclose(marks.values["inner@1"], 3.0)
-    assert np.allclose(result, 4.0)
+    assert close(marks.values["inner@1"], 3.0)
+    assert close(result, 4.0)
     untouched, _, _ = evaluate(in_scan, X, changes={"inner@2": Change(True, 0 * X)})
     assert np.array_equal(untouched, in_scan(X))
 
@@ -155,17 +154,17 @@ def test_a_branch_not_taken_passes_no_mark():
     assert not bool(marks.passed["other"])
     result, marks, _ = evaluate(in_cond, -X)
     assert not bool(marks.passed["inner"])
-    assert np.allclose(marks.values["other"], -3 * X)
+    assert close(marks.values["other"], -3 * X)
     assert np.array_equal(result, in_cond(-X))
 
 
 def test_nested_turns_are_named_from_the_outermost_in():
     result, marks, _ = evaluate(nested, X)
     assert list(passed(marks)) == ["deep@0@0", "deep@0@1", "deep@1@0", "deep@1@1", "branch@1"]
-    assert np.allclose(passed(marks)["deep@1@0"], 2 * X)
+    assert close(passed(marks)["deep@1@0"], 2 * X)
     assert np.array_equal(result, nested(X))
     result, _, _ = evaluate(nested, X, changes={"deep@1@1": Change(True, 5 * X)})
-    assert np.allclose(result, 5 * X + 1)
+    assert close(result, 5 * X + 1)
 
 
 def test_marks_of_two_branches_are_one_where_they_have_one_shape():
@@ -176,7 +175,7 @@ def test_marks_of_two_branches_are_one_where_they_have_one_shape():
 
     _, marks, _ = evaluate(chosen, X)
     assert {name: x.shape for name, x in passed(marks).items()} == {"a#2": (2, 3), "b": (2, 3)}
-    assert np.allclose(marks.values["b"], 2 * X)
+    assert close(marks.values["b"], 2 * X)
 
 
 def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
@@ -189,7 +188,7 @@ def test_a_mark_in_a_while_loop_is_noticed_and_not_seen():
     assert np.array_equal(result, loop(X)) and not marks.values
     assert notices == ("marks inside of a while loop have no one value: not seen",)
     value, notices = widened(loop, X)
-    assert value.dtype == np.float64 and np.allclose(value, loop(X)) and len(notices) == 1
+    assert value.dtype == np.float64 and close(value, loop(X)) and len(notices) == 1
 
 
 def test_a_loop_that_carries_a_random_key_is_entered():
@@ -203,7 +202,7 @@ def test_a_loop_that_carries_a_random_key_is_entered():
     result, marks, _ = evaluate(draws, X)
     assert np.array_equal(result, draws(X)) and list(marks.values) == ["draw@0", "draw@1"]
     value, _ = widened(draws, X)
-    assert np.isclose(value, draws(X), atol=ROUNDING * X.size)
+    assert close(value, draws(X), 64), "the terms of the sum cancel"
 
 
 # `capture`, which is made of it
@@ -218,14 +217,14 @@ def test_capture_counts_turns_and_differentiates_into_them():
     def moved(offset):
         return capture(in_scan, offsets={"inner@0": offset})(X)[0].sum()
 
-    assert np.allclose(jax.grad(moved)(jnp.zeros_like(X)), 3.0)
+    assert close(jax.grad(moved)(jnp.zeros_like(X)), 3.0)
     held = capture(in_scan, numbered={"inner": "q{}"}, forced={"q0": jnp.zeros_like(X)})(X)[0]
-    assert np.allclose(held, 4.0)
+    assert close(held, 4.0)
 
 
 def test_capture_says_of_a_branch_not_taken_that_it_has_no_value():
     _, marks = jax.jit(capture(in_cond))(X)
-    assert np.all(np.isnan(marks["other"])) and np.allclose(marks["inner"], 2 * X)
+    assert np.all(np.isnan(marks["other"])) and close(marks["inner"], 2 * X)
 
 
 def test_capture_refuses_a_second_value_of_a_name_inside_of_a_loop_too():
@@ -320,11 +319,11 @@ def test_what_a_program_casts_to_less_is_float64_all_the_same(cast):
     value, notices = widened(function, x)
     assert value.dtype == np.float64 and notices == ()
     expected = exact(np.float64(x))
-    assert relative_l2(value, expected) <= LAST_DIGITS
+    assert relative_l2(value, expected) <= EXACT
     # As it is, the program is further away: the agreement above is not for want of rounding.
     narrow = np.asarray(jax.jit(function)(x), np.float64)
     if cast not in ("mean", "while"):
-        assert relative_l2(narrow, expected) > 100 * LAST_DIGITS
+        assert relative_l2(narrow, expected) > EXACT
 
 
 def test_random_numbers_are_those_the_program_draws():
@@ -335,7 +334,7 @@ def test_random_numbers_are_those_the_program_draws():
 
     value, _ = widened(noisy, X)
     assert value.dtype == np.float64
-    assert relative_l2(value, np.asarray(noisy(X))) <= SIXTH_DIGIT
+    assert relative_l2(value, np.asarray(noisy(X))) <= SINGLE
 
 
 def test_what_has_no_float64_is_done_as_it_is_and_noticed():
@@ -344,7 +343,7 @@ def test_what_has_no_float64_is_done_as_it_is_and_noticed():
         return 2.0 * jax.pure_callback(lambda x: np.float32(x) + np.float32(1), shape, x)
 
     value, notices = widened(called, X)
-    assert np.allclose(value, 2 * (X + 1), atol=SIXTH_DIGIT)
+    assert close(value, 2 * (X + 1))
     assert [n.partition(":")[0] for n in notices] == ["pure_callback was not done in float64"]
 
 
@@ -460,7 +459,7 @@ def test_constants_moves_what_is_float32_in_a_float64_program_and_nothing_else(f
     with jax.numpy_dtype_promotion("standard"):
         exact, _ = widened(function, X)
         moved, _ = widened(function, X, signs=Signs(pool(0, 64), operations=0.0, constants=1.0))
-    assert (relative_l2(moved, exact) > LAST_DIGITS) == moves
+    assert (relative_l2(moved, exact) > roundoff(16, np.float64)) == moves
 
 
 @pytest.mark.parametrize("what", ["operations", "constants"])

@@ -12,6 +12,7 @@ from parity import FunctionSide, Port, PortError, SideError, TorchSide, compare
 from parity.engine.measurement import Verdict
 from parity.port.compare import FORCED
 from parity.port_tolerances import PortEdge
+from tests.helpers import EXACT
 from tests.parity.port.twins import (
     IDS,
     LAYERS,
@@ -51,7 +52,7 @@ def test_a_right_twin_holds_in_float32_and_bfloat16_with_its_gradients():
     assert len({m.quantity for m in gates}) == len(report.matching.pairs)
     # It agrees because it is the same mathematics, not because nothing was asked of it.
     assert all(m.verdict is Verdict.PASS for m in gates)
-    assert report.worst(PortEdge.PORT64_ORIGINAL64).value < 1e-14
+    assert report.worst(PortEdge.PORT64_ORIGINAL64).value <= EXACT
 
 
 @pytest.mark.parametrize(

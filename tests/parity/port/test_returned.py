@@ -13,10 +13,10 @@ import torch
 from parity import FunctionSide, Port, SideError, TorchSide, compare
 from parity.engine.measurement import Verdict
 from parity.sides.side import Precision, Run
-from tests.helpers import ROUNDING
+from tests.helpers import SINGLE
 
 WIDTH = 6
-SOME = 100 * ROUNDING
+SOME = 4 * SINGLE
 """Of an element of a result, which may be small."""
 X = np.random.default_rng(2).standard_normal((4, WIDTH)).astype(np.float32)
 FAST = {"gradients": False, "bfloat16": False}

@@ -33,7 +33,7 @@ from stability.activations.ranges import (
     summary,
 )
 from stability.core.findings import Severity
-from tests.helpers import ROUNDING, rel_l2, same_program
+from tests.helpers import SINGLE, rel_l2, same_program
 
 CASE = Case("activations", "two chunks and a tail", overrides={"num_layers": 1}, length=37)
 PADDED = dataclasses.replace(CASE, padding="right")
@@ -173,9 +173,9 @@ def by_hand(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_heads_agree_with_a_loop_over_queries(case: Case) -> None:
     (found,) = measure_heads(JaxSubject().load(case), case.batch.ids, case.batch.mask)
     largest, entropy, relative = by_hand(case)
-    assert rel_l2(found.largest, largest) < ROUNDING
-    assert rel_l2(found.entropy, entropy) < ROUNDING
-    assert rel_l2(found.relative, relative) < ROUNDING
+    assert rel_l2(found.largest, largest) < SINGLE
+    assert rel_l2(found.entropy, entropy) < SINGLE
+    assert rel_l2(found.relative, relative) < SINGLE
 
 
 def test_a_rounded_logit_moves_a_weight_by_no_more_than_is_said() -> None:

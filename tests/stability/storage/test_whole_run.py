@@ -19,6 +19,7 @@ from stability.storage.torch_recipe import recipe
 from stability.storage.torch_state import idle_rows, read_state, trained_by
 from stability.storage.update_rules import SGD, AdamW, Lion, Muon
 from stability.storage.whole_run import DIMINISHING, PARTS, WORKS, WholeRun, family_of, whole_run
+from tests.helpers import EXACT
 
 NORM, MATRIX, BIAS = "norm.weight", "fc.weight", "fc.bias"
 TREE = {
@@ -97,8 +98,7 @@ def test_more_of_a_way_that_is_missing_costs_more_than_in_proportion() -> None:
     missing = (1 - matrix.arrives) / (1 - norm.arrives)
     assert matrix.cost / norm.cost == pytest.approx(
         # One leaf a family: the ratio of their pushes times that of what is missing.
-        _push_ratio() * missing**DIMINISHING,
-        rel=1e-6,
+        _push_ratio() * missing**DIMINISHING
     )
 
 
@@ -205,7 +205,7 @@ def test_factors_of_a_schedule_are_those_of_torch() -> None:
             rates.append(optimizer.param_groups[0]["lr"] / rate)
             optimizer.step()
             of_torch.step()
-        assert parse(text).factor(np.arange(41) / 40) == pytest.approx(rates, rel=1e-12), text
+        assert parse(text).factor(np.arange(41) / 40) == pytest.approx(rates, rel=EXACT), text
     assert parse("constant:steps=10,warmup=4").factor(np.array([0.1, 0.2, 0.4, 1.0])) == (
         pytest.approx([0.25, 0.5, 1.0, 1.0])
     )
