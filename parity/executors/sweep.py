@@ -18,7 +18,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -218,7 +218,7 @@ def run(
     executor: Executor,
     answers: Answers | None = None,
     report: Report = lambda line: None,
-) -> Iterator[Answer]:
+) -> Generator[Answer, None, None]:
     """Yield the answer of every item once, those that are stored first, others as they come.
 
     Args:

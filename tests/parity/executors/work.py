@@ -70,3 +70,9 @@ def with_a_child(pids: str, seconds: float) -> None:
     with Path(pids).open("a", encoding="utf-8") as file:
         file.write(f"{os.getpid()} {child.pid}\n")
     time.sleep(seconds)
+
+
+if __name__ == "__main__":
+    # A program that notes its number and sleeps.
+    Path(sys.argv[1]).write_text(f"{os.getpid()}\n", encoding="utf-8")
+    time.sleep(60)
