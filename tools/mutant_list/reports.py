@@ -635,8 +635,8 @@ STORE = (
             "test_workflows.py",
         ),
         (
-            "shards_of_two_codes",
-            "shards of two versions of the code are merged",
+            "shards_of_two_commits",
+            "shards of two commits are merged",
             'for part in (*code, "plan", "selected", "fault", "checkpoint"):',
             'for part in ("plan", "selected", "fault", "checkpoint"):',
             "test_workflows.py::test_shards_that_do_not_belong_together_are_refused",
