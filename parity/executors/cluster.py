@@ -16,19 +16,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from parity.executors.identity import Identity, settings
 from parity.executors.item import (
     ATTEMPTS,
     Answer,
     Item,
     ItemError,
     Needs,
-    code,
     lost,
     no_device,
     not_run,
     perform,
 )
-from parity.executors.machine import FLAGS
 
 
 class RayExecutor:
@@ -79,7 +78,7 @@ class RayExecutor:
         """Start items; the futures are theirs, in their order."""
         nodes, futures = self._nodes(), []
         remote = self.ray.remote(_perform)
-        expected = code()
+        expected = Identity.here()
         self._waiting.update(item.name for item in items)
         for item in items:
             if item.needs.gpus and not any(_fits(item.needs, node) for node in nodes):
@@ -176,8 +175,7 @@ def kernel_variables() -> dict[str, str]:
     Ray would tell each worker to use as many threads as its item has processors, and sums would be
     taken in another order than in a process of this machine: an empty number is none, and is left.
     """
-    here = {name: os.environ[name] for name in FLAGS if os.environ.get(name)}
-    return {"OMP_NUM_THREADS": "", **here}
+    return {"OMP_NUM_THREADS": "", **settings()}
 
 
 def options(item: Item) -> dict[str, Any]:
@@ -205,7 +203,7 @@ def options(item: Item) -> dict[str, Any]:
     return asked
 
 
-def _perform(item: Item, expected: str, starts: Any) -> Answer:
+def _perform(item: Item, expected: Identity, starts: Any) -> Answer:
     """Run an item on a worker of the cluster."""
     import ray
 

@@ -16,21 +16,22 @@ import platform
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from parity.executors.identity import Identity, Watch, code, settings
+from parity.executors.inputs import changed
 from parity.executors.machine import FLAGS, UNKNOWN, host, threads
 
 ATTEMPTS = 3
 """Workers that an item may kill before it counts as failed: one may have died of something else,
 and two of the same shortage of memory."""
-_PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
-_SOURCES = (".py", ".json", ".toml")
+_PACKAGES = Watch()
 _PROCESSORS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
@@ -79,16 +80,31 @@ class Item:
     needs: Needs = Needs()
     folder: bool = False
     """Whether the function takes `folder`, an empty one: the files it leaves there travel back."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the files it reads besides the packages' own (`inputs.contents`), by name: a
+    worker that finds other content there refuses."""
 
     def digest(self) -> str:
-        """Return a hash of the work: what is done, by which code, with which settings.
+        """Return a hash of all that its answer depends on except the processor.
+
+        That is its name, function and arguments, the content of its inputs, and the code, the
+        versions and the settings of this process, which are those of the night.
 
         Raises:
             ItemError: an argument is no JSON value.
         """
+        return self._digest
+
+    # Once: while a process with another environment starts, the driver has its variables.
+    @cached_property
+    def _digest(self) -> str:
         needs = self.needs.threads, sorted(self.needs.environment.items()), self.needs.device
         source = _source(self.function.partition(":")[0])
-        work = [self.function, self.arguments, needs, bool(self.needs.gpus), code(), source]
+        here = Identity.here()
+        work = [
+            *(self.name, self.function, self.arguments, needs, bool(self.needs.gpus), source),
+            *(dict(self.inputs), here.code, dict(here.versions), dict(here.settings)),
+        ]
         try:
             return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]
         except TypeError as error:
@@ -160,17 +176,6 @@ class Answer:
 
 
 @cache
-def code() -> str:
-    """Return a hash of the source of the packages here: workers with another one are refused."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
-    for package in _PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in _SOURCES and path.is_file():
-                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@cache
 def _source(module: str) -> str:
     """Return a hash of the file of a module, which `code` may not cover."""
     try:
@@ -182,23 +187,20 @@ def _source(module: str) -> str:
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
 
 
-def perform(item: Item, expected: str) -> Answer:
+def perform(item: Item, expected: Identity) -> Answer:
     """Run an item in this process, whose environment is the one it needs.
 
     An exception is the item's own: it would come again, so it is an answer, and no worker's death.
+    Code and inputs are checked before and after: what changed in between may have been read.
 
     Args:
         item: what to do.
-        expected: hash of the driver's code.
+        expected: the driver's code, versions and settings.
     """
     start, place = time.perf_counter(), Place.here()
     state, value, reason, files = State.FAILED, None, "", {}
     try:
-        if place.code != expected:
-            raise ItemError(
-                f"expected the driver's code {expected} on {place.node}, and {place.code} is there:"
-                " install the same version on every machine"
-            )
+        _check_alike(item, expected, place.node)
         if _PROCESSORS:
             # Which processors are used decides nothing; how many does.
             os.sched_setaffinity(0, sorted(_PROCESSORS)[: item.needs.threads])
@@ -208,6 +210,7 @@ def perform(item: Item, expected: str) -> Answer:
             value = item.resolve()(**item.arguments, **folder)
             json.dumps(value)
             files = _contents(Path(name)) if name else {}
+        _check_alike(item, expected, place.node)
         state = State.DONE
     except Exception as error:
         value = None
@@ -215,6 +218,42 @@ def perform(item: Item, expected: str) -> Answer:
         reason = f"{type(error).__name__}: {error}"[:800]
         reason += f" ({Path(last.filename).name}:{last.lineno})"
     return Answer(item.name, state, value, reason, place, time.perf_counter() - start, files=files)
+
+
+def _check_alike(item: Item, expected: Identity, node: str) -> None:
+    """Refuse to measure with other code, versions, settings or inputs than the driver's.
+
+    Raises:
+        ItemError: something differs; the message names it and the remedy.
+    """
+    wanted = settings({**expected.settings, **item.needs.environment})
+    if differs := replace(expected, settings=wanted).differences(_own_identity()):
+        raise ItemError(
+            f"expected the driver's program on {node}, and it differs: {'; '.join(differs)[:400]}. "
+            "Install the same version and set the same variables on every machine"
+        )
+    if files := _PACKAGES.changed():
+        raise ItemError(
+            f"expected the code of {node} to stay unchanged while items run, and "
+            f"{_named(files)} changed: start again with the code of now, or restore the files"
+        )
+    if files := changed(item.inputs):
+        raise ItemError(
+            f"expected on {node} the content that the driver read, and another one is in "
+            f"{_named(files)}: copy the driver's files there, or start again if they were changed"
+        )
+
+
+# Before the first item is imported: libraries set variables for themselves, which change nothing
+# once they are there.
+@cache
+def _own_identity() -> Identity:
+    return Identity.here()
+
+
+def _named(files: Sequence[str]) -> str:
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return ", ".join(files[:3]) + more
 
 
 def not_run(item: Item, reason: str) -> Answer:

@@ -14,17 +14,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context, parent_process
 
+from parity.executors.identity import Identity
+from parity.executors.interrupts import end_group, end_own_group, lead_group, started_group
 from parity.executors.item import (
     ATTEMPTS,
     Answer,
     Item,
     Needs,
     accelerators,
-    code,
     lost,
     no_device,
     not_run,
@@ -43,6 +44,8 @@ class LocalExecutor:
     def __init__(self, workers: int | None = None) -> None:
         """Take at most so many processes; None for as many as cores and memory allow."""
         self.asked = workers
+        # Fixed here: while a process with another environment starts, this one has its variables.
+        self.identity = Identity.here()
         self.workers = workers or 1
         self._running: dict[str, tuple[str, float]] = {}
         self._threads: list[ThreadPoolExecutor] = []
@@ -80,11 +83,11 @@ class LocalExecutor:
         return dict(self._running)
 
     def close(self) -> None:
-        """End every process; what runs is given up."""
+        """End every process at once, and start none again; what runs is given up."""
         for pool in self._threads:
             pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
-            process.end()
+            process.close()
         for pool in self._threads:
             pool.shutdown()
 
@@ -110,7 +113,7 @@ class LocalExecutor:
             shown = {
                 "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(slot * width, (slot + 1) * width)))
             }
-        local.process = _Process(f"local:{len(self._processes) + 1}", shown)
+        local.process = _Process(f"local:{len(self._processes) + 1}", shown, self.identity)
         self._processes.append(local.process)
 
     def _run(self, local: threading.local, item: Item) -> Answer:
@@ -121,6 +124,9 @@ class LocalExecutor:
                 return replace(process.perform(item), attempts=attempt)
             except BrokenProcessPool:
                 process.end()
+                if process.closed:
+                    # The driver ended it: nobody waits for an answer.
+                    raise
             finally:
                 del self._running[process.name]
         return lost(item, ATTEMPTS, "each ended without a word, as for want of memory")
@@ -129,11 +135,13 @@ class LocalExecutor:
 class _Process:
     """One process at a time, with the environment of the item it was started for."""
 
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
-        self.name, self.shown = name, environment
+    def __init__(self, name: str, environment: Mapping[str, str], identity: Identity) -> None:
+        self.name, self.shown, self.identity = name, environment, identity
         self.pool: ProcessPoolExecutor | None = None
         self.setting: tuple[Mapping[str, str], int | None] | None = None
         self.closed = False
+        self._pids: list[int] = []
+        self._lock = threading.Lock()
 
     def perform(self, item: Item) -> Answer:
         """Run an item; raises BrokenProcessPool where the process died of it."""
@@ -141,35 +149,50 @@ class _Process:
         setting = item.needs.environment, item.needs.threads
         if self.setting != setting:
             self.end()
-        if self.pool is None:
-            # A forked process would inherit the locks of JAX's threads.
-            self.pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent)
-            self.setting = setting
-            with _STARTING, _environment({**item.needs.environment, **self.shown}):
-                future = self.pool.submit(perform, item, code())
-        else:
-            future = self.pool.submit(perform, item, code())
+        with self._lock:
+            if self.closed:
+                raise BrokenProcessPool("the executor was closed")
+            future = self._submit(item, setting)
         return future.result()
 
+    def _submit(self, item: Item, setting: tuple[Mapping[str, str], int | None]) -> Future[Answer]:
+        if self.pool is not None:
+            return self.pool.submit(perform, item, self.identity)
+        # A forked process would inherit the locks of JAX's threads.
+        pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent)
+        self.pool, self.setting = pool, setting
+        with _STARTING, _environment({**item.needs.environment, **self.shown}):
+            future = pool.submit(perform, item, self.identity)
+        self._pids = list(pool._processes or {})
+        for pid in self._pids:
+            started_group(pid)
+        return future
+
     def end(self) -> None:
-        """End the process, at once."""
-        pool, self.pool, self.setting = self.pool, None, None
-        if pool is None:
-            return
-        for process in list((pool._processes or {}).values()):
-            with suppress(ProcessLookupError):
-                process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        """End the process at once, with all that it started."""
+        with self._lock:
+            pool, self.pool, self.setting = self.pool, None, None
+            for pid in self._pids:
+                end_group(pid)
+            self._pids = []
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """End the process, and start none again."""
+        self.closed = True
+        self.end()
 
 
 def _end_with_parent() -> None:
-    """End this process when the driver does, however it did: nobody else would."""
+    """End this process, and what it started, when the driver ends: nobody else would."""
+    lead_group()
     parent = parent_process()
     assert parent is not None
 
     def wait() -> None:
         parent.join()
-        os._exit(1)
+        end_own_group()
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -3,12 +3,14 @@
 The driver alone writes: an answer is a line at the end of one file, and never changed. What items
 leave behind are folders beside it, each there before the line that speaks of it. So a driver that
 is killed at any moment leaves whole answers or none, and the next one goes on from them. What
-failed or was not run is no answer, and is tried again.
+failed or was not run is no answer, and is tried again. A line has a checksum of itself and of the
+files: an answer that was edited or lost a file is none either.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -16,13 +18,14 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
+from parity.executors.inputs import digest_of_file
 from parity.executors.item import Answer, Item, ItemError, State
 from parity.executors.progress import Progress
 
@@ -87,6 +90,8 @@ class Answers:
         self.folder, self.disk = folder, files
         self._file, self._lines = file, dict(lines)
         self._synced = time.monotonic()
+        self.damaged: list[str] = []
+        """Names of items whose answer was not what had been written: they are run again."""
 
     @classmethod
     @contextmanager
@@ -120,9 +125,21 @@ class Answers:
                 yield cls(folder, file, lines)
 
     def read(self, item: Item) -> Answer | None:
-        """Return the stored answer of an item, without its files; None where there is none."""
-        line = self._lines.get(_key(item))
-        return None if line is None else Answer.from_json(json.loads(line)["answer"])
+        """Return the stored answer of an item, without its files; None where there is none, or
+        where it is not what was written.
+        """
+        key = _key(item)
+        if key not in self._lines:
+            return None
+        line = json.loads(self._lines[key])
+        files = {
+            name: digest_of_file(path) for name, path in sorted(_files_below(self.folder / key))
+        }
+        if line != _line(key, line["answer"], files):
+            del self._lines[key]
+            self.damaged.append(item.name)
+            return None
+        return Answer.from_json(line["answer"])
 
     def files(self, item: Item) -> Path:
         """Return the folder with what an item left."""
@@ -139,7 +156,8 @@ class Answers:
                 for name, content in answer.files.items():
                     (aside / name).parent.mkdir(parents=True, exist_ok=True)
                     (aside / name).write_bytes(content)
-        line = json.dumps({"key": key, "answer": answer.to_json()})
+        sums = {name: hashlib.sha256(content).hexdigest() for name, content in answer.files.items()}
+        line = json.dumps(_line(key, answer.to_json(), sums if item.folder else {}))
         self._file.write(f"{line}\n")
         self._file.flush()
         self._lines[key] = line
@@ -154,6 +172,19 @@ class Answers:
         for path in self.folder.iterdir():
             if path.name not in (LOCK, ANSWERS):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _line(key: str, answer: Any, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the line of an answer with its checksum."""
+    facts = json.dumps([key, answer, dict(files)], sort_keys=True)
+    checksum = hashlib.sha256(facts.encode()).hexdigest()
+    return {"key": key, "answer": answer, "checksum": checksum}
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path
 
 
 def _key(item: Item) -> str:
@@ -187,7 +218,7 @@ def run(
     executor: Executor,
     answers: Answers | None = None,
     report: Report = lambda line: None,
-) -> Iterator[Answer]:
+) -> Generator[Answer, None, None]:
     """Yield the answer of every item once, those that are stored first, others as they come.
 
     Args:
@@ -204,6 +235,8 @@ def run(
     known = {item.name: answers.read(item) for item in items} if answers else {}
     waiting = [item for item in items if known.get(item.name) is None]
     try:
+        if answers and answers.damaged:
+            report(f"  damaged, so measured again: {', '.join(answers.damaged)}")
         if len(waiting) < len(items):
             report(f"  {len(items) - len(waiting)} of {len(items)} items are there already")
         yield from (answer for answer in known.values() if answer is not None)

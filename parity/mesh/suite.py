@@ -20,6 +20,7 @@ import jax
 
 from megalodon_jax.checks import traced_checks
 from parity.engine.measurement import Kind, Measurement, Verdict
+from parity.executors.interrupts import run_module
 from parity.mesh.comparison import sizes_name
 from parity.mesh.report import MeshResult
 from parity.mesh.step import VIRTUAL, MeshComparison, prepare_devices
@@ -98,11 +99,9 @@ def meshes_of(names: Collection[str]) -> dict[str, list[Mapping[str, int]]]:
 
 def _elsewhere(names: Collection[str]) -> list[Measurement]:
     own = os.environ | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "parity.mesh.suite", *names]
     try:
-        done = subprocess.run(
-            command, env=own, capture_output=True, text=True, timeout=ALONE, check=False
-        )
+        # In an interrupted night nobody would wait for it.
+        done = run_module("parity.mesh.suite", tuple(names), own, ALONE)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the suite over meshes took longer than {ALONE} s.") from error
     if done.returncode:

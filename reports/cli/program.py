@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from parity.executors.interrupts import ended_in_time
 from parity.executors.machine import FIELDS, host
 from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands
@@ -116,7 +116,7 @@ class Guarded(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            click.echo("interrupted: nothing was written", err=True)
+            click.echo("interrupted: no run was written", err=True)
             ctx.exit(INCOMPLETE)
         except BrokenPipeError:
             # Whoever reads stdout has seen enough, as `head` does.
@@ -150,7 +150,7 @@ class Guarded(click.Group):
 @click.version_option(package_name=PROGRAM)
 def main() -> None:
     """Compare ports with their originals, first of all Megalodon in JAX with megalodon-hf."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    click.get_current_context().with_resource(ended_in_time(INCOMPLETE))
     if "jax" not in sys.modules:
         _store_programs()
 
@@ -201,8 +201,3 @@ def _store_programs() -> None:
     # JAX stores what took a second. A night compiles 1,100 programs, of which 900 take less than a
     # tenth of one: some 10 milliseconds to compile, and 2 to read.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-
-
-def _interrupt(*_: Any) -> None:
-    # A terminated run must clean up after itself like an interrupted one.
-    raise KeyboardInterrupt

@@ -7,11 +7,13 @@ of them. Source: docs/many-machines.md.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parity.executors.inputs import MODULE, contents
 from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import Answers, Executor, run
 from parity.megalodon.suite import choose_reference
@@ -25,6 +27,7 @@ from reports.nightly.shards import (
     find_shards,
     merge_shards,
 )
+from reports.provenance.code import Start
 from reports.provenance.host import fingerprint, processor
 from reports.registry.lookup import judge_stored
 from reports.registry.outcome import Outcome, store
@@ -65,8 +68,18 @@ def items_of(options: Options, device: str = "") -> list[Item]:
         "fault": options.fault or "",
         "device": device,
     }
+    # The packages' own data are part of their code.
+    names = [shared["checkpoint"]] if options.checkpoint else []
+    inputs = contents([*names, *([f"{MODULE}megalodon"] if reference == "live" else [])])
     items = [
-        Item(part, f"{__name__}:measure", {"shard": f"{i}/{len(plan)}", **shared}, needs, True)
+        Item(
+            part,
+            f"{__name__}:measure",
+            {"shard": f"{i}/{len(plan)}", **shared},
+            needs,
+            True,
+            inputs,
+        )
         for i, part in enumerate(plan, start=1)
     ]
     rank = {part: turn for turn, part in enumerate(LONGEST)}
@@ -129,10 +142,12 @@ def fan_out(
 
     Raises:
         ItemError: another driver is at this night.
-        StoreError: nothing was measured, or the folder cannot be written.
+        StoreError: nothing was measured, the folder cannot be written, or the code or the
+            checkpoint changed meanwhile.
         ValueError: an unknown case or fault, or a checkpoint that does not hold together.
         FileNotFoundError: the checkpoint is not there.
     """
+    start = Start.now([options.checkpoint])
     items = items_of(options, device)
     if options.checkpoint is not None:
         # A broken one is refused before an hour of work, not by each part.
@@ -144,10 +159,16 @@ def fan_out(
         if not resume:
             answers.discard()
         known: dict[str, Answer] = {}
-        for answer in run(items, executor, answers, report):
-            known[answer.name] = answer
-            for line in (answer.value or {}).get("lines", ()):
-                report(line)
+        with (
+            _kept_parts_named(executor, items, answers, report),
+            closing(run(items, executor, answers, report)) as measured,
+        ):
+            for answer in measured:
+                # A worker that refused may have seen a change first.
+                start.check(now=answer.state is not State.DONE)
+                known[answer.name] = answer
+                for line in (answer.value or {}).get("lines", ()):
+                    report(line)
         folders = {
             item.name: folder
             for item in items
@@ -159,9 +180,26 @@ def fan_out(
                 "expected parts of a night, and none was measured: "
                 + "; ".join(f"{name}: {a.reason}" for name, a in known.items())[:800]
             )
+        start.check()
         outcome = _stored(options, items, known, folders, report)
         answers.discard()
     return outcome
+
+
+@contextmanager
+def _kept_parts_named(
+    executor: Executor, items: Sequence[Item], answers: Answers, report: Report
+) -> Iterator[None]:
+    """Context in which an interrupt says which parts are kept, and how to go on from them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = sum(answers.read(item) is not None for item in items)
+        report(
+            f"interrupted: {kept} of {len(items)} parts are measured and kept in {answers.folder}; "
+            f"the same command with --executor {executor.name} goes on from them"
+        )
+        raise
 
 
 def _stored(

@@ -25,6 +25,7 @@ from reports.nightly.suites import (
     run_parity,
     run_stability,
 )
+from reports.provenance.code import Start
 from reports.provenance.environment import describe, new_manifest
 from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest
@@ -61,10 +62,12 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         ValueError: an unknown case or fault, a checkpoint that does not hold together, or more
             shards than there are parts.
         FileNotFoundError: the checkpoint is not there.
-        StoreError: the output folder cannot be written.
+        StoreError: the output folder cannot be written, or code or checkpoint changed meanwhile.
         ReferenceUnavailableError: the live reference was asked for and cannot run.
     """
     started = datetime.now(UTC)
+    start = Start.now([options.checkpoint])
+    step = start.checked_before(step)
     cases = {case.name: case for case in select_cases(options)}
     selection, plan = _selection(options), plan_of(options)
     parts = options.shard.part_of(plan) if options.shard else plan
@@ -97,9 +100,10 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         config=model.config.to_dict(),
         training=checkpoint.training,
         folder=str(options.checkpoint or ""),
+        content=start.content(options.checkpoint),
     )
     manifest = replace(
-        _manifest(started, suites, reference, options.shard, plan),
+        _manifest(started, start, suites, reference, options.shard, plan),
         cases=tuple(map(case_info, own)),
         checkpoint=probed,
         selected=options.cases,
@@ -112,6 +116,7 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
         tensors=tuple(t for suite in suites for t in suite.tensors),
         explanations=tuple(e for suite in suites for e in suite.explanations),
     )
+    start.check()
     return store(options.out, run, report)
 
 
@@ -145,6 +150,7 @@ def _selection(options: Options) -> dict[str, set[str]]:
 
 def _manifest(
     started: datetime,
+    start: Start,
     suites: Sequence[SuiteRun],
     reference: Reference,
     shard: Shard | None,
@@ -154,7 +160,8 @@ def _manifest(
     rows = [m for suite in suites for m in suite.measurements]
     responses = {key: r for suite in suites for key, r in suite.responses.items()}
     planned = [gate for suite in suites for gate in suite.contract]
-    manifest = with_tables(new_manifest(started, RunKind.SHARD if shard else RunKind.NIGHTLY), rows)
+    kind = RunKind.SHARD if shard else RunKind.NIGHTLY
+    manifest = with_tables(new_manifest(started, kind, start=start), rows)
     manifest = replace(
         manifest,
         environment=replace(manifest.environment, reference=describe(reference)),

@@ -101,8 +101,8 @@ def merge_shards(
 
     Raises:
         StoreError: a folder holds no shard; two hold the same one or the same measurement; one is
-            missing; or they were made by another commit, in another environment or for another
-            plan. The message names them.
+            missing; or they were made by other code, of another checkpoint, in another environment
+            or for another plan. The message names them.
     """
     shards = sorted((_shard(folder) for folder in folders), key=lambda pair: pair[0].index)
     for other in shards[1:]:
@@ -144,7 +144,10 @@ def _check_alike(first: tuple[Shard, Run], second: tuple[Shard, Run], mixed: boo
     if mixed and here.device.kind == there.device.kind:
         there = replace(there, device=here.device, host=here.host, threads=here.threads)
     differs = list(differences(there, here))
-    for part in ("commit", "dirty", "plan", "selected", "fault", "checkpoint"):
+    # A commit of a document between two shards is no other code; runs from before there was a
+    # digest of the code have the commit alone.
+    code = ("code",) if one.manifest.code and other.manifest.code else ("commit", "dirty")
+    for part in (*code, "plan", "selected", "fault", "checkpoint"):
         then, now = getattr(one.manifest, part), getattr(other.manifest, part)
         if then != now:
             differs.append(f"{part} {then} → {now}" if len(str((then, now))) < 120 else part)
@@ -153,7 +156,8 @@ def _check_alike(first: tuple[Shard, Run], second: tuple[Shard, Run], mixed: boo
     if differs:
         raise StoreError(
             f"expected shards of one nightly, but {other.id} differs from {one.id}: "
-            f"{'; '.join(differs)}. Merge runs of one commit, made alike"
+            f"{'; '.join(differs)}. Measure the odd one again, with the packages, the data and the "
+            "options of the others"
         )
 
 

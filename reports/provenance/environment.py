@@ -8,9 +8,11 @@ import subprocess
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
+from parity.executors import identity as program
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Reference
 from reports.provenance.device import device_kind
@@ -19,12 +21,19 @@ from reports.provenance.host import FIELDS, FLAGS, host, threads
 from reports.store.manifest import Device, Environment, Manifest, ReferenceInfo
 from reports.store.schema import RunKind
 
+if TYPE_CHECKING:
+    from reports.provenance.code import Start
+
 HERE = Path(__file__).parent
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 
 
 def new_manifest(
-    started: datetime, kind: RunKind, code: Path = HERE, aside: Path | None = None
+    started: datetime,
+    kind: RunKind,
+    code: Path = HERE,
+    aside: Path | None = None,
+    start: Start | None = None,
 ) -> Manifest:
     """Return what the run document says of the run's kind, of time, code and machine.
 
@@ -33,8 +42,9 @@ def new_manifest(
         kind: What the run is.
         code: A folder of the code that was measured, which is ours unless it is somebody's port.
         aside: What is no code in it: where runs are stored.
+        start: State that measuring began with; None for that of now.
     """
-    commit, dirty = git_state(code, aside)
+    commit, dirty = (start.commit, start.dirty) if start else git_state(code, aside)
     kind_of_device, device = device_kind(), jax.devices()[0]
     here, versions = host(), {package: metadata.version(package) for package in PACKAGES}
     name, identity = here["name"], {field: here[field] for field in FIELDS}
@@ -49,6 +59,7 @@ def new_manifest(
         kind=kind,
         commit=commit,
         dirty=dirty,
+        code=start.code if start else program.code(),
         environment=Environment(
             device=Device(kind_of_device, name),
             host=identity,

@@ -122,6 +122,8 @@ class CheckpointInfo:
     folder: str = field(default="", compare=False)
     """Where it was, as it was given to the night, for the command that repeats it; empty for the
     committed one. Shards of one night may have it in different places."""
+    content: str = ""
+    """Digest of its files (`parity.executors.inputs`): the same in all shards of one night."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,8 @@ class Manifest:
     commit: str | None = None
     dirty: bool = False
     """Whether the tree had uncommitted changes."""
+    code: str | None = None
+    """Digest of the packages that measured it, with their data (`parity.executors.identity`)."""
     environment: Environment = Environment()
     durations: Mapping[str, float] = field(default_factory=dict)
     """Seconds by suite."""
@@ -264,6 +268,7 @@ class Manifest:
         # A fact about the file that was read, not about what is written.
         del document["migrated_from"]
         optional = ("workload", "shard", "plan", "contract", "shards", "parts", "ports", "verdict")
+        optional = (*optional, "code")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 

@@ -637,8 +637,8 @@ STORE = (
         (
             "shards_of_two_commits",
             "shards of two commits are merged",
-            'for part in ("commit", "dirty", "plan", "selected", "fault", "checkpoint"):',
-            'for part in ("dirty", "plan", "selected", "fault", "checkpoint"):',
+            'for part in (*code, "plan", "selected", "fault", "checkpoint"):',
+            'for part in ("plan", "selected", "fault", "checkpoint"):',
             "test_workflows.py::test_shards_that_do_not_belong_together_are_refused",
         ),
         (

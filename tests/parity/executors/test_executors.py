@@ -10,11 +10,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from parity.executors import item as item_module
+from parity.executors.identity import Identity
 from parity.executors.item import Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
 from parity.executors.progress import Progress
@@ -99,7 +101,7 @@ def test_stored_answers_are_taken_where_the_work_is_the_same(
     with Answers.opened(tmp_path) as stored:
         list(run(doubles(1), LocalExecutor(1), stored))
         if resume == "other code":
-            monkeypatch.setattr(item_module, "code", lambda: "another")
+            monkeypatch.setattr("parity.executors.identity.code", lambda: "another")
         if resume == "same work":
             monkeypatch.setattr(item_module, "perform", forbidden)
         number = 7 if resume == "other arguments" else 0
@@ -108,9 +110,9 @@ def test_stored_answers_are_taken_where_the_work_is_the_same(
 
 
 def test_a_worker_with_other_code_gives_no_answer() -> None:
-    answer = item_module.perform(doubles(1)[0], "another")
+    answer = item_module.perform(doubles(1)[0], replace(Identity.here(), code="another"))
     assert answer.state is State.FAILED
-    assert "install the same version on every machine" in answer.reason
+    assert "Install the same version" in answer.reason and "on every machine" in answer.reason
 
 
 def test_two_drivers_do_not_share_a_folder(tmp_path: Path) -> None:

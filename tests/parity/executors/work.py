@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -47,3 +49,30 @@ def wait(seconds: float, log: str = "", name: str = "") -> str:
         with Path(log).open("a", encoding="utf-8") as file:
             file.write(f"{name}\n")
     return name
+
+
+def alter(path: str, text: str) -> str:
+    """Read a file, and leave another content in it."""
+    before = Path(path).read_text(encoding="utf-8")
+    Path(path).write_text(text, encoding="utf-8")
+    return before
+
+
+def read(path: str) -> str:
+    """Return what a file holds."""
+    return Path(path).read_text(encoding="utf-8")
+
+
+def with_a_child(pids: str, seconds: float) -> None:
+    """Start a process that sleeps, note its number and this one's, and sleep as well."""
+    code = f"import time; time.sleep({seconds})"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    with Path(pids).open("a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {child.pid}\n")
+    time.sleep(seconds)
+
+
+if __name__ == "__main__":
+    # A program that notes its number and sleeps.
+    Path(sys.argv[1]).write_text(f"{os.getpid()}\n", encoding="utf-8")
+    time.sleep(60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from types import SimpleNamespace
 
 import jax
@@ -94,14 +93,14 @@ ROW = {
 def test_the_suite_runs_where_there_are_devices(monkeypatch):
     asked = []
 
-    def run(command, env, **options):
-        asked.append((command[1:], env["JAX_PLATFORMS"]))
+    def run(module, arguments, environment, timeout):
+        asked.append((module, arguments, environment["JAX_PLATFORMS"]))
         return SimpleNamespace(returncode=0, stdout=f"a line\n{json.dumps([ROW])}\n", stderr="")
 
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(suite, "run_module", run)
     (row,) = suite.measure(["mesh megalodon"])
-    assert asked == [(["-m", "parity.mesh.suite", "mesh megalodon"], "cpu")]
+    assert asked == [("parity.mesh.suite", ("mesh megalodon",), "cpu")]
     assert (row.verdict, row.value) == (Verdict.FAIL, float("inf"))
     assert suite.row_of(suite._fields(row)) == row
 
@@ -122,7 +121,7 @@ def test_the_gate_where_a_break_starts_carries_what_is_known_of_it():
 def test_a_process_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     dead = SimpleNamespace(returncode=-9, stdout="", stderr="noise\nkilled\n")
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: dead)
+    monkeypatch.setattr(suite, "run_module", lambda *_: dead)
     with pytest.raises(RuntimeError, match="ended with -9: killed"):
         suite.measure()
     with pytest.raises(ValueError, match="no mesh of all; there are mesh megalodon, mesh mla-moe"):

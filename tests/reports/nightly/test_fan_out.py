@@ -12,7 +12,8 @@ import click
 import pytest
 
 from parity.engine.contract import Gate
-from parity.executors.item import Answer, Item, ItemError, code, lost, no_device, not_run, perform
+from parity.executors.identity import Identity
+from parity.executors.item import Answer, Item, ItemError, lost, no_device, not_run, perform
 from parity.executors.sweep import Answers
 from parity.megalodon.cases import BYTE_LM
 from reports.nightly import fan_out as module
@@ -53,7 +54,7 @@ class Inline:
         else:
             self.ran.append(item.name)
             future.set_result(
-                replace(perform(item, code()), attempts=1 + (item.name == "(probes)"))
+                replace(perform(item, Identity.here()), attempts=1 + (item.name == "(probes)"))
             )
         return future
 
@@ -135,7 +136,7 @@ def test_a_night_for_a_device_that_is_not_there_is_no_run(options: Options) -> N
     assert list_runs(options.out) == ([], [])
     # A worker whose JAX has no such device does not measure on another.
     [item] = [i for i in items_of(options, "cuda") if i.name == "length_c"]
-    answer = perform(replace(item, needs=item.needs.__class__()), code())
+    answer = perform(replace(item, needs=item.needs.__class__()), Identity.here())
     assert "expected to measure on cuda" in answer.reason
 
 

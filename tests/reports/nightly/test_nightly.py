@@ -317,7 +317,7 @@ def test_an_interrupted_night_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(nightly_module, "run_parity", interrupted)
     result = run("--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded")
     assert result.exit_code == 3
-    assert "interrupted: nothing was written" in result.output
+    assert "interrupted: no run was written" in result.output
     assert not list((tmp_path / "runs").iterdir())
 
 

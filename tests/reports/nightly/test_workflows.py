@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from reports.nightly import run as nightly_module
 from reports.nightly import suites as suites_module
 from reports.nightly.shards import Shard, find_shards, merge_shards
 from reports.nightly.suites import SuiteRun
+from reports.provenance.host import fingerprint
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding, Severity
@@ -132,7 +133,12 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
             merge_shards([write_run(root / str(i), run) for i, run in enumerate(runs)], **options)
         return str(caught.value)
 
-    assert "commit" in refusal(first, altered(second, commit="0" * 40), third)
+    assert "code" in refusal(first, altered(second, code="0" * 12), third)
+    # Runs that have no digest of the code are told apart by their commits.
+    assert "commit" in refusal(first, altered(second, code=None, commit="0" * 40), third)
+    assert "fault" in refusal(first, altered(second, fault="rope_keys_one_late"), third)
+    probed = replace(second.manifest.checkpoint, content="another")
+    assert "checkpoint" in refusal(first, altered(second, checkpoint=asdict(probed)), third)
     other = {"device": {"kind": "cpu", "name": "another"}}
     assert "another" in refusal(first, altered(second, **other), third)
     assert "both hold shard 1/3" in refusal(first, altered(first, id="twice"), second, third)
@@ -145,7 +151,26 @@ def test_shards_that_do_not_belong_together_are_refused(tiny, tmp_path: Path) ->
     folders = [
         write_run(tmp_path / "mixed", r) for r in (first, altered(second, id="b", **other), third)
     ]
-    assert "another" in merge_shards(folders, mixed=True).manifest.environment.device.name
+    merged = merge_shards(folders, mixed=True).manifest
+    assert "another" in merged.environment.device.name
+    # Of several processors a run is on none of them: it has no identity that a baseline shares.
+    assert merged.environment.host == {} and fingerprint(merged.environment) is None
+    assert merged.environment.threads == " + ".join(
+        str(run.manifest.environment.threads) for run in (first, second, third)
+    )
+
+
+def test_a_commit_of_a_document_between_two_shards_is_no_other_code(tiny, tmp_path: Path) -> None:
+    night()
+    runs = [read_run(folder) for folder in find_shards([tmp_path / "shards"])]
+    assert len({run.manifest.code for run in runs}) == 1 and runs[0].manifest.code
+    later = "2099-01-01T00:00:00+00:00"
+    runs[1] = altered(runs[1], commit="0" * 40, dirty=True, created=later)
+    folders = [write_run(tmp_path / "alike", run) for run in runs]
+    merged = merge_shards(folders).manifest
+    # The night's commit is the one it began with.
+    assert merged.commit == runs[0].manifest.commit
+    assert merged.code == runs[0].manifest.code
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/2"])

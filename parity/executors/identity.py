@@ -1,0 +1,148 @@
+"""Identity of the program in this process: its code, versions of packages, and settings.
+
+The code of a night is fixed when it starts: it is the content of the packages on disk, with their
+data (recordings, noise floors, texts, pinned runs), and no commit. A change of a document is none
+of it. Nothing that computes is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from parity.executors.inputs import digest_of_file, files_below
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
+NUMERICS = (
+    "jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "equinox", "optax", "autograd", "flax",
+    "jaxtyping", "safetensors", "torch", "transformers", "megalodon-hf",
+)  # fmt: skip
+"""Packages whose versions may change a number; those that are not installed have none."""
+PREFIXES = (
+    "JAX_", "XLA_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_", "NPY_",
+    "CUBLAS_", "NVIDIA_TF32_",
+)  # fmt: skip
+"""Beginnings of the environment variables that choose kernels or dtypes."""
+HARMLESS = (
+    "JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG",
+    "JAX_TRACEBACK", "JAX_DEBUG", "XLA_PYTHON_CLIENT",
+)  # fmt: skip
+"""Beginnings of those among them that say where files are kept, what is logged or how memory is
+taken."""
+DOCUMENTS = ("README.md",)
+"""Files in the packages that no program reads."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the numbers of a process depend on, besides its work and its processor."""
+
+    code: str
+    """Digest of the packages (`code`)."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of Python and of `NUMERICS`."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that change numbers."""
+
+    @classmethod
+    def here(cls) -> Identity:
+        """Return that of this process."""
+        return cls(code(), versions(), settings())
+
+    def differences(self, other: Identity) -> list[str]:
+        """Describe how another process differs from this one."""
+        found = []
+        if self.code != other.code:
+            found.append(f"code {self.code} → {other.code}")
+        for mine, theirs in ((self.versions, other.versions), (self.settings, other.settings)):
+            for name in sorted(mine.keys() | theirs.keys()):
+                if mine.get(name) != theirs.get(name):
+                    found.append(f"{name} {mine.get(name, 'none')} → {theirs.get(name, 'none')}")
+        return found
+
+
+@cache
+def code() -> str:
+    """Return the digest of the packages as they were when this process first asked."""
+    return _digest(_first_files())
+
+
+def code_on_disk() -> str:
+    """Return the digest of the packages as they are now."""
+    return _digest(package_files())
+
+
+def package_files() -> dict[str, str]:
+    """Return the digest of every file of the packages by its name, as of now."""
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        for name, path in files_below(ROOT / package):
+            if path.name not in DOCUMENTS:
+                try:
+                    found[f"{package}/{name}"] = digest_of_file(path)
+                except FileNotFoundError:
+                    # An editor renames while it saves.
+                    continue
+    return found
+
+
+def changed_files() -> list[str]:
+    """Return the files of the packages that are others than when this process first asked."""
+    first, now = _first_files(), package_files()
+    return sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))
+
+
+class Watch:
+    """Looks for changes of the packages, at most every so many seconds: a look takes a few ms."""
+
+    def __init__(self, every: float = 1.0) -> None:
+        self.every = every
+        self._looked = -every
+
+    def changed(self, now: bool = False) -> list[str]:
+        """Return the changed files; none where the last look was a moment ago, except `now`."""
+        if not now and time.monotonic() - self._looked < self.every:
+            return []
+        found = changed_files()
+        self._looked = time.monotonic()
+        return found
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Return the versions of Python and of the packages that compute."""
+    found = {"python": platform.python_version()}
+    for package in NUMERICS:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of an environment that change numbers; an empty variable is none."""
+    environment = os.environ if environment is None else environment
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if value and name.startswith(PREFIXES) and not name.startswith(HARMLESS)
+    }
+
+
+@cache
+def _first_files() -> Mapping[str, str]:
+    return package_files()
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    lines = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]

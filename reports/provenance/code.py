@@ -1,0 +1,75 @@
+"""The state that a night starts from, code, inputs and commit: fixed once, checked at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parity.executors.identity import Watch, code
+from parity.executors.inputs import changed, contents
+from reports.provenance.environment import git_state
+from reports.store.schema import StoreError
+
+PACKAGES = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was on disk when a night started."""
+
+    code: str
+    """Digest of the packages and of their data (`parity.executors.identity`)."""
+    inputs: Mapping[str, str]
+    """Digests of the other files that are read, by name."""
+    commit: str | None
+    dirty: bool
+    watch: Watch = field(default_factory=Watch, compare=False)
+
+    @classmethod
+    def now(cls, inputs: Iterable[str | Path | None] = ()) -> Start:
+        """Return the state of now.
+
+        Args:
+            inputs: files and folders that are read; None is none.
+
+        Raises:
+            StoreError: the packages are not those that this process imported.
+        """
+        names = [str(name) for name in inputs if name is not None]
+        start = cls(code(), contents(names), *git_state(PACKAGES))
+        start.check()
+        return start
+
+    def content(self, place: Path | None) -> str:
+        """Return the digest of an input; empty for none."""
+        return "" if place is None else self.inputs[str(place)]
+
+    def checked_before(self, step: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """Return a callback of progress that checks first, at most once a second."""
+
+        def checked(done: int, planned: int) -> None:
+            self.check(now=False)
+            step(done, planned)
+
+        return checked
+
+    def check(self, now: bool = True) -> None:
+        """Refuse to go on where the code or an input is another one than at the start.
+
+        Args:
+            now: look at once; otherwise at most once a second.
+
+        Raises:
+            StoreError: something changed; the message names it and says what to do.
+        """
+        files = self.watch.changed(now) or (changed(self.inputs) if now else [])
+        if files:
+            more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+            raise StoreError(
+                f"expected the code and the inputs to stay as they were when the night started "
+                f"(code {self.code}), and these changed: {', '.join(files[:5])}{more}. No run was "
+                "stored, for its parts would be of different programs. Run the same command again "
+                "to measure everything with the content of now (with --executor, --no-resume "
+                "deletes what was measured); or restore these files, and --executor goes on"
+            )

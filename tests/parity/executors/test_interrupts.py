@@ -1,0 +1,194 @@
+"""A driver that is interrupted ends in seconds with exit code 3, and nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from parity.executors.interrupts import run_module
+from parity.executors.item import Item
+from parity.executors.local import LocalExecutor
+from parity.executors.sweep import Answers
+from tests.helpers import ROOT
+
+WORK = "tests.parity.executors.work"
+PROMISE = 5.0
+"""Seconds after a signal in which everything has ended."""
+START = """
+import sys, time
+from pathlib import Path
+from parity.executors.interrupts import ended_in_time, run_module
+from parity.executors.item import Item
+from parity.executors.sweep import Answers, open_executor, run
+
+WORK = "tests.parity.executors.work"
+pids, stuck = sys.argv[2], "stuck" in sys.argv
+quick = Item("quick", f"{WORK}:double", {"number": 1})
+slow = Item("slow", f"{WORK}:with_a_child", {"pids": pids, "seconds": 60})
+
+
+def sweep():
+    with Answers.opened(Path(sys.argv[1])) as answers:
+        for answer in run([quick, slow], open_executor("local:1"), answers):
+            print(answer.name, flush=True)
+
+
+def swallow():
+    for _ in range(99):
+        try:
+            sweep()
+        except KeyboardInterrupt:
+            time.sleep(60)
+
+
+if __name__ == "__main__":
+    with ended_in_time(3, grace=0.5 if stuck else 4.0):
+        try:
+            if "module" in sys.argv:
+                run_module(WORK, [pids], __import__("os").environ, 60)
+            else:
+                swallow() if stuck else sweep()
+        except KeyboardInterrupt:
+            sys.exit(3)
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that nobody has asked for its end does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(path: Path) -> list[int]:
+    """Return the numbers that a process wrote."""
+    for _ in range(600):
+        if path.is_file() and (text := path.read_text(encoding="utf-8")).endswith("\n"):
+            return [int(word) for word in text.split()]
+        time.sleep(0.05)
+    raise AssertionError("it did not begin")
+
+
+def ended(pids: list[int]) -> bool:
+    """Whether all processes end within what is promised."""
+    end = time.monotonic() + PROMISE
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "code"),
+    [
+        (signal.SIGINT, [], 3),
+        (signal.SIGTERM, [], 3),
+        # Python's handler waits for what is compiled, and anybody may catch what it raises.
+        (signal.SIGTERM, ["stuck"], 3),
+        (signal.SIGKILL, [], -signal.SIGKILL),
+        (signal.SIGTERM, ["module"], 3),
+        (signal.SIGKILL, ["module"], -signal.SIGKILL),
+    ],
+    ids=lambda value: str(value),
+)
+def test_nothing_outlives_a_driver_that_is_ended(
+    tmp_path: Path, number: signal.Signals, words: list[str], code: int
+) -> None:
+    """Row 5 of issue 35: `close` began an item of 40 s again, and waited for it."""
+    script, pids = tmp_path / "driver.py", tmp_path / "pids"
+    script.write_text(START, encoding="utf-8")
+    command = [sys.executable, str(script), str(tmp_path / "answers"), str(pids), *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            started = wait_for(pids)
+            begun = time.monotonic()
+            driver.send_signal(number)
+            assert driver.wait(timeout=60) == code
+            assert time.monotonic() - begun < PROMISE
+            assert ended(started), "a worker, or what it started, is left"
+        finally:
+            driver.kill()
+    assert len(pids.read_text(encoding="utf-8").splitlines()) == 1, "an item was begun again"
+    if "module" not in words:
+        # What was finished is kept.
+        with Answers.opened(tmp_path / "answers") as answers:
+            quick = Item("quick", f"{WORK}:double", {"number": 1})
+            answer = answers.read(quick)
+            assert answer is not None and answer.value == 2
+
+
+def test_a_closed_executor_ends_what_runs_and_begins_nothing_again(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    engine = LocalExecutor(1)
+    words = {"pids": str(pids), "seconds": 60}
+    slow, next_one = engine.start(
+        [Item(name, f"{WORK}:with_a_child", words) for name in ("slow", "next")]
+    )
+    started = wait_for(pids)
+    begun = time.monotonic()
+    engine.close()
+    assert time.monotonic() - begun < PROMISE
+    assert slow.done() and next_one.cancelled()
+    assert ended(started)
+    assert wait_for(pids) == started, "an item was begun again"
+    assert not [t for t in threading.enumerate() if "ThreadPoolExecutor" in t.name and t.is_alive()]
+
+
+def test_a_worker_that_dies_takes_what_it_started_along(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    engine = LocalExecutor(1)
+    engine.start([Item("slow", f"{WORK}:with_a_child", {"pids": str(pids), "seconds": 60})])
+    try:
+        worker, child = wait_for(pids)
+        os.kill(worker, signal.SIGKILL)
+        assert ended([child])
+    finally:
+        engine.close()
+
+
+def test_a_module_that_takes_too_long_or_fails_says_so(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_module(WORK, [str(pids)], os.environ | {"PYTHONPATH": str(ROOT)}, 2.0)
+    assert not pids.is_file() or ended(wait_for(pids))
+    done = run_module("no.such.module", [], os.environ, 30.0)
+    assert done.returncode and "no.such" in done.stderr.replace("No module named 'no'", "no.such")
+
+
+COMMAND = """
+import time
+from reports.cli import main
+
+
+@main.command()
+def nap():
+    print("asleep", flush=True)
+    time.sleep(60)
+
+
+main(["nap"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_every_command_ends_with_3_where_it_is_interrupted(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", COMMAND]
+    pipe = subprocess.PIPE
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as driver:
+        assert driver.stdout is not None and driver.stderr is not None
+        assert driver.stdout.readline() == "asleep\n"
+        begun = time.monotonic()
+        driver.send_signal(number)
+        assert driver.wait(timeout=60) == 3
+        assert time.monotonic() - begun < PROMISE
+        assert "interrupted: no run was written" in driver.stderr.read()
