@@ -22,6 +22,7 @@ from reports.store.schema import (
     kind_of,
     migrate,
 )
+from reports.store.seal import check_seal
 
 CHECKED = 5
 """First schema with checksums."""
@@ -347,6 +348,7 @@ def _verdict(folder: Path, content: bytes) -> str:
 def parse_manifest(content: bytes, path: Path) -> Manifest:
     """Return what the bytes of a run.json say, in today's schema; raises like `read_manifest`."""
     document = parse_json(content, path)
+    check_seal(document, path)
     document = migrate(document, path)
     if not isinstance(document.get("id"), str) or not isinstance(document.get("created"), str):
         raise StoreError(

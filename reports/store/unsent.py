@@ -18,6 +18,7 @@ from pathlib import Path
 
 from megalodon_jax.files import read_json_object, written_aside
 from reports.store.schema import MANIFEST, StoreError
+from reports.store.seal import check_seal, text_of
 
 UNSENT = ".unsent"
 """Folder of a copy that holds the runs to send."""
@@ -107,11 +108,12 @@ def set_name(folder: Path, note: Note) -> None:
     file = folder / MANIFEST
     try:
         document = read_json_object(file)
+        # A document that was edited is not sealed anew.
+        check_seal(document, file)
         if document.get("id") != note.name:
             document["id"] = note.name
-            text = json.dumps(document, indent=2, ensure_ascii=False)
             with written_aside(file) as aside:
-                aside.write_text(text + "\n", encoding="utf-8")
+                aside.write_text(text_of(document), encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _damaged(file, error) from error
 

@@ -36,6 +36,7 @@ from reports.store.schema import (
     StoreError,
     arrow_schema,
 )
+from reports.store.seal import text_of
 from reports.store.shared import ABANDONED, Storage, storage_of
 from reports.store.tensors import write_tensors
 from reports.store.timings import Timing
@@ -148,8 +149,7 @@ def _write_files(partial: Path, run: Run, parts: dict[str, Rows]) -> None:
     paths = sorted(partial.iterdir())
     files = {path.name: checksum(read_bytes(path, PARQUET_BYTES)) for path in paths}
     manifest = replace(run.manifest, files=files)
-    document = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)
-    (partial / MANIFEST).write_text(document + "\n", encoding="utf-8")
+    (partial / MANIFEST).write_text(text_of(manifest.to_json()), encoding="utf-8")
 
 
 def add_page(folder: Path, run: Run, draw: Callable[[Run], str]) -> None:

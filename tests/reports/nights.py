@@ -22,6 +22,7 @@ from reports.store.manifest import CHECKED, Manifest
 from reports.store.reader import checksum
 from reports.store.runs import Run
 from reports.store.schema import MANIFEST, SCHEMA
+from reports.store.seal import text_of
 from stability.core.findings import Finding, Severity
 
 EDGES = {"jax64:oracle": 1e-11, "reference32:oracle": 6e-6, "jax32:oracle": 4e-6}
@@ -118,7 +119,7 @@ def reseal(folder: Path, **changes: object) -> Path:
     content["files"] = {path.name: checksum(path.read_bytes()) for path in names}
     if content["schema"] < CHECKED:
         del content["files"]
-    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
+    (folder / MANIFEST).write_text(text_of(content), encoding="utf-8")
     return folder
 
 

@@ -30,6 +30,7 @@ from reports.page.sections.speed import markdown
 from reports.store import runs
 from reports.store.manifest import Device, Environment
 from reports.store.runs import Run, RunKind, StoreError, list_runs, read_run, write_run
+from reports.store.seal import text_of
 from reports.verdict.decide import decide
 from reports.verdict.history import History, load_history
 from tests.helpers import cli
@@ -339,7 +340,7 @@ def set_kind(folder: Path, kind: str | None) -> None:
     manifest.pop("kind", None)
     if kind is not None:
         manifest["kind"] = kind
-    (folder / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / "run.json").write_text(text_of(manifest), encoding="utf-8")
 
 
 def test_a_kind_of_a_newer_version_is_named_and_skipped(tmp_path: Path) -> None:

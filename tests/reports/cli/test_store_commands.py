@@ -19,6 +19,7 @@ from reports.registry.lookup import comparison_lines, judge_stored
 from reports.registry.pin import pin_run
 from reports.store.runs import write_run
 from reports.store.schema import StoreError
+from reports.store.seal import text_of
 from reports.verdict import pins
 from reports.verdict.decide import Word
 from reports.verdict.levels import levels
@@ -44,12 +45,12 @@ def damaged(tmp_path: Path) -> Path:
     path = folders[1] / "measurements.parquet"
     path.write_bytes(path.read_bytes()[:-20])
     newer = json.loads((folders[2] / "run.json").read_text(encoding="utf-8")) | {"schema": 99}
-    (folders[2] / "run.json").write_text(json.dumps(newer), encoding="utf-8")
+    (folders[2] / "run.json").write_text(text_of(newer), encoding="utf-8")
     shutil.copytree(folders[3], root / "0-copy")
     planted = json.loads((folders[4] / "run.json").read_text(encoding="utf-8")) | {
         "fault": "conjugate"
     }
-    (folders[4] / "run.json").write_text(json.dumps(planted), encoding="utf-8")
+    (folders[4] / "run.json").write_text(text_of(planted), encoding="utf-8")
     # Its footer is whole, so only reading the rows finds this one out.
     path = folders[5] / "measurements.parquet"
     middle = bytearray(path.read_bytes())
@@ -130,7 +131,7 @@ def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None
             (folder / name).hardlink_to(first / name)
         created = f"2025-{1 + n // 31:02d}-{1 + n % 31:02d}T00:00:00+00:00"
         (folder / "run.json").write_text(
-            json.dumps(text | {"id": folder.name, "created": created}), encoding="utf-8"
+            text_of(text | {"id": folder.name, "created": created}), encoding="utf-8"
         )
     start = time.process_time()
     result = look_back(str(tmp_path), "baseline", "q7")

@@ -18,6 +18,7 @@ from parity.faults import by_name
 from reports.nightly.run import Options, nightly
 from reports.registry.lookup import page_of
 from reports.store.schema import MANIFEST, PAGE
+from reports.store.seal import text_of
 
 FAULT = "ema_through_bfloat16"
 """The EMA's parameters rounded to bfloat16: what storage does to long memories."""
@@ -68,7 +69,7 @@ def _dated(run: Path, runs: Path, ago: int, **changes: Any) -> Path:
     manifest = json.loads((run / MANIFEST).read_text(encoding="utf-8"))
     created = (LAST - timedelta(days=ago)).isoformat()
     manifest |= {"id": folder.name, "created": created, "dirty": False, **changes}
-    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / MANIFEST).write_text(text_of(manifest), encoding="utf-8")
     if ago < 2:
         (folder / PAGE).write_text(page_of(folder), encoding="utf-8")
     return folder

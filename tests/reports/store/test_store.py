@@ -21,6 +21,7 @@ from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
+from reports.store.seal import text_of
 from reports.verdict.document import suite_of
 from reports.verdict.history import load_history
 from tests.reports.nights import (
@@ -160,7 +161,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
 def test_a_killed_run_is_never_listed(tmp_path: Path) -> None:
     stray = tmp_path / ".partial-2026-11-20T21-30-00Z-1a2b3c4"
     stray.mkdir()
-    (stray / "run.json").write_text(json.dumps(document()), encoding="utf-8")
+    (stray / "run.json").write_text(text_of(document()), encoding="utf-8")
     assert list_runs(tmp_path) == ([], [])
 
 
@@ -206,7 +207,7 @@ def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> Non
 
 def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run())
-    (folder / "run.json").write_text(json.dumps(document(schema=SCHEMA + 1)), encoding="utf-8")
+    (folder / "run.json").write_text(text_of(document(schema=SCHEMA + 1)), encoding="utf-8")
     with pytest.raises(StoreError, match=r"newer.*update megalodon-numerics"):
         read_run(folder)
 
@@ -250,7 +251,7 @@ def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
 )
 def test_a_manifest_with_a_part_of_another_type_is_named(tmp_path: Path, part) -> None:
     folder = write_run(tmp_path, run())
-    (folder / "run.json").write_text(json.dumps(document(**part)), encoding="utf-8")
+    (folder / "run.json").write_text(text_of(document(**part)), encoding="utf-8")
     readable, [(named, why)] = list_runs(tmp_path)
     assert (readable, named) == ([], folder)
     assert "restore the folder or delete it" in why
