@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -86,8 +87,9 @@ def stored_by_all(tmp_path: Path, store: Faulty, writers: int, rounds: int) -> l
             folder = folder_of(tmp_path, content, name)
             start.wait()
             try:
-                claimed = machines[i].claim(name)
-                place = machines[i].publish(folder, name if claimed else name, lines.append)
+                # Whether it has the name or not: `publish` takes the next one then.
+                machines[i].claim(name)
+                place = machines[i].publish(folder, name, lines.append)
                 lines.append(f"stored {place.name} {content}")
             except StoreError as error:
                 # The storage did not answer: what the next command does.
@@ -229,50 +231,57 @@ def test_a_slow_writer_that_is_cleaned_away_at_any_request_stores_its_run_once(
     assert 0 < renamed < count
 
 
+def clean_while_a_run_is_published(home: Path, number: int) -> tuple[bool, Faulty, Path]:
+    """Have a writer wait before it sends run.json, and go on before one request of the cleaner.
+
+    Return whether the cleaner made that request, the storage, and the folder of the run.
+    """
+    store, writer, cleaner = Faulty.make(), machine(home, "writer"), machine(home, "cleaner")
+    assert writer.claim(NAME)
+    waits, may_go = threading.Event(), threading.Event()
+    places: list[Path] = []
+    folder = folder_of(home, "a")
+    thread = threading.Thread(
+        target=lambda: places.append(writer.publish(folder, NAME, lambda _: None))
+    )
+
+    def go_on() -> None:
+        may_go.set()
+        thread.join(10)
+
+    hook, seen = at_request(number, go_on)
+
+    def before(request: str, path: str) -> None:
+        if threading.current_thread() is not thread:
+            hook(request, path)
+        elif request == "put" and path.endswith(f"/{NAME}/{MANIFEST}"):
+            waits.set()
+            may_go.wait(10)
+
+    store.before = before
+    thread.start()
+    assert waits.wait(10)
+    cleaner.clean()
+    go_on()
+    store.before = lambda *_: None
+    cleaner.clean()
+    return len(seen) > number, store, places[0]
+
+
 def test_a_cleaner_leaves_a_run_that_is_published_while_it_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "ABANDONED", -1)
-    for number in range(40):
-        store, home = Faulty.make(), tmp_path / str(number)
-        home.mkdir()
-        other = machine(home, "cleaner")
-        # All but run.json is there when the cleaner comes, and the writer goes on meanwhile.
-        writer = machine(home, "writer")
-        assert writer.claim(NAME)
-        stopped = threading.Event(), threading.Event()
-        places: list[Path] = []
-
-        def write(home: Path = home, writer: shared.Storage = writer) -> None:
-            places.append(writer.publish(folder_of(home, "a"), NAME, lambda _: None))
-
-        def wait(request: str, path: str, stopped: Any = stopped) -> None:
-            if threading.current_thread() is thread and path.endswith(f"{NAME}/{MANIFEST}"):
-                stopped[0].set()
-                stopped[1].wait(10)
-
-        thread = threading.Thread(target=write)
-        store.before = wait
-        thread.start()
-        stopped[0].wait(10)
-
-        def resume(thread: threading.Thread = thread, stopped: Any = stopped) -> None:
-            stopped[1].set()
-            thread.join(10)
-
-        hook, seen = at_request(number, resume)
-        store.before = lambda *a, hook=hook, thread=thread: (
-            None if threading.current_thread() is thread else hook(*a)
-        )
-        other.clean()
-        resume()
-        store.before = lambda *_: None
-        other.clean()
-        assert assert_whole(store) == {places[0].name: "a"}
-        if len(seen) <= number:
+    names, more = set(), True
+    for number in itertools.count():
+        (home := tmp_path / str(number)).mkdir()
+        more, store, place = clean_while_a_run_is_published(home, number)
+        assert assert_whole(store) == {place.name: "a"}
+        names.add(place.name)
+        if not more:
             break
-    else:
-        raise AssertionError("the cleaner makes more requests than were tried")
+    # The writer keeps its name at some requests, and loses it at others.
+    assert names == {NAME, f"{NAME}-2"}
 
 
 def test_a_deletion_killed_at_any_request_leaves_no_run_with_files_missing(tmp_path: Path) -> None:
