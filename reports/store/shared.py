@@ -1,17 +1,19 @@
 """Runs on shared storage, `s3://bucket/runs` or whatever fsspec reads, by way of a copy here.
 
-A run is never changed, so a run that was copied stays current, and refreshing a copy only asks
-which runs exist: those with a run.json. It is sent last, and an object appears whole or not at all,
-so the objects of a killed writer are not a run. Source: docs/many-machines.md "Shared storage".
+The numbers of a run are never changed, so a run that was copied stays current, and refreshing a
+copy only asks which runs exist: those with a run.json. It is sent last, and an object appears whole
+or not at all, so the objects of a killed writer are not a run. A page or a verdict may follow.
+Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from megalodon_jax.files import folder_written_aside, written_aside
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
 from reports.store.claims import CLAIMS, claim, retire
 from reports.store.objects import Objects
-from reports.store.schema import MANIFEST, StoreError
+from reports.store.schema import MANIFEST, PAGE, StoreError
 from reports.store.sending import deliver, remove
 from reports.store.unsent import Note, locked, put_in, take_out, waiting
 
@@ -27,6 +29,8 @@ REQUESTS = 64
 """Objects that are read at a time: requests that wait for a network wait together."""
 ABANDONED = 3600
 """Seconds without a new object after which an unfinished run is deleted. Sending takes a few."""
+LATE = (PAGE, "verdict.json")
+"""Files that are added to a run after it is stored."""
 Report = Callable[[str], None]
 
 
@@ -53,11 +57,13 @@ class Storage:
             there = set(self.objects.names())
             for name in here - there:
                 shutil.rmtree(self.copy / name, ignore_errors=True)
-            new = sorted(there - here)
+            new, late = sorted(there - here), sorted(filter(self._may_grow, here & there))
             # A listing has a thousand objects, which are a hundred runs and more.
-            listed = self.objects.inside_all() if 100 * len(new) > len(there) else {}
+            every = 100 * (len(new) + len(late)) > len(there)
+            listed = self.objects.inside_all() if every else {}
             with ThreadPoolExecutor(REQUESTS) as pool:
                 list(pool.map(lambda name: self._fetch(name, listed.get(name)), new))
+                list(pool.map(lambda name: self._fetch_late(name, listed.get(name)), late))
         self.send_unsent(report)
 
     def _fetch(self, name: str, inside: Mapping[str, int] | None) -> None:
@@ -74,6 +80,22 @@ class Storage:
                         raise FileNotFoundError(f"{name}/{file} is not what was listed")
         except FileNotFoundError:
             return
+
+    def _may_grow(self, name: str) -> bool:
+        """Return whether a run of the copy may get a page or a verdict yet, which come last."""
+        folder = self.copy / name
+        with suppress(FileNotFoundError):
+            young = time.time() - folder.stat().st_mtime < ABANDONED
+            return young and not all((folder / file).exists() for file in LATE)
+        return False
+
+    def _fetch_late(self, name: str, inside: Mapping[str, int] | None) -> None:
+        inside = self.objects.inside(name) if inside is None else inside
+        for file in LATE:
+            place = self.copy / name / file
+            if file in inside and not place.exists():
+                with suppress(FileNotFoundError), written_aside(place) as aside:
+                    self.objects.fetch(f"{name}/{file}", aside)
 
     def listed(self) -> list[str]:
         """Return the names of the runs on the storage, unfinished ones too.

@@ -485,3 +485,22 @@ def test_an_error_that_is_an_answer_is_not_asked_again(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="give credentials"):
             work()
         assert len(asked) == 1
+
+
+def test_a_page_that_is_added_after_the_run_reaches_every_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Faulty.make()
+    writer, reader = machine(tmp_path, "writer"), machine(tmp_path, "reader")
+    folder = folder_of(tmp_path, "a")
+    (folder / "report.html").rename(page := tmp_path / "report.html")
+    assert writer.claim(NAME)
+    writer.publish(folder, NAME)
+    reader.refresh()
+    assert not (reader.copy / NAME / "report.html").exists()
+    writer.put(page, f"{NAME}/report.html")
+    count = requests_of(store, reader.refresh)
+    assert (reader.copy / NAME / "report.html").read_text(encoding="utf-8") == "a"
+    # Of an old run nothing more is expected, and nothing is asked.
+    monkeypatch.setattr(shared, "ABANDONED", -1)
+    assert requests_of(store, reader.refresh) < count
