@@ -6,7 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import fsspec
@@ -35,6 +35,8 @@ class Faulty(AbstractFileSystem):
     conditions: str
     written: Counter[str]
     down: str
+    bucket: str
+    shift: timedelta
     before: Callable[[str, str], None]
 
     @classmethod
@@ -49,7 +51,7 @@ class Faulty(AbstractFileSystem):
         store.chance, store.lock = random.Random(seed), threading.RLock()
         store.replies, store.requests, store.conditions = replies, requests, conditions
         store.written = Counter()
-        store.down = ""
+        store.down, store.bucket, store.shift = "", "bucket", timedelta()
         store.before = lambda request, path: None
         cls.stores["now"] = store
         return store
@@ -82,7 +84,7 @@ class Faulty(AbstractFileSystem):
                 raise NotImplementedError("A header you provided implies functionality")
             if mode == "create" and self.conditions == "kept" and path in self.objects:
                 raise FileExistsError(path)
-            self.objects[path] = bytes(value), datetime.now(UTC)
+            self.objects[path] = bytes(value), datetime.now(UTC) + self.shift
             self.written[path] += 1
 
         self._request("put", path, work)
@@ -115,9 +117,14 @@ class Faulty(AbstractFileSystem):
         return self._request("head", path, lambda: self._object(path)[1])
 
     def rm_file(self, path: str) -> None:
-        """Delete an object; as on S3, also one that is not there."""
+        """Delete an object."""
         path = str(self._strip_protocol(path))
-        self._request("delete", path, lambda: self.objects.pop(path, None))
+
+        def work() -> None:
+            self._object(path)
+            del self.objects[path]
+
+        self._request("delete", path, work)
 
     def find(self, path: str, detail: bool = False, **_: Any) -> Any:
         """Return the objects below a folder."""
@@ -139,6 +146,8 @@ class Faulty(AbstractFileSystem):
 
         def work() -> list[str]:
             names = {n.removeprefix(place).partition("/")[0] for n in self.objects if place in n}
+            if not names and place != f"{self.bucket}/":
+                raise FileNotFoundError(place)
             return sorted(place + name for name in names)
 
         return self._request("list", place, work)
