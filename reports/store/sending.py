@@ -5,6 +5,7 @@ whole run or none. Source: docs/many-machines.md "Shared storage".
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 from reports.store.claims import claim, held, retire
@@ -47,14 +48,10 @@ def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
     """
     set_name(folder, Note(name, token))
     there = objects.inside(name)
-    for path in _files(folder):
-        place, content = f"{name}/{path.name}", path.read_bytes()
-        # Nothing is sent twice: an earlier attempt may have been interrupted.
-        sent = path.name in there and objects.read(place) == content
-        if not sent and not objects.create(place, content):
-            return False
+    if not all(_put(objects, path, name, there) for path in _files(folder)):
+        return False
     if held(objects, name, token):
-        if not objects.create(f"{name}/{MANIFEST}", (folder / MANIFEST).read_bytes()):
+        if not _put(objects, folder / MANIFEST, name, there):
             return False
         # The claim is read after run.json is written, see `reports.store.claims`.
         if _is_there(objects, folder, name) and held(objects, name, token):
@@ -63,6 +60,14 @@ def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
         return False
     remove(objects, name)
     return False
+
+
+def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> bool:
+    """Send a file unless an earlier attempt has sent it: nothing is sent twice."""
+    place, content = f"{name}/{path.name}", path.read_bytes()
+    if path.name in there and objects.read(place) == content:
+        return True
+    return objects.create(place, content)
 
 
 def _is_there(objects: Objects, folder: Path, name: str) -> bool:

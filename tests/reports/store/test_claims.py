@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.store import objects, unsent
+from reports.store import objects, shared, unsent
 from reports.store.claims import CLAIMS, claim, held, retire
 from reports.store.objects import TRIES, Objects, again
 from reports.store.schema import MANIFEST, StoreError
@@ -237,3 +237,34 @@ def test_every_line_about_an_unsent_run_names_it(tmp_path: Path) -> None:
     store.down = ""
     writer.send_unsent(lines.append)
     assert len(lines) == 2 and lines[1].startswith("sent now") and NAME in lines[1]
+
+
+def test_a_local_file_is_created_whole_and_once(tmp_path: Path) -> None:
+    below = machine_of(f"file://{tmp_path}/runs")
+    assert below.create("night/x", b"ours") and not below.create("night/x", b"theirs")
+    assert (tmp_path / "runs" / "night" / "x").read_bytes() == b"ours"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["night"]
+    below.remove_folder("night")
+    assert not list((tmp_path / "runs").iterdir()) and below.names() == []
+
+
+def machine_of(address: str) -> Objects:
+    """Return the objects of an address."""
+    return shared._connect(address, Path()).objects
+
+
+def test_no_run_json_is_sent_below_a_name_that_was_taken_away(tmp_path: Path) -> None:
+    store, below = storage()
+    writer = machine(tmp_path, "writer")
+    assert writer.claim(NAME)
+    retire(below, NAME)
+    assert writer.publish(folder_of(tmp_path, "a"), NAME).name == f"{NAME}-2"
+    assert not store.written[f"{ROOT}/{NAME}/{MANIFEST}"]
+    assert assert_whole(store) == {f"{NAME}-2": "a"}
+
+
+def test_the_name_of_a_deleted_run_without_a_claim_is_not_free(tmp_path: Path) -> None:
+    store, below = storage()
+    store.pipe_file(f"{ROOT}/{NAME}/{MANIFEST}", b"{}")
+    machine(tmp_path, "a").delete(NAME)
+    assert not store.runs(ROOT) and claim(below, NAME) is None
