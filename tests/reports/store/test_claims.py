@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -91,7 +91,7 @@ def test_a_deletion_whose_reply_was_lost_is_done() -> None:
     assert not store.objects
 
 
-def store_time(store: Faulty) -> object:
+def store_time(store: Faulty) -> datetime:
     """Return the time of the storage's clock."""
     store.replies, replies = 0.0, store.replies
     store.pipe_file("other/now", b"")
