@@ -1,32 +1,36 @@
 """Runs on shared storage, `s3://bucket/runs` or whatever fsspec reads, by way of a copy here.
 
-A run is never changed, so a run that was copied stays current, and refreshing a copy only asks
-which runs exist: those with a run.json. It is sent last, and an object appears whole or not at all,
-so the objects of a killed writer are not a run. Source: docs/many-machines.md "Shared storage".
+The numbers of a run are never changed, so a run that was copied stays current, and refreshing a
+copy only asks which runs exist: those with a run.json. It is sent last, and an object appears whole
+or not at all, so the objects of a killed writer are not a run. A page or a verdict may follow.
+Source: docs/many-machines.md "Shared storage".
 """
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from megalodon_jax.files import folder_written_aside, written_aside
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
-from reports.store.claims import CLAIMS, claim, held, retire
-from reports.store.objects import GONE, Objects
-from reports.store.schema import MANIFEST, StoreError
-from reports.store.unsent import Note, locked, put_in, read_note, set_name, take_out, waiting
+from reports.store.claims import CLAIMS, claim, retire
+from reports.store.objects import Objects
+from reports.store.schema import MANIFEST, PAGE, StoreError
+from reports.store.sending import deliver, remove
+from reports.store.unsent import Note, locked, put_in, take_out, waiting
 
 REQUESTS = 64
 """Objects that are read at a time: requests that wait for a network wait together."""
 ABANDONED = 3600
 """Seconds without a new object after which an unfinished run is deleted. Sending takes a few."""
+LATE = (PAGE, "verdict.json")
+"""Files that are added to a run after it is stored."""
 Report = Callable[[str], None]
 
 
@@ -53,11 +57,13 @@ class Storage:
             there = set(self.objects.names())
             for name in here - there:
                 shutil.rmtree(self.copy / name, ignore_errors=True)
-            new = sorted(there - here)
+            new, late = sorted(there - here), sorted(filter(self._may_grow, here & there))
             # A listing has a thousand objects, which are a hundred runs and more.
-            listed = self.objects.inside_all() if 100 * len(new) > len(there) else {}
+            every = 100 * (len(new) + len(late)) > len(there)
+            listed = self.objects.inside_all() if every else {}
             with ThreadPoolExecutor(REQUESTS) as pool:
                 list(pool.map(lambda name: self._fetch(name, listed.get(name)), new))
+                list(pool.map(lambda name: self._fetch_late(name, listed.get(name)), late))
         self.send_unsent(report)
 
     def _fetch(self, name: str, inside: Mapping[str, int] | None) -> None:
@@ -74,6 +80,22 @@ class Storage:
                         raise FileNotFoundError(f"{name}/{file} is not what was listed")
         except FileNotFoundError:
             return
+
+    def _may_grow(self, name: str) -> bool:
+        """Return whether a run of the copy may get a page or a verdict yet, which come last."""
+        folder = self.copy / name
+        with suppress(FileNotFoundError):
+            young = time.time() - folder.stat().st_mtime < ABANDONED
+            return young and not all((folder / file).exists() for file in LATE)
+        return False
+
+    def _fetch_late(self, name: str, inside: Mapping[str, int] | None) -> None:
+        inside = self.objects.inside(name) if inside is None else inside
+        for file in LATE:
+            place = self.copy / name / file
+            if file in inside and not place.exists():
+                with suppress(FileNotFoundError), written_aside(place) as aside:
+                    self.objects.fetch(f"{name}/{file}", aside)
 
     def listed(self) -> list[str]:
         """Return the names of the runs on the storage, unfinished ones too.
@@ -150,71 +172,16 @@ class Storage:
                     report(f"sent now: {self.address}/{place.name}, which was not sent when made")
 
     def _deliver(self, folder: Path, report: Report) -> Path:
-        """Send an unsent run under its name, or the first free one after it."""
-        note = read_note(folder)
-        first = note.name if note else folder.name
-        if note is None and self._has(folder, first):
-            # An earlier version sent the run, and the reply was lost.
-            note = Note(first, None)
-        else:
-            note = note or Note(first, None)
-            # A damaged run is refused before it claims a name.
-            set_name(folder, note)
-            note = self._sent(folder, note)
-        if note.name != first:
+        """Send an unsent run, and return its folder in the copy."""
+        first, name = deliver(self.objects, folder)
+        if name != first:
             report(
-                f"the name {first} is taken on {self.address}: the run is stored as {note.name}. "
+                f"the name {first} is taken on {self.address}: the run is stored as {name}. "
                 "Its page may show the old name; `report` draws it again"
             )
-        place = self.copy / note.name
+        place = self.copy / name
         take_out(folder, place)
         return place
-
-    def _sent(self, folder: Path, note: Note) -> Note:
-        """Send a run until the storage has it, and return the note that it has then."""
-        if note.token is not None and self._send(folder, note.name, note.token):
-            return note
-        for turn in itertools.count(1):
-            name = note.name if turn == 1 else f"{note.name}-{turn}"
-            if (token := claim(self.objects, name)) is not None:
-                if self._send(folder, name, token):
-                    return Note(name, token)
-        raise AssertionError("unreachable: every name is taken")
-
-    def _send(self, folder: Path, name: str, token: str) -> bool:
-        """Send a run under a claimed name, run.json last, and return whether the storage has it.
-
-        False means that the name was taken from this writer; then nothing of the run stays there.
-        """
-        set_name(folder, Note(name, token))
-        there = self.objects.inside(name)
-        for path in _files(folder):
-            content = path.read_bytes()
-            # An earlier attempt may have sent it; nothing is sent twice.
-            if path.name not in there or self.objects.read(f"{name}/{path.name}") != content:
-                if not self.objects.create(f"{name}/{path.name}", content):
-                    return False
-        if not held(self.objects, name, token):
-            if self._has_manifest(folder, name):
-                self._remove(name)
-            return False
-        manifest = (folder / MANIFEST).read_bytes()
-        if not self.objects.create(f"{name}/{MANIFEST}", manifest):
-            return False
-        # The order matters: see `reports.store.claims` about a claim that is taken at this moment.
-        if self._has(folder, name) and held(self.objects, name, token):
-            return True
-        self._remove(name)
-        return False
-
-    def _has_manifest(self, folder: Path, name: str) -> bool:
-        return self.objects.read(f"{name}/{MANIFEST}") == (folder / MANIFEST).read_bytes()
-
-    def _has(self, folder: Path, name: str) -> bool:
-        """Return whether the storage has exactly this run, read back."""
-        sizes = {path.name: path.stat().st_size for path in (*_files(folder), folder / MANIFEST)}
-        there = self.objects.inside(name)
-        return sizes.items() <= there.items() and self._has_manifest(folder, name)
 
     def release(self, name: str) -> None:
         """Give up a claimed name. Nothing was sent, and the name stays taken."""
@@ -223,21 +190,13 @@ class Storage:
     def delete(self, name: str) -> None:
         """Delete a run; an interrupted deletion leaves no run, and `clean` completes it."""
         with _refusals_named(self.address):
-            self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        # Hidden first, or copies would keep the run while a part of it lies there.
-        retire(self.objects, name)
-        self.objects.create(f"{GONE}{name}", b"")
-        self.objects.remove(f"{name}/{MANIFEST}")
-        self.objects.remove_folder(name)
-        self.objects.remove(f"{GONE}{name}")
+            remove(self.objects, name)
 
     def clean(self) -> None:
         """Complete interrupted deletions, and delete what killed writers left."""
         with _refusals_named(self.address):
             for name in self.objects.going():
-                self._remove(name)
+                remove(self.objects, name)
             now = self.objects.now()
             for name in self.objects.names():
                 if (self.copy / name).exists() or MANIFEST in self.objects.inside(name):
@@ -253,11 +212,6 @@ class Storage:
     def check_writable(self) -> None:
         """Raise StoreError where nothing can be written to the storage, and `clean` it."""
         self.clean()
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files of a run except run.json, by name."""
-    return sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != ".")
 
 
 def open_copy(address: str, runs: bool = True, report: Report = _on_stderr) -> Path:

@@ -10,6 +10,8 @@ _GPUS = "test_gpu_identity.py"
 _HISTORY = "test_history.py"
 _STORE = "test_store.py"
 _SHARED = "test_shared.py"
+_LOST = "test_lost_replies.py"
+_CLAIMS = "test_claims.py"
 _RATES = "test_rates.py"
 _COMMANDS = "test_store_commands.py"
 
@@ -446,38 +448,53 @@ STORE = (
         (
             "half_a_run_is_fetched",
             "what a writer that was killed had sent is a run",
-            "if MANIFEST not in objects:\n            return",
-            "if not objects:\n            return",
-            f"{_SHARED}::test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes",
+            "if MANIFEST not in inside:\n            return",
+            "if not inside:\n            return",
+            f"{_SHARED}::test_a_killed_writer_leaves_no_run_and_its_machine_sends_the_run_later",
         ),
+    ),
+    *of(
+        "reports/store/sending.py",
         (
             "manifest_sent_in_turn",
             "run.json is sent before the other files have come",
-            "            if path.name != MANIFEST:\n                self.files.put_file",
-            "            if path:\n                self.files.put_file",
-            f"{_SHARED}::test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes",
+            "if p.name != MANIFEST and p.name[0]",
+            "if p.name[0]",
+            f"{_LOST}::test_a_writer_killed_at_any_request_loses_nothing_and_sends_nothing_twice",
         ),
+    ),
+    *of(
+        "reports/store/objects.py",
         (
             "claim_asks_nobody",
-            "two writers at once have one name",
-            'self._token, mode="create")',
-            "self._token)",
-            f"{_SHARED}::test_two_writers_of_one_name_get_two",
+            "an object is written although another writer has written it",
+            '{"mode": "create"}, PAUSE',
+            "{}, PAUSE",
+            f"{_CLAIMS}::test_a_write_says_whose_content_is_there",
         ),
+    ),
+    *of(
+        "reports/store/claims.py",
         (
             "stored_name_claimed",
             "a name that a run has is free for another",
-            'if self.files.exists(f"{self.root}/{name}/{MANIFEST}"):',
-            'if not self.files.exists(f"{self.root}/{name}/{CLAIM}"):',
-            f"{_SHARED}::test_two_writers_of_one_name_get_two",
+            "objects.inside(name) or not objects.create",
+            "not objects.create",
+            f"{_CLAIMS}::test_a_run_without_a_claim_has_its_name",
         ),
+    ),
+    *of(
+        "reports/store/sending.py",
         (
             "claim_lost_and_sent",
-            "a writer publishes below a name that another has taken",
-            'if self.files.cat_file(f"{place}/{CLAIM}") != self._token:',
-            'if not self.files.cat_file(f"{place}/{CLAIM}"):',
-            f"{_SHARED}::test_whoever_lost_a_name_publishes_nothing_below_it",
+            "a writer publishes below a name that was taken from it",
+            "if _is_there(objects, folder, name) and held(objects, name, token):",
+            "if _is_there(objects, folder, name):",
+            f"{_LOST}::test_a_slow_writer_that_is_cleaned_away_at_any_request_stores_its_run_once",
         ),
+    ),
+    *of(
+        "reports/store/shared.py",
         (
             "gone_runs_stay",
             "a run that another machine deleted stays in the copy",
@@ -497,13 +514,13 @@ STORE = (
             "what a writer has sent so far is deleted under its hands",
             "total_seconds() > ABANDONED",
             "total_seconds() > -ABANDONED",
-            f"{_SHARED}::test_a_writer_that_is_killed_leaves_no_run_and_its_rest_goes",
+            f"{_CLAIMS}::test_an_unfinished_run_goes_when_nothing_came_for_an_hour",
         ),
         (
             "unsent_forgotten",
             "a run that the storage refused once is never sent",
-            "                if self.claim(folder.name):\n                    self._send",
-            "                if not self.claim(folder.name):\n                    self._send",
+            "                if not ours:\n",
+            "                if ours:\n",
             f"{_SHARED}::test_a_run_that_the_storage_refuses_is_kept_and_sent_later",
         ),
     ),

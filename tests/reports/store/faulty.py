@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
@@ -25,7 +26,18 @@ class Faulty(AbstractFileSystem):
 
     protocol = "faulty"
     cachable = False
-    stores: dict[str, Faulty] = {}
+    stores: ClassVar[dict[str, Faulty]] = {}
+    objects: dict[str, tuple[bytes, datetime]]
+    chance: random.Random
+    lock: Any
+    replies: float
+    requests: float
+    conditions: str
+    written: Counter[str]
+    down: str
+    bucket: str
+    shift: timedelta
+    before: Callable[[str, str], None]
 
     @classmethod
     def make(
@@ -35,11 +47,11 @@ class Faulty(AbstractFileSystem):
         fsspec.register_implementation("faulty", cls, clobber=True)
         store = super().__new__(cls)
         AbstractFileSystem.__init__(store)
-        store.objects: dict[str, tuple[bytes, datetime]] = {}
+        store.objects = {}
         store.chance, store.lock = random.Random(seed), threading.RLock()
         store.replies, store.requests, store.conditions = replies, requests, conditions
-        store.written: Counter[str] = Counter()
-        store.down = ""
+        store.written = Counter()
+        store.down, store.bucket, store.shift = "", "bucket", timedelta()
         store.before = lambda request, path: None
         cls.stores["now"] = store
         return store
@@ -65,14 +77,14 @@ class Faulty(AbstractFileSystem):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """Write an object."""
-        path = self._strip_protocol(path)
+        path = str(self._strip_protocol(path))
 
         def work() -> None:
             if mode == "create" and self.conditions == "refused":
                 raise NotImplementedError("A header you provided implies functionality")
             if mode == "create" and self.conditions == "kept" and path in self.objects:
                 raise FileExistsError(path)
-            self.objects[path] = bytes(value), datetime.now(UTC)
+            self.objects[path] = bytes(value), datetime.now(UTC) + self.shift
             self.written[path] += 1
 
         self._request("put", path, work)
@@ -84,12 +96,12 @@ class Faulty(AbstractFileSystem):
 
     def cat_file(self, path: str, **_: Any) -> bytes:
         """Return the content of an object."""
-        path = self._strip_protocol(path)
+        path = str(self._strip_protocol(path))
         return self._request("get", path, lambda: self._object(path)[0])
 
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         """Copy an object to a file, of which a half is there where the reply is lost."""
-        content = self._strip_protocol(rpath)
+        content = str(self._strip_protocol(rpath))
         content = self._request("get", content, lambda: self._object(content)[0])
         with open(lpath, "wb") as file:
             file.write(content)
@@ -101,17 +113,22 @@ class Faulty(AbstractFileSystem):
 
     def modified(self, path: str) -> datetime:
         """Return when an object was written."""
-        path = self._strip_protocol(path)
+        path = str(self._strip_protocol(path))
         return self._request("head", path, lambda: self._object(path)[1])
 
     def rm_file(self, path: str) -> None:
-        """Delete an object; as on S3, also one that is not there."""
-        path = self._strip_protocol(path)
-        self._request("delete", path, lambda: self.objects.pop(path, None))
+        """Delete an object."""
+        path = str(self._strip_protocol(path))
+
+        def work() -> None:
+            self._object(path)
+            del self.objects[path]
+
+        self._request("delete", path, work)
 
     def find(self, path: str, detail: bool = False, **_: Any) -> Any:
         """Return the objects below a folder."""
-        place = f"{self._strip_protocol(path)}/"
+        place = f"{self._strip_protocol(path)!s}/"
 
         def work() -> dict[str, Any]:
             return {
@@ -125,10 +142,12 @@ class Faulty(AbstractFileSystem):
 
     def ls(self, path: str, detail: bool = False, **_: Any) -> list[str]:
         """Return the folders and objects in a folder."""
-        place = f"{self._strip_protocol(path)}/"
+        place = f"{self._strip_protocol(path)!s}/"
 
         def work() -> list[str]:
             names = {n.removeprefix(place).partition("/")[0] for n in self.objects if place in n}
+            if not names and place != f"{self.bucket}/":
+                raise FileNotFoundError(place)
             return sorted(place + name for name in names)
 
         return self._request("list", place, work)

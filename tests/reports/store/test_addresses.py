@@ -32,6 +32,11 @@ def test_an_address_with_a_typing_error_is_refused(text: str) -> None:
         open_copy(text)
 
 
+def test_the_error_says_what_is_missing() -> None:
+    with pytest.raises(StoreError, match="nothing comes after 's3://'"):
+        check_address("s3://")
+
+
 @pytest.mark.parametrize("text", RIGHT)
 def test_folders_and_complete_addresses_are_taken(text: str) -> None:
     check_address(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -49,6 +50,8 @@ def folder_of(tmp_path: Path, content: str, name: str = NAME) -> Path:
     folder.mkdir()
     (folder / "measurements.parquet").write_text(content * 3, encoding="utf-8")
     (folder / "report.html").write_text(content, encoding="utf-8")
+    # By name it comes after run.json.
+    (folder / "tensors.parquet").write_text(content * 2, encoding="utf-8")
     document = json.dumps({"id": name, "content": content})
     (folder / MANIFEST).write_text(document, encoding="utf-8")
     return folder
@@ -62,6 +65,7 @@ def assert_whole(store: Faulty) -> dict[str, str]:
         assert document["id"] == name
         held[name] = content = document["content"]
         files = {"measurements.parquet": content * 3, "report.html": content}
+        files["tensors.parquet"] = content * 2
         for file, text in files.items():
             assert store.objects[f"{ROOT}/{name}/{file}"][0].decode() == text
     return held
@@ -86,8 +90,9 @@ def stored_by_all(tmp_path: Path, store: Faulty, writers: int, rounds: int) -> l
             folder = folder_of(tmp_path, content, name)
             start.wait()
             try:
-                claimed = machines[i].claim(name)
-                place = machines[i].publish(folder, name if claimed else name, lines.append)
+                # Whether it has the name or not: `publish` takes the next one then.
+                machines[i].claim(name)
+                place = machines[i].publish(folder, name, lines.append)
                 lines.append(f"stored {place.name} {content}")
             except StoreError as error:
                 # The storage did not answer: what the next command does.
@@ -170,14 +175,15 @@ def publish(tmp_path: Path, content: str = "a", report: Any = None) -> Path:
     return storage.publish(folder_of(tmp_path, content), NAME, report or (lambda _: None))
 
 
+@pytest.mark.parametrize("conditions", ["kept", "ignored"])
 def test_a_writer_killed_at_any_request_loses_nothing_and_sends_nothing_twice(
-    tmp_path: Path,
+    tmp_path: Path, conditions: str
 ) -> None:
-    store = Faulty.make()
+    store = Faulty.make(conditions=conditions)
     count = requests_of(store, lambda: publish(tmp_path))
     assert count > 8
     for number in range(count):
-        store, home = Faulty.make(), tmp_path / str(number)
+        store, home = Faulty.make(conditions=conditions), tmp_path / str(number)
         home.mkdir()
         store.before, _ = at_request(number, die)
         with pytest.raises(Killed):
@@ -229,50 +235,57 @@ def test_a_slow_writer_that_is_cleaned_away_at_any_request_stores_its_run_once(
     assert 0 < renamed < count
 
 
+def clean_while_a_run_is_published(home: Path, number: int) -> tuple[bool, Faulty, Path]:
+    """Have a writer wait before it sends run.json, and go on before one request of the cleaner.
+
+    Return whether the cleaner made that request, the storage, and the folder of the run.
+    """
+    store, writer, cleaner = Faulty.make(), machine(home, "writer"), machine(home, "cleaner")
+    assert writer.claim(NAME)
+    waits, may_go = threading.Event(), threading.Event()
+    places: list[Path] = []
+    folder = folder_of(home, "a")
+    thread = threading.Thread(
+        target=lambda: places.append(writer.publish(folder, NAME, lambda _: None))
+    )
+
+    def go_on() -> None:
+        may_go.set()
+        thread.join(10)
+
+    hook, seen = at_request(number, go_on)
+
+    def before(request: str, path: str) -> None:
+        if threading.current_thread() is not thread:
+            hook(request, path)
+        elif request == "put" and path.endswith(f"/{NAME}/{MANIFEST}"):
+            waits.set()
+            may_go.wait(10)
+
+    store.before = before
+    thread.start()
+    assert waits.wait(10)
+    cleaner.clean()
+    go_on()
+    store.before = lambda *_: None
+    cleaner.clean()
+    return len(seen) > number, store, places[0]
+
+
 def test_a_cleaner_leaves_a_run_that_is_published_while_it_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "ABANDONED", -1)
-    for number in range(40):
-        store, home = Faulty.make(), tmp_path / str(number)
-        home.mkdir()
-        other = machine(home, "cleaner")
-        # All but run.json is there when the cleaner comes, and the writer goes on meanwhile.
-        writer = machine(home, "writer")
-        assert writer.claim(NAME)
-        stopped = threading.Event(), threading.Event()
-        places: list[Path] = []
-
-        def write(home: Path = home, writer: shared.Storage = writer) -> None:
-            places.append(writer.publish(folder_of(home, "a"), NAME, lambda _: None))
-
-        def wait(request: str, path: str, stopped: Any = stopped) -> None:
-            if threading.current_thread() is thread and path.endswith(f"{NAME}/{MANIFEST}"):
-                stopped[0].set()
-                stopped[1].wait(10)
-
-        thread = threading.Thread(target=write)
-        store.before = wait
-        thread.start()
-        stopped[0].wait(10)
-
-        def resume(thread: threading.Thread = thread, stopped: Any = stopped) -> None:
-            stopped[1].set()
-            thread.join(10)
-
-        hook, seen = at_request(number, resume)
-        store.before = lambda *a, hook=hook, thread=thread: (
-            None if threading.current_thread() is thread else hook(*a)
-        )
-        other.clean()
-        resume()
-        store.before = lambda *_: None
-        other.clean()
-        assert assert_whole(store) == {places[0].name: "a"}
-        if len(seen) <= number:
+    names, more = set(), True
+    for number in itertools.count():
+        (home := tmp_path / str(number)).mkdir()
+        more, store, place = clean_while_a_run_is_published(home, number)
+        assert assert_whole(store) == {place.name: "a"}
+        names.add(place.name)
+        if not more:
             break
-    else:
-        raise AssertionError("the cleaner makes more requests than were tried")
+    # The writer keeps its name at some requests, and loses it at others.
+    assert names == {NAME, f"{NAME}-2"}
 
 
 def test_a_deletion_killed_at_any_request_leaves_no_run_with_files_missing(tmp_path: Path) -> None:
@@ -391,10 +404,8 @@ def test_a_damaged_unsent_run_costs_only_itself(tmp_path: Path) -> None:
     assert [line.startswith("not sent") and "damaged" in line for line in lines] == [
         *(True, True, False)
     ]
-    # Later commands do not claim further names for what cannot be sent.
-    before = set(store.objects)
-    writer.refresh(lines.append)
-    assert set(store.objects) == before
+    # What cannot be sent claims no name.
+    assert not [path for path in store.objects if "/night-a" in path or "/night-b" in path]
     assert [folder.name for folder in unsent.waiting(writer.copy)] == ["night-a", "night-b"]
 
 
@@ -476,3 +487,22 @@ def test_an_error_that_is_an_answer_is_not_asked_again(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="give credentials"):
             work()
         assert len(asked) == 1
+
+
+def test_a_page_that_is_added_after_the_run_reaches_every_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Faulty.make()
+    writer, reader = machine(tmp_path, "writer"), machine(tmp_path, "reader")
+    folder = folder_of(tmp_path, "a")
+    (folder / "report.html").rename(page := tmp_path / "report.html")
+    assert writer.claim(NAME)
+    writer.publish(folder, NAME)
+    reader.refresh()
+    assert not (reader.copy / NAME / "report.html").exists()
+    writer.put(page, f"{NAME}/report.html")
+    count = requests_of(store, reader.refresh)
+    assert (reader.copy / NAME / "report.html").read_text(encoding="utf-8") == "a"
+    # Of an old run nothing more is expected, and nothing is asked.
+    monkeypatch.setattr(shared, "ABANDONED", -1)
+    assert requests_of(store, reader.refresh) < count

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,10 @@ def _killed(address: str, cache: str) -> None:
     copy = shared.open_copy(address)
     read = Path.read_bytes
 
-    def read_or_die(path: Path) -> bytes:
-        if path.name == "run.json":
+    def read_or_die(self: Path) -> bytes:
+        if self.name == "run.json":
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(path)
+        return read(self)
 
     Path.read_bytes = read_or_die
     write_run(copy, night(1))
@@ -190,16 +190,16 @@ def test_a_run_that_the_storage_refuses_is_kept_and_sent_later(
     storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = shared.open_copy(storage)
-    send = shared.Storage._send
+    deliver = shared.deliver
 
     def refuse(*_: Any) -> None:
         raise OSError("the network went away")
 
-    monkeypatch.setattr(shared.Storage, "_send", refuse)
+    monkeypatch.setattr(shared, "deliver", refuse)
     with pytest.raises(StoreError, match=r"network went away.*whole in .*unsent.*next command"):
         write_run(copy, night(1))
     assert not objects(storage) and not list_runs(copy)[0]
-    monkeypatch.setattr(shared.Storage, "_send", send)
+    monkeypatch.setattr(shared, "deliver", deliver)
     assert [name[:10] for name in ids(storage)] == ["2026-11-01"]
     assert any(path.endswith("run.json") for path in objects(storage))
     assert ids(storage) == ids(storage)
@@ -251,6 +251,31 @@ def test_what_is_here_is_asked_for_once(
     monkeypatch.setattr(shared.Storage, "_fetch", counted)
     machine("second")
     assert [ids(storage), ids(storage), sorted(asked)] == [names, names, names]
+
+
+def _written(address: str, cache: str, runs: int) -> list[str]:
+    """Store runs of the same ids as other writers do; return the names that were reported."""
+    copy = Path(cache)
+    copy.mkdir()
+    (copy / shared.ADDRESS).write_text(address, encoding="utf-8")
+    return [write_run(copy, night(day)).name for day in range(1, runs + 1)]
+
+
+def test_writers_of_one_id_at_once_lose_no_run(storage: str, tmp_path: Path) -> None:
+    """With S3 they are processes."""
+    if storage.startswith("s3"):
+        pool = ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn"))
+    else:
+        pool = ThreadPoolExecutor(8)
+    with pool:
+        caches = [str(tmp_path / f"writer{i}") for i in range(8)]
+        told = list(pool.map(_written, [storage] * 8, caches, [5] * 8))
+    names = sorted(name for each in told for name in each)
+    # Storage with conditional writes wastes no number; a local folder has them by hard links.
+    first = [night(day).id for day in range(1, 6)]
+    wanted = {f"{n}{e}" for n in first for e in ("", *(f"-{i}" for i in range(2, 9)))}
+    assert set(names) == wanted and len(names) == len(wanted)
+    assert sorted(ids(storage)) == names
 
 
 def listed(address: str) -> tuple[list[str], list[str]]:

@@ -1,0 +1,270 @@
+"""Claims, cleaning and sending on shared storage, one rule at a time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from reports.store import objects, shared, unsent
+from reports.store.claims import CLAIMS, claim, held, retire
+from reports.store.objects import TRIES, Objects, again
+from reports.store.schema import MANIFEST, StoreError
+from tests.reports.store.faulty import Faulty
+from tests.reports.store.test_lost_replies import (
+    NAME,
+    ROOT,
+    assert_whole,
+    at_request,
+    folder_of,
+    machine,
+    publish,
+    quick,
+)
+
+__all__ = ["quick"]
+HOURS = timedelta(hours=1)
+
+
+def storage(**options: object) -> tuple[Faulty, Objects]:
+    store = Faulty.make(**options)  # pyright: ignore[reportArgumentType]
+    return store, Objects(store, ROOT)
+
+
+@pytest.mark.parametrize("conditions", ["kept", "ignored", "refused"])
+def test_a_name_has_one_owner_whatever_the_storage_knows(conditions: str) -> None:
+    store, below = storage(conditions=conditions)
+    token = claim(below, NAME)
+    assert token and held(below, NAME, token)
+    before = dict(store.objects)
+    assert claim(below, NAME) is None
+    # With conditions the loser writes nothing; without them it never disturbs the owner.
+    assert conditions != "kept" or store.objects == before
+    assert held(below, NAME, token) and not held(below, NAME, "another")
+
+
+def test_two_that_claim_at_once_without_conditions_both_give_up() -> None:
+    store, below = storage(conditions="ignored")
+    found: list[str | None] = []
+
+    def another() -> None:
+        store.before = lambda *_: None
+        found.append(claim(below, NAME))
+
+    for number in range(4):
+        store.objects.clear()
+        found.clear()
+        store.before, _ = at_request(number, another)
+        found.append(claim(below, NAME))
+        assert len(found) == 2 and None in found
+
+
+def test_a_claim_that_is_retired_or_wiped_is_not_held() -> None:
+    store, below = storage()
+    token = claim(below, NAME)
+    assert token is not None
+    retire(below, NAME)
+    assert not held(below, NAME, token) and claim(below, NAME) is None
+    store.objects.clear()
+    assert not held(below, NAME, token)
+
+
+def test_a_run_without_a_claim_has_its_name() -> None:
+    store, below = storage()
+    store.pipe_file(f"{ROOT}/{NAME}/{MANIFEST}", b"{}")
+    assert claim(below, NAME) is None
+    assert not [path for path in store.objects if CLAIMS in path]
+
+
+def test_a_write_says_whose_content_is_there() -> None:
+    _, below = storage()
+    assert below.create("x", b"ours") and below.create("x", b"ours")
+    assert not below.create("x", b"theirs") and below.read("x") == b"ours"
+    assert below.read("y") is None
+
+
+def test_a_deletion_whose_reply_was_lost_is_done() -> None:
+    store, below = storage(replies=1.0)
+    store.objects[f"{ROOT}/x"] = b"", store_time(store)
+    below.remove("x")
+    assert not store.objects
+
+
+def store_time(store: Faulty) -> datetime:
+    """Return the time of the storage's clock."""
+    store.replies, replies = 0.0, store.replies
+    store.pipe_file("other/now", b"")
+    store.replies = replies
+    return store.objects.pop("other/now")[1]
+
+
+def test_an_operation_is_tried_a_few_times() -> None:
+    failures = [ConnectionError("reset")] * (TRIES - 1)
+
+    def work() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert again(work) == "done"
+    failures += [ConnectionError("reset")] * TRIES
+    with pytest.raises(ConnectionError):
+        again(work)
+    assert not failures
+
+
+def test_a_bucket_that_is_not_there_is_no_empty_folder(tmp_path: Path) -> None:
+    store, _ = storage()
+    assert machine(tmp_path, "a").listed() == []
+    store.bucket = "another"
+    with pytest.raises(StoreError, match="make the bucket"):
+        machine(tmp_path, "a").listed()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "first", "last", "stays"),
+    [(2, 2, 0, True), (2, 0, 0, True), (0, 2, 2, True), (2, 2, 2, False)],
+)
+def test_an_unfinished_run_goes_when_nothing_came_for_an_hour(
+    tmp_path: Path, claimed: int, first: int, last: int, stays: bool
+) -> None:
+    store, below = storage()
+    for age, paths in ((claimed, ()), (first, ("a",)), (last, ("b",))):
+        store.shift = -age * HOURS
+        if not paths:
+            assert claim(below, NAME)
+        for path in paths:
+            assert below.create(f"{NAME}/{path}", b"")
+    store.shift = timedelta()
+    machine(tmp_path, "cleaner").clean()
+    assert (f"{ROOT}/{NAME}/a" in store.objects) is stays
+    assert (f"{ROOT}/{CLAIMS}/{NAME}/retired" in store.objects) is not stays
+
+
+def test_the_age_of_objects_is_told_by_the_clock_of_the_storage(tmp_path: Path) -> None:
+    store, below = storage()
+    store.shift = -5 * HOURS
+    assert below.create(f"{NAME}/a", b"")
+    machine(tmp_path, "cleaner").clean()
+    assert f"{ROOT}/{NAME}/a" in store.objects
+
+
+@pytest.mark.parametrize("lost", ["measurements.parquet", "run.json"])
+def test_what_the_storage_lost_after_it_took_it_is_sent_again(tmp_path: Path, lost: str) -> None:
+    store, _ = storage()
+    lists: list[str] = []
+
+    def lose(request: str, path: str) -> None:
+        if request == "list" and store.runs(ROOT) and not lists:
+            lists.append(path)
+            del store.objects[f"{ROOT}/{NAME}/{lost}"]
+
+    store.before = lose
+    place = publish(tmp_path)
+    assert lists and assert_whole(store) == {place.name: "a"}
+
+
+def test_a_file_of_another_in_a_claimed_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
+    store, below = storage()
+    writer = machine(tmp_path, "writer")
+    assert writer.claim(NAME)
+    below.create(f"{NAME}/report.html", b"b")
+    assert writer.publish(folder_of(tmp_path, "a"), NAME).name == f"{NAME}-2"
+    assert assert_whole(store) == {f"{NAME}-2": "a"}
+    assert below.read(f"{NAME}/report.html") == b"b"
+
+
+def test_a_run_that_was_sent_meanwhile_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "unsent").mkdir()
+
+    def moved(_: int) -> bool:
+        folder.rename(tmp_path / "sent")
+        return True
+
+    monkeypatch.setattr(unsent, "_lock", moved)
+    with unsent.locked(folder) as ours:
+        assert not ours
+    with unsent.locked(folder) as ours:
+        assert not ours
+
+
+def test_a_run_that_another_process_fetched_meanwhile_is_there_once(tmp_path: Path) -> None:
+    store, _ = storage()
+
+    def fetch(request: str, path: str) -> None:
+        if request == "list" and store.runs(ROOT):
+            store.before = lambda *_: None
+            machine(tmp_path, "writer").refresh()
+
+    store.before = fetch
+    place = publish(tmp_path)
+    assert place.name == NAME and (place / MANIFEST).is_file()
+    assert not unsent.waiting(place.parent) and assert_whole(store) == {NAME: "a"}
+
+
+def test_a_stale_folder_in_the_copy_gives_way(tmp_path: Path) -> None:
+    store, _ = storage()
+    (stale := machine(tmp_path, "writer").copy / NAME).mkdir()
+    (stale / MANIFEST).write_text("{}", encoding="utf-8")
+    place = publish(tmp_path)
+    assert place == stale and b'"a"' in (place / MANIFEST).read_bytes() and store.runs(ROOT)
+
+
+def test_pauses_become_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(objects, "PAUSE", 1.0)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    store, below = storage(requests=1.0)
+    for work in (lambda: below.read("x"), lambda: again(lambda: store.ls("x"))):
+        pauses.clear()
+        with pytest.raises(ConnectionError):
+            work()
+        assert pauses == [2.0**n for n in range(TRIES - 1)]
+
+
+def test_every_line_about_an_unsent_run_names_it(tmp_path: Path) -> None:
+    store, _ = storage()
+    writer = machine(tmp_path, "writer")
+    store.down = "all"
+    with pytest.raises(StoreError, match=rf"whole in .*{NAME}"):
+        writer.publish(folder_of(tmp_path, "a"), NAME)
+    lines: list[str] = []
+    writer.send_unsent(lines.append)
+    assert len(lines) == 1 and lines[0].startswith("not sent") and NAME in lines[0]
+    store.down = ""
+    writer.send_unsent(lines.append)
+    assert len(lines) == 2 and lines[1].startswith("sent now") and NAME in lines[1]
+
+
+def test_a_local_file_is_created_whole_and_once(tmp_path: Path) -> None:
+    below = machine_of(f"file://{tmp_path}/runs")
+    assert below.create("night/x", b"ours") and not below.create("night/x", b"theirs")
+    assert (tmp_path / "runs" / "night" / "x").read_bytes() == b"ours"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["night"]
+    below.remove_folder("night")
+    assert not list((tmp_path / "runs").iterdir()) and below.names() == []
+
+
+def machine_of(address: str) -> Objects:
+    """Return the objects of an address."""
+    return shared._connect(address, Path()).objects
+
+
+def test_no_run_json_is_sent_below_a_name_that_was_taken_away(tmp_path: Path) -> None:
+    store, below = storage()
+    writer = machine(tmp_path, "writer")
+    assert writer.claim(NAME)
+    retire(below, NAME)
+    assert writer.publish(folder_of(tmp_path, "a"), NAME).name == f"{NAME}-2"
+    assert not store.written[f"{ROOT}/{NAME}/{MANIFEST}"]
+    assert assert_whole(store) == {f"{NAME}-2": "a"}
+
+
+def test_the_name_of_a_deleted_run_without_a_claim_is_not_free(tmp_path: Path) -> None:
+    store, below = storage()
+    store.pipe_file(f"{ROOT}/{NAME}/{MANIFEST}", b"{}")
+    machine(tmp_path, "a").delete(NAME)
+    assert not store.runs(ROOT) and claim(below, NAME) is None
