@@ -81,9 +81,7 @@ def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
 def _logits(rows: Iterable[Measurement], *edges: str) -> str:
     """Return the worst relative L2 of logits on some edges; one that is not finite is the worst."""
     values = [
-        m.value
-        for m in rows
-        if m.edge in edges and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
+        m.value for m in rows if m.edge in edges and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
     ]
     return number(max(values, key=lambda v: (math.isnan(v), v))) if values else "–"
 

@@ -63,9 +63,7 @@ def as_text(costs: Sequence[Cost]) -> str:
     narrow, chosen = LADDER[:-1], what_if.advice(costs)
     lines = [f"{'matrix':<14}{'product':<13}" + "".join(f"{f:<26}" for f in narrow) + "bears"]
     for (kind, direction), part in groups.items():
-        worst = {
-            f: max((c for c in part if c.format == f), key=lambda c: c.graver) for f in narrow
-        }
+        worst = {f: max((c for c in part if c.format == f), key=lambda c: c.graver) for f in narrow}
         cells = [f"error {c.error:.3f}, {c.underflow:.1%} to 0" for c in worst.values()]
         bears = sorted({chosen[c.gemm, c.direction] for c in part}, key=LADDER.index)
         row = "".join(f"{cell:<26}" for cell in cells)

@@ -156,7 +156,11 @@ def test_every_export_tells_a_live_reference_from_a_recorded_one(kind: str, tmp_
     assert one.values["device/cuda"] == 1.0
     properties = ET.fromstring(junit(night, decision)).iter("property")
     facts = {p.get("name"): p.get("value") for p in properties}
-    assert (facts["reference"], facts["device"], facts["planted fault"]) == (kind, "cuda", "planted")
+    assert (facts["reference"], facts["device"], facts["planted fault"]) == (
+        kind,
+        "cuda",
+        "planted",
+    )
     folder, to = write_run(tmp_path, night), tmp_path / "a.arrow"
     arrow_file(night, decision, folder, to)
     table = pa.ipc.open_file(to).read_all()

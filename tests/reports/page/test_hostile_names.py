@@ -42,7 +42,7 @@ KEPT = frozenset(("schema", "kind", "status", "created", "direction", "severity"
 
 
 def spoiled(value: Any, key: str = "") -> Any:
-    """Return a JSON value with the hostile name in front of each text, keys of mappings included."""
+    """Return a JSON value with the hostile name in front of each text."""
     if isinstance(value, str):
         # JSON can hold half a surrogate pair, which no UTF-8 file can.
         return value if key in KEPT else f"{HOSTILE}\ud800{value}"

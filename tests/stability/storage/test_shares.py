@@ -78,9 +78,7 @@ def asked(
     monkeypatch.setattr(whole_run, "run", trained)
     tree = {n: np.zeros(tuple(shape), np.float32) for n, shape in shapes.items()}
     samples = {n: np.zeros(4, np.float32) for n in tree}
-    return whole_run.whole_run(
-        leaves_of(tree), samples, AdamW(RATE), BF16, GRADIENTS, **options
-    )
+    return whole_run.whole_run(leaves_of(tree), samples, AdamW(RATE), BF16, GRADIENTS, **options)
 
 
 def test_a_leaf_weighs_as_many_elements_as_it_has(monkeypatch) -> None:
