@@ -235,6 +235,13 @@ def test_what_was_skipped_and_what_did_not_run_are_counted_apart() -> None:
     assert tallies["skipped"] == (7, "suites")
 
 
+@BAD
+def test_where_it_starts_tells_a_failure_from_what_could_not_be_compared(verdict) -> None:
+    night = run(*pair(verdict))
+    [row] = starts.starts(night, decide(night, None), History(), "..")["rows"]
+    assert (row["quantity"], row["state"]) == ("b", tables.STATES[verdict])
+
+
 def test_the_trend_of_an_edge_ends_with_a_gap_where_a_gate_is_no_number_now() -> None:
     """The largest of a share and NaN is NaN, in whichever order Python compares them."""
     rows = [measurement(quantity="a"), failing(quantity="b", value=math.nan)]
