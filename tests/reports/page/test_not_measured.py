@@ -226,6 +226,12 @@ def test_errors_of_probes_are_counted_wherever_failures_are() -> None:
     assert (told["findings that are errors"], told["warnings"]) == ("2", "1")
 
 
+def test_changes_that_are_not_shown_are_counted() -> None:
+    decision = decide(run(failing(quantity="a"), failing(quantity="b")), None)
+    [group] = tables.change_rows(decision.changes, False, limit=1)
+    assert (len(group["rows"]), group["total"]) == (1, 2)
+
+
 def test_what_was_skipped_and_what_did_not_run_are_counted_apart() -> None:
     part = {"name": "a", "planned": 5, "executed": 3, "status": "failed", "reason": "r"}
     left = {"name": "b", "planned": 7, "executed": 0, "status": "skipped", "reason": "r"}
