@@ -41,6 +41,8 @@ DRILLED = 200
 SHOWN = 6
 """Of these, the ones that are read without the script."""
 _HERE = Path(__file__).parent
+_ESCAPE = "\\U0010ffff"
+"""The longest that one character becomes when it is made visible."""
 _BY_SHARE = "% of the poles remember less"
 
 
@@ -62,6 +64,7 @@ def environment() -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         extensions=[Words],
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -92,6 +95,17 @@ def environment() -> Environment:
     return drawing
 
 
+def _visible(value: Any) -> Any:
+    """Make control and direction characters of a text visible; markup has been made so before.
+
+    Everything that a template writes passes here: one name that nobody thought of would turn the
+    text around, or be half a surrogate pair, which no file can hold.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "\n".join(label(line, len(_ESCAPE) * len(line)) for line in value.split("\n"))
+
+
 def _share_tick(level: float) -> str:
     """Write a share of a tolerance, given as log10, in the room there is beside a chart."""
     value = 10.0**level
@@ -100,12 +114,12 @@ def _share_tick(level: float) -> str:
 
 def _breakable(text: str) -> Markup:
     """Let a long dotted name wrap after its dots; the pieces are escaped as they are joined."""
-    return Markup("<wbr>").join(re.split(r"(?<=[./])", text))
+    return Markup("<wbr>").join(re.split(r"(?<=[./])", _visible(text)))
 
 
 def _whole_numbers(text: str) -> Markup:
     """Keep a number with an exponent on one line: a browser breaks 1.5e-01 at its sign."""
-    pieces = re.split(r"(\d[\d.]*e[+-]\d+)", text)
+    pieces = re.split(r"(\d[\d.]*e[+-]\d+)", _visible(text))
     whole = Markup('<span class="nowrap">{}</span>')
     return Markup("").join(whole.format(p) if i % 2 else p for i, p in enumerate(pieces))
 

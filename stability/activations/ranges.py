@@ -130,9 +130,9 @@ def token_ids(ids: ArrayLike, caller: str) -> Int32[Array, "B L"]:
 def range_findings(ranges: Ranges) -> list[Finding]:
     """Return a finding per array and format, and the gradient norm of each module.
 
-    An array that would overflow is an error, one within a factor of 16 of it, or with more than 1 %
-    of its elements other than 0 below the smallest subnormal, a warning; in float16, which nothing here is
-    stored in, all three are notes. Norms are notes.
+    An array that would overflow is an error. One within a factor of 16 of it, or with more than 1 %
+    of its elements other than 0 below the smallest subnormal, is a warning. In float16, which
+    nothing here is stored in, all three are notes. Norms are notes.
     """
     gradients = {Quantity.gradient(name): found for name, found in ranges.gradients.items()}
     arrays = {**ranges.intermediates, **ranges.cotangents, **gradients}
@@ -163,8 +163,8 @@ def _of_array(name: str, found: Range) -> list[Finding]:
         if fmt == "float16" and severity is not Severity.OK:
             severity = Severity.NOTE  # this project stores nothing in float16
         message = (
-            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of what is not 0 rounds to it; "
-            f"rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}"
+            f"in {fmt}: largest {largest:.3g} of {top:.3g}, {lost:.2%} of what is not 0 rounds to "
+            f"it; rms {float(found.rms):.3g}, smallest {float(found.smallest):.3g}"
         )
         metric = f"largest_{fmt}"
         findings.append(

@@ -19,7 +19,7 @@ SIDE_BY_SIDE = of(
     (
         "unmeasured_called_right",
         "what a run did not measure is said to hold in it",
-        '("pass", "nothing fails") if measured else ("info", "not measured")',
+        '("pass", "nothing fails") if judged else ("info", "not measured")',
         '("pass", "nothing fails")',
         _COMPARE_PAGE,
     ),

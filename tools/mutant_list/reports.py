@@ -887,15 +887,15 @@ EXPORTS = of(
     (
         "nan_uses_no_tolerance",
         "a value that is no number uses nothing of its tolerance, for other tools",
-        "share = math.inf if",
-        "share = 0.0 if",
+        "        return math.inf\n",
+        "        return 0.0\n",
         "test_export_trackers.py test_export_command.py",
     ),
     (
         "last_share_not_largest",
         "other tools get the last gate of a group, not the closest one",
-        "shares[group] = max(share, shares.get(group, 0.0))",
-        "shares[group] = share",
+        "shares[group] = max(_share(m), shares.get(group, 0.0))",
+        "shares[group] = _share(m)",
         "test_export_command.py test_export_trackers.py",
     ),
 )

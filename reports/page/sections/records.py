@@ -28,6 +28,8 @@ COLUMNS = (
 quantity, its threshold the tolerance."""
 TRENDS = 10_000
 """Gates whose trend travels with the page, the worst first."""
+LONGEST = 400
+"""Characters of a text in a row: enough for any real name."""
 
 _SEVERITY = {
     Severity.OK: "pass",
@@ -71,9 +73,17 @@ def embed(
     trends = [(i, shares) for i, shares in series if shares][:TRENDS]
     document = {
         "columns": {name: _column(name, [r[i] for r in table]) for i, name in enumerate(COLUMNS)},
-        "edges": {edge: edge_name(edge) for edge in dict.fromkeys(r[3] for r in table) if edge},
-        "metrics": {metric: metric_name(metric) for metric in dict.fromkeys(r[5] for r in table)},
-        "nights": list(history.runs),
+        # The script looks both up by what the columns show.
+        "edges": {
+            label(edge, LONGEST): edge_name(edge)
+            for edge in dict.fromkeys(r[3] for r in table)
+            if edge
+        },
+        "metrics": {
+            label(metric, LONGEST): metric_name(metric)
+            for metric in dict.fromkeys(r[5] for r in table)
+        },
+        "nights": [label(name, LONGEST) for name in history.runs],
         "trends": {str(i): [_level(v) for v in series] for i, series in trends},
         "tensors": {
             str(i): drilldowns[row[2:5]]
@@ -81,7 +91,7 @@ def embed(
             if row[0] and row[5] == "rel_l2" and row[2:5] in drilldowns
         },
         "replay": {
-            label(case, 400): command(case, run.manifest)
+            label(case, LONGEST): label(command(case, run.manifest), 10 * LONGEST)
             for case in sorted(
                 {case.name for case in run.manifest.cases} & {row[2] for row in table}
             )
@@ -119,8 +129,8 @@ def _column(name: str, values: Sequence[Any]) -> Any:
         # JSON has no NaN and no infinity; JavaScript reads these words back as numbers.
         return [v if math.isfinite(v) else str(v).replace("inf", "Infinity") for v in values]
     names = {text: i for i, text in enumerate(dict.fromkeys(values))}
-    # Long enough for any real name, and without the characters that turn the text around them.
-    return {"names": [label(text, 400) for text in names], "at": [names[t] for t in values]}
+    # Without the characters that turn the text around them.
+    return {"names": [label(text, LONGEST) for text in names], "at": [names[t] for t in values]}
 
 
 def _level(share: float | None) -> int | str | None:

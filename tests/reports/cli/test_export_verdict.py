@@ -124,6 +124,7 @@ def test_what_could_not_be_compared_is_an_error_and_what_is_wrong_a_failure() ->
     [blocked], [wrong] = results["parity.a"], results["parity.b"]
     assert isinstance(blocked, Error) and "another shape" in blocked.message
     assert isinstance(wrong, Failure)
+    assert blocked.message.endswith("; 1 of 1 gate")
     [missing] = results["suites"]
     assert isinstance(missing, Error) and missing.message == "no reference"
 

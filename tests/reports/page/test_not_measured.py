@@ -13,7 +13,17 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.port_tolerances import PortEdge
 from reports.page import side_by_side
 from reports.page.render import render
-from reports.page.sections import architectures, facts, heat, marks, ports, starts, tables, what_if
+from reports.page.sections import (
+    architectures,
+    facts,
+    heat,
+    marks,
+    ports,
+    starts,
+    tables,
+    trends,
+    what_if,
+)
 from reports.page.sections.meshes import meshes
 from reports.store.runs import Run
 from reports.verdict.decide import decide
@@ -160,7 +170,7 @@ def test_a_port_holds_only_if_its_report_and_its_gates_do(verdict) -> None:
             ["whole"] if rows else []
         )
         # Those that do not hold come first.
-        assert list(shown)[0] != "whole"
+        assert next(iter(shown)) != "whole"
     [edge] = shown_edges(night.measurements, bad)
     assert (edge["state"], edge["held"]) == ("fail", "1 / 2")
     assert edge["used"]["state"] == "fail"
@@ -214,6 +224,40 @@ def test_errors_of_probes_are_counted_wherever_failures_are() -> None:
     assert f"✕ {len(marked)} with failures" in page and "holds NaN" in page
     told = dict(side_by_side._facts_of(night))
     assert (told["findings that are errors"], told["warnings"]) == ("2", "1")
+
+
+def test_changes_that_are_not_shown_are_counted() -> None:
+    decision = decide(run(failing(quantity="a"), failing(quantity="b")), None)
+    [group] = tables.change_rows(decision.changes, False, limit=1)
+    assert (len(group["rows"]), group["total"]) == (1, 2)
+
+
+def test_what_was_skipped_and_what_did_not_run_are_counted_apart() -> None:
+    part = {"name": "a", "planned": 5, "executed": 3, "status": "failed", "reason": "r"}
+    left = {"name": "b", "planned": 7, "executed": 0, "status": "skipped", "reason": "r"}
+    decision = decide(run(measurement(), suites=[part, left]), None)
+    tallies = {t["what"]: (t["n"], t["href"]) for t in starts.counts(decision)}
+    assert tallies["not run"] == (2, "suites")
+    assert tallies["skipped"] == (7, "suites")
+
+
+@BAD
+def test_where_it_starts_tells_a_failure_from_what_could_not_be_compared(verdict) -> None:
+    night = run(*pair(verdict))
+    [row] = starts.starts(night, decide(night, None), History(), "..")["rows"]
+    assert (row["quantity"], row["state"]) == ("b", tables.STATES[verdict])
+
+
+def test_the_trend_of_an_edge_ends_with_a_gap_where_a_gate_is_no_number_now() -> None:
+    """The largest of a share and NaN is NaN, in whichever order Python compares them."""
+    rows = [measurement(quantity="a"), failing(quantity="b", value=math.nan)]
+    for order in (rows, rows[::-1]):
+        history = History(runs=("x",), series={m.key: (0.5,) for m in order})
+        shown = trends.trends(tables.frame(order), history)
+        assert shown is not None
+        [line] = shown["lines"]
+        assert line.points[0] == (-1, math.log10(0.5))
+        assert math.isnan(line.points[1][1])
 
 
 def test_a_section_with_what_could_not_be_compared_is_marked_and_is_not_red() -> None:

@@ -15,7 +15,7 @@ from parity.engine.measurement import Kind, Verdict
 from reports.page.render import DRILLED, render
 from reports.page.sections import facts, marks
 from reports.page.sections.drilldown import BARS, drilldown
-from reports.page.sections.heat import heat_maps
+from reports.page.sections.heat import MAPS, heat_maps
 from reports.page.sections.meshes import meshes
 from reports.page.sections.records import COLUMNS, embed, id_of
 from reports.page.sections.tables import frame
@@ -55,6 +55,17 @@ def test_rows_are_embedded_exactly_and_the_worst_come_first():
     assert column(result, "suite").count("stability") == 2
     # What only informs is no row to link to.
     assert [bool(i) for i in column(result, "id")] == [True] * 5 + [False]
+
+
+def test_an_error_of_a_probe_stands_between_the_gates_that_fail_and_those_that_hold():
+    """With the worst rows first, an error below a gate at 99 % of its tolerance goes unread."""
+    found = [finding(severity=severity, subject=severity.value) for severity in Severity]
+    rows = failing(quantity="broken"), measurement(quantity="held", value=3.96e-6)
+    for order in (found, found[::-1]):
+        document = unpacked(run(*rows, findings=tuple(order)))
+        quantities = column(document, "quantity")
+        assert quantities[:2] == ["broken", "error"]
+        assert quantities.index("warning") < quantities.index("ok") < quantities.index("note")
 
 
 def test_an_id_is_the_same_every_night_and_of_one_row_only():
@@ -121,6 +132,23 @@ def test_a_stage_with_several_gates_is_as_bad_as_its_worst():
     assert (logits.state, logits.log10) == ("fail", pytest.approx(3.0))
 
 
+def test_the_first_map_is_of_the_case_where_a_difference_starts_and_the_others_follow_once():
+    """A case that cannot be judged has the worst rank; the verdict names the failing one first."""
+    stage = {"quantity": "layers.0.cema", "kind": Kind.BLOCK, "stage": 1}
+    cases = [
+        measurement(case="tight", value=3.9e-6, **stage),
+        measurement(case="blocked", value=math.nan, verdict=Verdict.NOT_COMPARABLE, **stage),
+        *(measurement(case=f"case {i}", value=1e-9, **stage) for i in range(MAPS)),
+        failing(case="fails", **stage),
+    ]
+    for rows in (cases, cases[::-1]):
+        [edge] = heat_maps(frame(rows), decide(run(*rows), None))
+        shown = [m.case for m in (edge["worst"], *edge["others"])]
+        assert shown[:3] == ["fails", "blocked", "tight"]
+        assert len(shown) == len(set(shown)) == MAPS
+        assert edge["omitted"] == len(cases) - MAPS == 3
+
+
 def test_a_stream_has_no_heat_map_where_there_are_cases_with_stages():
     rows = [
         failing(case="stream", stage=0),
@@ -185,6 +213,13 @@ def test_bars_are_powers_of_two_where_there_is_room():
     counts = (0, 3, 0, 5, *(0,) * (HIGH - LOW), 0)
     bins = drilldown(replace(TENSOR, histogram=counts))["bins"]
     assert [(b.name, b.count) for b in bins] == [("equal", 0), ("≤ ½", 3), ("≤ 1", 0), ("≤ 2", 5)]
+
+
+def test_the_last_power_of_two_has_a_bar_and_what_is_beyond_it_another():
+    between = [0] * (HIGH - LOW + 2)
+    between[HIGH - LOW], between[HIGH - LOW + 1] = 3, 5
+    bins = drilldown(replace(TENSOR, histogram=(0, *between, 0)))["bins"]
+    assert [(b.name, b.count) for b in bins] == [("equal", 0), ("≤ 2⁵²", 3), ("> 2⁵²", 5)]
 
 
 def test_failing_tensors_are_stored_and_read_back(tmp_path):

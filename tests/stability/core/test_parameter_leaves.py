@@ -18,9 +18,11 @@ from safetensors.numpy import save_file
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.weights import named_leaves, weight_table
 from stability.core.parameter_leaves import (
+    Leaf,
     check_names,
     decays,
     is_megalodon,
+    leaf_called,
     leaves_of,
     parameters_of,
     sample,
@@ -35,6 +37,27 @@ def test_a_flax_style_dict_an_equinox_module_and_a_megalodon_have_names() -> Non
     linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
     assert set(leaves_of(linear)) == {"weight", "bias"}
     assert set(leaves_of(model_of(TINY))) == {row.name for row in weight_table(TINY)}
+
+
+def test_a_name_that_fits_two_leaves_is_that_of_neither() -> None:
+    leaves = leaves_of({"a": {"w": np.ones(2)}, "b": {"w": np.ones(2)}, "c": {"v": np.ones(2)}})
+    names = {name: leaf_called(name, leaves) for name in ("a.w", "w", "v", "x.c.v", "other")}
+    assert {name: leaf and leaf.name for name, leaf in names.items()} == {
+        "a.w": "a.w",
+        "w": None,
+        "v": "c.v",
+        "x.c.v": "c.v",
+        "other": None,
+    }
+
+
+def test_packed_and_whole_numbers_and_buffers_are_nothing_that_an_optimiser_moves() -> None:
+    def floating(dtype: str, name: str = "w") -> bool:
+        return Leaf(name, (2,), dtype, lambda: np.zeros(2)).floating
+
+    assert floating("float32") and floating("bfloat16") and floating("float8_e4m3fn")
+    assert not any(map(floating, ("float4_e2m1fn_x2", "int8", "uint8", "complex64", "key")))
+    assert not floating("float32", "bn.running_mean")
 
 
 def test_a_torch_state_dict_is_read_with_its_dtype_and_without_rounding() -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stability.core import rounding
+from stability.core import number_formats, rounding
 from stability.core.number_formats import (
     BF16,
     E2M1,
@@ -129,3 +129,13 @@ def test_distinct_values_count_every_element(fmt: Format) -> None:
     found = {float(v): int(counts[np.abs(values) == v].sum()) for v in expected}
     assert found == dict(zip(expected.tolist(), times.tolist(), strict=True))
     assert counts.sum() == x.size
+
+
+@pytest.mark.parametrize("times", [None, np.arange(50)])
+def test_distinct_values_of_many_blocks_are_those_of_one(monkeypatch, times) -> None:
+    x = np.random.default_rng(0).standard_normal(50).astype(np.float32)
+    whole = BF16.distinct(x, times)
+    monkeypatch.setattr(number_formats, "_BLOCK", 7)
+    parts = BF16.distinct(x, times)
+    assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
+    assert parts[1].sum() == (x.size if times is None else times.sum())
