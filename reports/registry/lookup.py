@@ -18,7 +18,7 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest, read_manifest
-from reports.store.runs import Run, RunInfo, list_runs, read_run
+from reports.store.runs import Run, RunInfo, list_runs, one_look, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
@@ -188,6 +188,11 @@ def judge(root: Path, run: Run) -> JudgedRun:
     Raises:
         StoreError: the root cannot be listed.
     """
+    with one_look():
+        return _judge(root, run)
+
+
+def _judge(root: Path, run: Run) -> JudgedRun:
     history = load_history(root, run)
     folder = pins.home(root, run.manifest)
     pinned = pins.load(run.manifest.environment.device.kind, folder)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from parity.engine.measurement import Verdict
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.reader import read_checked
-from reports.store.run import SIGNED, rows_table
+from reports.store.run import rows_table
 from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
@@ -68,18 +68,15 @@ def _gates(table: pa.Table) -> pa.Table:
     words = np.asarray(table["verdict"].combine_chunks().cast(pa.string()).to_numpy(False))
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
     gated = (words != Verdict.INFO.value) | ~np.isnan(tolerance)
-    signed = pc.is_in(table["metric"].cast(pa.string()), pa.array(sorted(SIGNED))).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
     asked = (words == Verdict.PASS.value) | ((words == Verdict.INFO.value) & gated)
     with np.errstate(all="ignore"):
-        within = np.isfinite(value) & (value <= tolerance) & ((value >= 0) | signed)
+        within = np.isfinite(value) & (value <= tolerance) & (value >= 0)
         share = np.where(
             tolerance == 0, np.where(value == 0, 0.0, np.inf), np.divide(value, tolerance)
         )
     share = np.where(np.isnan(tolerance), np.nan, share)
     judged = np.where(asked, np.where(within, Verdict.PASS.value, Verdict.FAIL.value), words)
-    judged = np.where(
-        asked & within & np.isinf(tolerance), Verdict.NOT_COMPARABLE.value, judged
-    )
+    judged = np.where(asked & within & np.isinf(tolerance), Verdict.NOT_COMPARABLE.value, judged)
     columns = {name: table[name] for name in (*KEY, "value", "tolerance")}
     columns |= {"fraction": share, "verdict": pa.array(judged.tolist(), pa.string())}
     if "deterministic" in table.column_names:

@@ -35,11 +35,6 @@ from reports.store.tensors import read_tensors
 from reports.store.timings import Timing
 from stability.core.findings import Finding, Severity
 
-SIGNED = frozenset(("nll_difference", "kl_p50", "kl_p99", "kl_max"))
-"""Metrics that may be below zero, a divergence by rounding; any other is a distance, a share or a
-count."""
-
-
 @dataclass(frozen=True)
 class Run:
     """One run as stored: the manifest of run.json and the rows of its kind's files.
@@ -71,16 +66,14 @@ class Run:
 def settle(m: Measurement) -> Measurement:
     """Return a measurement with the verdict that its numbers support: fail closed.
 
-    A tolerance that is infinite checks nothing, and an error below zero is no error.
+    An infinite tolerance checks nothing. A value is a distance, a share or a count, and none of
+    them is below zero.
     """
     m = m.settled()
-    if m.verdict is not Verdict.PASS:
-        return m
-    if math.isinf(m.tolerance):
-        why = "not measured: the tolerance is not finite"
-        return replace(m, verdict=Verdict.NOT_COMPARABLE, note=m.note or why)
-    if m.value < 0 and m.metric not in SIGNED:
-        return replace(m, verdict=Verdict.FAIL, note=m.note or "an error cannot be below zero")
+    if m.verdict is Verdict.PASS and math.isinf(m.tolerance):
+        return replace(m, verdict=Verdict.NOT_COMPARABLE)
+    if m.verdict is Verdict.PASS and m.value < 0:
+        return replace(m, verdict=Verdict.FAIL)
     return m
 
 

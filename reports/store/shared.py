@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from megalodon_jax.files import folder_written_aside, written_aside
-from reports.store.reader import read_bytes
 from reports.store.schema import MANIFEST, StoreError
 
 ADDRESS = ".shared"
@@ -275,34 +274,11 @@ def refresh(root: Path) -> None:
 
 def address_of(root: Path) -> str:
     """Return where the runs of `root` lie: on shared storage if it is a copy, or `root` itself."""
-    # A damaged one would cost every command; `list_runs` names it.
-    with suppress(StoreError, FileNotFoundError):
-        return _address(root)
+    # A damaged one makes no copy; `list_runs` names it. A pipe would wait for a writer.
+    with suppress(OSError, UnicodeDecodeError):
+        if (root / ADDRESS).is_file():
+            return (root / ADDRESS).read_text(encoding="utf-8")
     return str(root)
-
-
-def address_problem(root: Path) -> str:
-    """Return why the file that says what a folder is a copy of cannot be used; "" where it can."""
-    try:
-        _address(root)
-    except FileNotFoundError:
-        return ""
-    except StoreError as error:
-        return str(error)
-    return ""
-
-
-def _address(root: Path) -> str:
-    path = root / ADDRESS
-    if not os.path.lexists(path):
-        raise FileNotFoundError(path)
-    try:
-        return read_bytes(path, 2**16).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise StoreError(
-            f"expected the address of shared storage in {path}, but it is no UTF-8: {error}; the "
-            f"folder is taken as one of this machine alone: delete the file, or name the address"
-        ) from error
 
 
 def storage_of(root: Path) -> Storage | None:
