@@ -184,7 +184,9 @@ def _runs(place: str) -> tuple[list[Entry], list[tuple[str, str]]]:
     runs = [RunInfo(root / line.name, line.manifest) for line in lines if line.manifest]
     together = {line.name: line.gathered for line in lines}
     entries = [
-        Entry(run.manifest, str(run.folder / MEASUREMENTS), _values(root, together[run.folder.name]))
+        Entry(
+            run.manifest, str(run.folder / MEASUREMENTS), _values(root, together[run.folder.name])
+        )
         for run in without_copies(runs, failures)
     ]
     return entries, [(str(folder), why) for folder, why in failures]

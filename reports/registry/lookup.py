@@ -145,16 +145,18 @@ def withheld(decision: Decision, found: Found) -> Decision:
         f"{damaged}, so that run {found.folder.name}, which is {decision.word}, is not known to be "
         "the newest. Restore or delete what is damaged, or name the run to judge."
     )
-    return replace(
-        decision, word=Word.INCOMPLETE, exit_code=ExitCode.INCOMPLETE, sentence=sentence
-    )
+    return replace(decision, word=Word.INCOMPLETE, exit_code=ExitCode.INCOMPLETE, sentence=sentence)
+
+
+def _hours_since(created: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
 
 
 def run_line(found: Found, run: Run) -> str:
     """Say which run was judged, and how old it is."""
     created = run.manifest.created
     try:
-        hours = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+        hours = _hours_since(created)
     except (TypeError, ValueError):
         return f"judged: run {found.folder.name}, begun at {created}"
     age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
@@ -228,7 +230,7 @@ def check_age(folder: Path, hours: float) -> None:
     """
     created = read_run(folder).manifest.created
     try:
-        age = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+        age = _hours_since(created)
     except (TypeError, ValueError) as error:
         raise StoreError(
             f"{folder.name} began at {created!r}, which is no time: {error}"

@@ -31,7 +31,8 @@ AT_ONCE = 512
 # Parts of a manifest that no list asks for, which are nearly all of its bytes.
 _BULKY: dict[str, Any] = {
     **dict.fromkeys(("tolerances", "seams", "cases", "ports", "parts", "plan"), ()),
-    **dict.fromkeys(("spreads", "stability"), {}),
+    "spreads": {},
+    "stability": {},
     **dict.fromkeys(("workload", "checkpoint", "files")),
 }
 _SHARED = ("device", "host", "threads", "flags", "versions", "reference")
@@ -138,7 +139,9 @@ def read_lines(path: Path) -> list[Line]:
     return list(_read(path)[0].values())
 
 
-def write_lines(path: Path, lines: Sequence[Line], verified: Mapping[str, str] | None = None) -> None:
+def write_lines(
+    path: Path, lines: Sequence[Line], verified: Mapping[str, str] | None = None
+) -> None:
     """Write an index, if one may write there."""
     texts: dict[str, int] = {}
 

@@ -22,7 +22,6 @@ from reports.store.schema import (
     migrate,
 )
 
-
 CHECKED = 5
 """First schema with checksums."""
 
@@ -346,4 +345,3 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         return Manifest.from_json(document)
     except (StoreError, TypeError) as error:
         raise StoreError(f"{path}: {error}") from error
-

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from parity.engine.deviation import Deviation
@@ -34,6 +35,7 @@ from reports.store.schema import (
 from reports.store.tensors import read_tensors
 from reports.store.timings import Timing
 from stability.core.findings import Finding, Severity
+
 
 @dataclass(frozen=True)
 class Run:
@@ -123,14 +125,34 @@ def rows_table(content: bytes, path: Path, absent: Mapping[str, Any]) -> pa.Tabl
             f"expected a value in every row of the columns {', '.join(empty)} of {path}, received "
             "null; the file was not written by this tool: restore the folder or delete it"
         )
+    if name == MEASUREMENTS:
+        _check_keys(table, path)
     return table
+
+
+def _check_keys(table: pa.Table, path: Path) -> None:
+    """Raise StoreError where a file has two rows of one key: they would be counted twice."""
+    places = np.zeros(table.num_rows, np.int64)
+    for column in ("case", "edge", "quantity", "metric"):
+        codes = table[column].combine_chunks()
+        places = places * len(codes.dictionary) + codes.indices.to_numpy(False)
+    first = np.unique(places, return_index=True)[1]
+    if len(first) < table.num_rows:
+        row = int(np.setdiff1d(np.arange(table.num_rows), first)[0])
+        key = " | ".join(str(table[c][row]) for c in ("case", "edge", "quantity", "metric"))
+        raise StoreError(
+            f"expected each measurement once in {path}, but {key} is there twice, in row {row} "
+            "again: nobody knows which is right. Restore the folder, or measure again"
+        )
 
 
 def _rows(table: pa.Table, path: Path, absent: Mapping[str, Any]) -> tuple[Any, ...]:
     name, words = path.name, _WORDS[path.name]
     try:
         return tuple(
-            ROWS[name](**row | absent | {column: make(row[column]) for column, make in words.items()})
+            ROWS[name](
+                **row | absent | {column: make(row[column]) for column, make in words.items()}
+            )
             for row in table.to_pylist()
         )
     except (ValueError, TypeError) as error:

@@ -126,7 +126,9 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
             "give the folder that `nightly` wrote to"
         ) from error
     if os.path.lexists(root / ADDRESS) and address_of(root) == str(root):
-        why = "expected the address of shared storage; the folder counts as one of this machine alone"
+        why = (
+            "expected the address of shared storage; the folder counts as one of this machine alone"
+        )
         unreadable.append((root / ADDRESS, f"{why}: delete the file, or name the address"))
     return [root / name for name in sorted(names)], unreadable
 

@@ -107,7 +107,9 @@ def rows_in_a_pipe(root: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_bad_neighbour_costs_only_itself(root: Path, tmp_path: Path, spoil: Any, name: str) -> None:
+def test_a_bad_neighbour_costs_only_itself(
+    root: Path, tmp_path: Path, spoil: Any, name: str
+) -> None:
     spoil(root)
     listed = json.loads(cli("list", "--json", "--out", root).stdout)
     assert len(listed["runs"]) == 2
@@ -230,13 +232,22 @@ def test_a_verdict_is_that_of_the_numbers(root: Path, changes: Any, expected: Ve
     assert (judge_stored(folder).decision.exit_code == 0) is (expected is Verdict.PASS)
 
 
+def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
+    folder = write_run(root, run(measurement(), failing(quantity="loss"), suites=SUITES))
+    rows_of(folder, lambda rows: [*rows, {**rows[1], "value": 1e-6, "verdict": "pass"}])
+    with pytest.raises(StoreError, match=r"baseline \| .*loss \| rel_l2 is there twice, in row 2"):
+        read_run(folder)
+    assert [f for f, _ in list_runs(root)[1]] == [folder]
+
+
 def bomb(path: Path, kind: str) -> None:
     if kind == "rows":
         table = pq.read_table(path)
-        pq.write_table(table.take(pa.array([0] * 1000)), path)
+        long = [{**row, "quantity": f"q{i}"} for row in table.to_pylist() for i in range(1000)]
+        pq.write_table(pa.Table.from_pylist(long, table.schema), path)
     else:
         table = pq.read_table(path).to_pylist()
-        long = [{**row, "note": "x" * 200_000} for row in table * 4]
+        long = [{**r, "note": "x" * 200_000, "quantity": f"q{i}"} for i in range(4) for r in table]
         pq.write_table(pa.Table.from_pylist(long, pq.read_schema(path)), path,
                        compression="zstd", use_dictionary=kind == "dictionary")  # fmt: skip
 
@@ -281,7 +292,7 @@ def test_numbers_are_stored_before_they_are_judged(
         patch.setattr(outcome, "judge", fail)
         with pytest.raises(UnjudgedError, match=r"is stored in .*gate .*report .*") as caught:
             store(root, run(measurement(), suites=SUITES), lambda line: None)
-    [folder] = [f for f in root.glob("2026-11-20*")]
+    [folder] = list(root.glob("2026-11-20*"))
     assert "a bad pin" in str(caught.value)
     assert read_run(folder).measurements == (measurement(),)
     assert read_run(folder).manifest.verdict == ""
@@ -295,7 +306,7 @@ def test_numbers_are_stored_before_they_are_judged(
         patch.setattr(outcome, "render", fail)
         with pytest.raises(RuntimeError, match="page could not be drawn"):
             store(root, run(measurement(), suites=SUITES), lambda line: None)
-    [second] = [f for f in root.glob("2026-11-20*-2")]
+    [second] = list(root.glob("2026-11-20*-2"))
     assert read_run(second).manifest.verdict == "PASS"
 
 

@@ -135,7 +135,11 @@ def test_the_index_forgets_no_part_of_a_manifest_that_lists_need(tmp_path: Path)
     [stored] = list_runs(tmp_path)[0]
     assert cold == warm == stored
     manifest = stored.manifest
-    assert (manifest.fault, manifest.selected, manifest.migrated_from) == ("conjugate", ("plain",), 4)
+    assert (manifest.fault, manifest.selected, manifest.migrated_from) == (
+        "conjugate",
+        ("plain",),
+        4,
+    )
     assert (manifest.verdict, manifest.whole) == ("CHANGED", False)
     assert manifest.environment == night(1).manifest.environment
     assert manifest.suites == night(1).manifest.suites

@@ -60,7 +60,9 @@ def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
 
 
 def test_non_finite_numbers_survive_the_round_trip(tmp_path: Path) -> None:
-    night = run(failing(value=math.nan), failing(value=math.inf, tolerance=math.nan))
+    night = run(
+        failing(value=math.nan), failing(quantity="loss", value=math.inf, tolerance=math.nan)
+    )
     first, second = read_run(write_run(tmp_path, night)).measurements
     assert math.isnan(first.value)
     assert second.value == math.inf
