@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from megalodon_jax.files import read_json_object
+
 T = TypeVar("T")
 
 _DTYPES = {
@@ -208,10 +210,17 @@ def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) ->
             index places in it: what is elsewhere, or nowhere, is left over from another save.
     """
     try:
-        places = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        places = dict(read_json_object(index)["weight_map"])
         shards = {shard: index.parent / shard for shard in sorted(set(places.values()))}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
+    for shard in shards:
+        # An index that names an index, such as itself, would be followed for ever.
+        if "/" in shard or "\\" in shard or shard.endswith(".json") or shard in ("", ".", ".."):
+            raise ValueError(
+                f"expected the name of a tensor file beside {index} as a shard, received "
+                f"{printable(shard)!r}; export the checkpoint again into an empty folder."
+            )
     tensors: dict[str, T] = {}
     for shard, file in shards.items():
         if not file.is_file():

@@ -218,11 +218,33 @@ def _check_archive(file: Path) -> None:
         raise ValueError(f"{file} is cut off: it begins as a torch file and ends too early; copy it"
                          " again, or take the checkpoint before it.")  # fmt: skip
     with zipfile.ZipFile(file) as archive:
-        members = {name.rpartition("/")[2] for name in archive.namelist()}
+        entries = archive.infolist()
+    members = {entry.filename.rpartition("/")[2] for entry in entries}
     if "data.pkl" not in members:
         raise ValueError(f"{file} is a zip archive of something else than torch; {_SAVE}.")
     if "constants.pkl" in members:
         raise ValueError(f"{file} is a TorchScript program; load it in torch and {_SAVE}.")
+    _check_unpacked(file, entries)
+
+
+def _check_unpacked(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise ValueError where an archive unpacks to more than it has on disk.
+
+    torch.save compresses nothing: what is compressed was not written by it, and a file of megabytes
+    may unpack to any size. Entries that share bytes of the file would do the same.
+    """
+    packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise ValueError(
+            f"{file} is compressed ({printable(packed[0])}), which torch.save never does: it may "
+            f"unpack to any size. Unpack it where it comes from, load it in torch and {_SAVE}."
+        )
+    unpacked, size = sum(entry.file_size for entry in entries), file.stat().st_size
+    if unpacked > size:
+        raise ValueError(
+            f"{file} has {size:,} bytes and would unpack to {unpacked:,}: its parts overlap, or it "
+            "is damaged. Copy it again."
+        )
 
 
 def _unreadable(file: Path, error: Exception) -> str:

@@ -100,12 +100,14 @@ def gate(ctx, run, against, max_age, out, summary_md, as_json) -> None:
         run_line,
         withheld,
     )
+    from reports.store.runs import one_look
 
-    other = find_run(out, against) if against else None
-    found = look_up(out, run)
-    if max_age is not None:
-        check_age(found.folder, max_age)
-    result = judge_stored(found.folder, other)
+    with one_look():
+        other = find_run(out, against) if against else None
+        found = look_up(out, run)
+        if max_age is not None:
+            check_age(found.folder, max_age)
+        result = judge_stored(found.folder, other)
     decision = withheld(result.decision, found)
     if summary_md is not None:
         append(summary_md, markdown(result.run, decision))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from reports.registry.shared_index import shared_lines
 from reports.store.index import Line
+from reports.store.manifest import Manifest
 from reports.store.runs import list_lines
 from reports.store.shared import storage_of
 
@@ -48,18 +49,17 @@ def summarise_runs(root: Path) -> tuple[list[RunSummary], list[tuple[Path, str]]
     else:
         lines, unreadable = list_lines(root)
     first: dict[str, RunSummary] = {}
-    for line in sorted(lines, key=lambda line: line.manifest.id != line.name):
-        own = _summary(line)
-        name = line.manifest.id
+    named = [(line, line.manifest) for line in lines if line.manifest is not None]
+    for line, manifest in sorted(named, key=lambda pair: pair[1].id != pair[0].name):
+        own = _summary(line, manifest)
+        name = manifest.id
         if first.setdefault(name, own) is not own:
             why = f"a copy of run {name} in {root / first[name].id}; delete one of them"
             unreadable.append((root / line.name, why))
     return sorted(first.values(), key=lambda run: (run.created, run.id)), unreadable
 
 
-def _summary(line: Line) -> RunSummary:
-    manifest = line.manifest
-    assert manifest is not None
+def _summary(line: Line, manifest: Manifest) -> RunSummary:
     environment = manifest.environment
     reference = environment.reference
     return RunSummary(

@@ -18,7 +18,7 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest, read_manifest
-from reports.store.runs import Run, RunInfo, list_runs, read_run
+from reports.store.runs import Run, RunInfo, list_runs, one_look, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
 from reports.text import contrast, count, edge_name, for_json, metric_name
@@ -148,11 +148,15 @@ def withheld(decision: Decision, found: Found) -> Decision:
     return replace(decision, word=Word.INCOMPLETE, exit_code=ExitCode.INCOMPLETE, sentence=sentence)
 
 
+def _hours_since(created: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+
+
 def run_line(found: Found, run: Run) -> str:
     """Say which run was judged, and how old it is."""
     created = run.manifest.created
     try:
-        hours = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+        hours = _hours_since(created)
     except (TypeError, ValueError):
         return f"judged: run {found.folder.name}, begun at {created}"
     age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
@@ -186,6 +190,11 @@ def judge(root: Path, run: Run) -> JudgedRun:
     Raises:
         StoreError: the root cannot be listed.
     """
+    with one_look():
+        return _judge(root, run)
+
+
+def _judge(root: Path, run: Run) -> JudgedRun:
     history = load_history(root, run)
     folder = pins.home(root, run.manifest)
     pinned = pins.load(run.manifest.environment.device.kind, folder)
@@ -225,7 +234,7 @@ def check_age(folder: Path, hours: float) -> None:
     """
     created = read_run(folder).manifest.created
     try:
-        age = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() / 3600
+        age = _hours_since(created)
     except (TypeError, ValueError) as error:
         raise StoreError(
             f"{folder.name} began at {created!r}, which is no time: {error}"

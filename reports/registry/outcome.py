@@ -77,9 +77,9 @@ def finish(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
     except Exception as error:
         raise UnjudgedError(
             f"the run is stored in {folder}, but judging it failed with {type(error).__name__}: "
-            f"{error}. Nothing that was measured is lost: mend what the message names, then "
-            f"`megalodon-numerics gate {folder}` judges it and `megalodon-numerics report {folder}` "
-            "draws its page"
+            f"{error}. Nothing that was measured is lost. Correct what the message names; then "
+            f"`megalodon-numerics gate {folder}` judges the run, and `megalodon-numerics report "
+            f"{folder}` draws its page"
         ) from error
     word = judged.decision.word.value
     report(f"verdict: {word}")

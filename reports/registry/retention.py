@@ -114,10 +114,12 @@ def delete(folder: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Delete from shared storage what is no run, where a writer or a deletion was killed.
+    """Delete what killed deletions left here, and from shared storage what is no run.
 
     Raises:
         StoreError: the storage refuses.
     """
+    for aside in root.glob(".pruned-*"):
+        shutil.rmtree(aside, ignore_errors=True)
     if (storage := storage_of(root)) is not None:
         storage.clean()

@@ -8,7 +8,6 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from reports.store.reader import read_bytes
 from reports.store.schema import StoreError
 
 ADDRESS = ".shared"
@@ -76,38 +75,13 @@ def copy_of(address: str) -> Path:
 def address_of(root: Path) -> str:
     """Return the address of the storage that `root` is a copy of, or `root` if it is no copy.
 
-    A damaged address file makes no copy: `list_runs` names it (`address_problem`), and `open_copy`
-    writes the file of a copy again.
+    A damaged address file makes no copy: `open_copy` writes the file of a copy again.
     """
-    with suppress(StoreError, FileNotFoundError):
-        return _address(root)
+    file = root / ADDRESS
+    # A pipe of that name would wait for a writer for ever.
+    with suppress(OSError, UnicodeDecodeError):
+        if file.is_file() and file.stat().st_size <= _LONGEST:
+            address = file.read_text(encoding="utf-8")
+            if is_address(address) and not _typing_error(address):
+                return address
     return str(root)
-
-
-def address_problem(root: Path) -> str:
-    """Return why the file with a copy's address cannot be used; "" where it can, or is not there."""
-    try:
-        _address(root)
-    except FileNotFoundError:
-        return ""
-    except StoreError as error:
-        return str(error)
-    return ""
-
-
-def _address(root: Path) -> str:
-    path = root / ADDRESS
-    if not os.path.lexists(path):
-        raise FileNotFoundError(path)
-    try:
-        address = read_bytes(path, _LONGEST).decode("utf-8")
-    except UnicodeDecodeError as error:
-        wrong = f"it is no UTF-8: {error}"
-    else:
-        wrong = _typing_error(address) if is_address(address) else f"received {address!r}"
-        if not wrong:
-            return address
-    raise StoreError(
-        f"expected the address of shared storage in {path}, but {wrong}; the folder is taken as one "
-        "of this machine alone: delete the file, or name the address"
-    )

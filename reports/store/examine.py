@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from parity.engine.measurement import Verdict
 from reports.store.manifest import Manifest, read_manifest
 from reports.store.reader import read_checked
-from reports.store.run import SIGNED, rows_table
+from reports.store.run import rows_table
 from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
@@ -58,20 +57,19 @@ def examine(folder: Path, only: bool = False) -> Examined:
     if MEASUREMENTS not in tables:
         return Examined(folder.name, manifest=manifest)
     gates = _gates(tables[MEASUREMENTS])
-    broken = pc.sum(pc.not_equal(gates["verdict"], Verdict.PASS.value)).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
+    broken = int((gates["verdict"].to_numpy() != Verdict.PASS.value).sum())
     work = _work(tables[MEASUREMENTS])
     return Examined(folder.name, "", manifest, gates.num_rows, broken, work, gates)
 
 
 def _gates(table: pa.Table) -> pa.Table:
-    """Return the rows that are gates, judged by their numbers as `reports.store.run.settle` does."""
+    """Return the rows that are gates, judged by their numbers as `settle` does."""
     words = np.asarray(table["verdict"].combine_chunks().cast(pa.string()).to_numpy(False))
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
     gated = (words != Verdict.INFO.value) | ~np.isnan(tolerance)
-    signed = pc.is_in(table["metric"].cast(pa.string()), pa.array(sorted(SIGNED))).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
     asked = (words == Verdict.PASS.value) | ((words == Verdict.INFO.value) & gated)
     with np.errstate(all="ignore"):
-        within = np.isfinite(value) & (value <= tolerance) & ((value >= 0) | signed)
+        within = np.isfinite(value) & (value <= tolerance) & (value >= 0)
         share = np.where(
             tolerance == 0, np.where(value == 0, 0.0, np.inf), np.divide(value, tolerance)
         )

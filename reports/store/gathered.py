@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from megalodon_jax.files import written_aside
@@ -95,7 +95,8 @@ class Gathered:
         tables = []
         for name in small:
             table = pq.read_table(self.path(name))
-            tables.append(table.filter(pc.is_in(table["run"], pa.array(members[name]))))
+            kept = pa.array(np.isin(table["run"].to_numpy(), members[name]))
+            tables.append(table.filter(kept))
         merged = self.write(pa.concat_tables(tables))
         if not merged:
             return lines

@@ -31,7 +31,8 @@ AT_ONCE = 512
 # Parts of a manifest that no list asks for, which are nearly all of its bytes.
 _BULKY: dict[str, Any] = {
     **dict.fromkeys(("tolerances", "seams", "cases", "ports", "parts", "plan"), ()),
-    **dict.fromkeys(("spreads", "stability"), {}),
+    "spreads": {},
+    "stability": {},
     **dict.fromkeys(("workload", "checkpoint", "files")),
 }
 _SHARED = ("device", "host", "threads", "flags", "versions", "reference")

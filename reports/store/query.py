@@ -82,8 +82,13 @@ class Table:
                 "JOIN places ON filename = together AND rows.run = folder"
             )
         table = " UNION ALL BY NAME ".join(tables)
-        answer = self.database.execute(f"WITH measurements AS ({table}) {query}", values)
-        return {name: np.asarray(column) for name, column in answer.fetchnumpy().items()}
+        asked = f"WITH measurements AS ({table}) {query}"
+        # Not `fetchnumpy`, which imports pandas and has some number where null is.
+        found = self.database.sql(asked, params=values).to_arrow_table()
+        return {
+            name: column.to_numpy()
+            for name, column in zip(found.column_names, found.columns, strict=True)
+        }
 
     def __enter__(self) -> Table:
         """Return itself."""

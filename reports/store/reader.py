@@ -159,7 +159,8 @@ def _check_texts(table: pa.Table, path: Path) -> None:
     for column in table.columns:
         for chunk in column.chunks if pa.types.is_dictionary(column.type) else ():
             lengths = pc.binary_length(chunk.dictionary)  # pyright: ignore[reportAttributeAccessIssue]
-            total += pc.sum(lengths.take(chunk.indices)).as_py() or 0
+            used = lengths.take(chunk.indices).drop_null().to_numpy(False)
+            total += int(used.sum(dtype="int64"))
     if total > UNPACKED_BYTES:
         raise StoreError(
             f"{path} would unpack to {total:,} bytes of text, more than the {UNPACKED_BYTES:,} "

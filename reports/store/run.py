@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from parity.engine.deviation import Deviation
@@ -34,10 +35,6 @@ from reports.store.schema import (
 from reports.store.tensors import read_tensors
 from reports.store.timings import Timing
 from stability.core.findings import Finding, Severity
-
-SIGNED = frozenset(("nll_difference", "kl_p50", "kl_p99", "kl_max"))
-"""Metrics that may be below zero, a divergence by rounding; any other is a distance, a share or a
-count."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,14 @@ class Run:
 def settle(m: Measurement) -> Measurement:
     """Return a measurement with the verdict that its numbers support: fail closed.
 
-    A tolerance that is infinite checks nothing, and an error below zero is no error.
+    An infinite tolerance checks nothing. A value is a distance, a share or a count, and none of
+    them is below zero.
     """
     m = m.settled()
-    if m.verdict is not Verdict.PASS:
-        return m
-    if math.isinf(m.tolerance):
-        why = "not measured: the tolerance is not finite"
-        return replace(m, verdict=Verdict.NOT_COMPARABLE, note=m.note or why)
-    if m.value < 0 and m.metric not in SIGNED:
-        return replace(m, verdict=Verdict.FAIL, note=m.note or "an error cannot be below zero")
+    if m.verdict is Verdict.PASS and math.isinf(m.tolerance):
+        return replace(m, verdict=Verdict.NOT_COMPARABLE)
+    if m.verdict is Verdict.PASS and m.value < 0:
+        return replace(m, verdict=Verdict.FAIL)
     return m
 
 
@@ -130,7 +125,25 @@ def rows_table(content: bytes, path: Path, absent: Mapping[str, Any]) -> pa.Tabl
             f"expected a value in every row of the columns {', '.join(empty)} of {path}, received "
             "null; the file was not written by this tool: restore the folder or delete it"
         )
+    if name == MEASUREMENTS:
+        _check_keys(table, path)
     return table
+
+
+def _check_keys(table: pa.Table, path: Path) -> None:
+    """Raise StoreError where a file has two rows of one key: they would be counted twice."""
+    places = np.zeros(table.num_rows, np.int64)
+    for column in ("case", "edge", "quantity", "metric"):
+        codes = table[column].combine_chunks()
+        places = places * len(codes.dictionary) + codes.indices.to_numpy(False)
+    first = np.unique(places, return_index=True)[1]
+    if len(first) < table.num_rows:
+        row = int(np.setdiff1d(np.arange(table.num_rows), first)[0])
+        key = " | ".join(str(table[c][row]) for c in ("case", "edge", "quantity", "metric"))
+        raise StoreError(
+            f"expected each measurement once in {path}, but {key} is there twice, in row {row} "
+            "again: nobody knows which is right. Restore the folder, or measure again"
+        )
 
 
 def _rows(table: pa.Table, path: Path, absent: Mapping[str, Any]) -> tuple[Any, ...]:

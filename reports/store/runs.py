@@ -6,10 +6,13 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.store.addresses import ADDRESS, address_problem
+from reports.store.addresses import ADDRESS, address_of
 from reports.store.index import Line, read_index
 from reports.store.manifest import Manifest
 from reports.store.run import Run, read_run
@@ -18,7 +21,7 @@ from reports.store.writer import add_page, add_verdict, check_writable, write_ru
 
 __all__ = [
     "PAGE", "Run", "RunInfo", "StoreError", "add_page", "add_verdict", "check_writable",
-    "list_lines", "list_runs", "read_run", "run_folders", "without_copies", "write_run",
+    "list_lines", "list_runs", "one_look", "read_run", "run_folders", "without_copies", "write_run",
 ]  # fmt: skip
 
 Unreadable = list[tuple[Path, str]]
@@ -54,6 +57,36 @@ def list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
     are never runs. Of copies of one run, the one in the folder of its name counts, and the others
     are named. Raises StoreError where `root` cannot be listed.
     """
+    seen = _look.get()
+    if seen is None:
+        return _list_runs(root)
+    if root not in seen:
+        seen[root] = _list_runs(root)
+    readable, unreadable = seen[root]
+    return list(readable), list(unreadable)
+
+
+_look: ContextVar[dict[Path, tuple[list[RunInfo], Unreadable]] | None] = ContextVar(
+    "look", default=None
+)
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Within this context `list_runs` looks at a folder once, so that all parts of one answer are
+    about the same runs, and ten thousand folders are not looked at again for each.
+    """
+    if _look.get() is not None:
+        yield
+        return
+    token = _look.set({})
+    try:
+        yield
+    finally:
+        _look.reset(token)
+
+
+def _list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
     lines, unreadable = list_lines(root)
     runs = [RunInfo(root / n.name, n.manifest, n.work) for n in lines if n.manifest is not None]
     return without_copies(runs, unreadable), unreadable
@@ -92,8 +125,11 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
             f"expected a folder of runs at {root}, but {error.strerror or error}; "
             "give the folder that `nightly` wrote to"
         ) from error
-    if problem := address_problem(root):
-        unreadable.append((root / ADDRESS, problem))
+    if os.path.lexists(root / ADDRESS) and address_of(root) == str(root):
+        why = (
+            "expected the address of shared storage; the folder counts as one of this machine alone"
+        )
+        unreadable.append((root / ADDRESS, f"{why}: delete the file, or name the address"))
     return [root / name for name in sorted(names)], unreadable
 
 

@@ -26,7 +26,7 @@ MANIFEST = "run.json"
 PAGE = "report.html"
 VERDICT = "verdict.json"
 """Verdict and checksum of the page. A run is stored before it is judged, so both come later and are
-no part of the run: whoever deletes them loses nothing that `gate` and `report` cannot make again."""
+no part of the run: `gate` and `report` make them again."""
 
 
 class StoreError(ValueError):

@@ -21,7 +21,7 @@ from megalodon_jax.files import folder_written_aside, written_aside
 from reports.store.addresses import ADDRESS, address_of, check_address, copy_of, is_address
 from reports.store.claims import CLAIMS, claim, retire
 from reports.store.objects import Objects
-from reports.store.schema import MANIFEST, PAGE, StoreError
+from reports.store.schema import MANIFEST, PAGE, VERDICT, StoreError
 from reports.store.sending import deliver, remove
 from reports.store.unsent import Note, locked, put_in, take_out, waiting
 
@@ -29,7 +29,7 @@ REQUESTS = 64
 """Objects that are read at a time: requests that wait for a network wait together."""
 ABANDONED = 3600
 """Seconds without a new object after which an unfinished run is deleted. Sending takes a few."""
-LATE = (PAGE, "verdict.json")
+LATE = (PAGE, VERDICT)
 """Files that are added to a run after it is stored."""
 Report = Callable[[str], None]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from parity.engine.measurement import Measurement
 from reports.provenance.host import fingerprint
 from reports.store.query import Table
 from reports.store.runs import Run, RunInfo, list_runs, read_run
@@ -57,22 +58,41 @@ def find_anchors(root: Path, run: Run, healthy: Healthy) -> tuple[Run, ...]:
     earlier = _earlier(root, run) if todays else []
     if not earlier:
         return ()
-    with Table([str(old.folder / MEASUREMENTS) for old in earlier]) as table:
-        table.database.register("todays", _todays(list(todays.values())))
+    holders = _holders(earlier, list(todays.values()))
+    chosen: list[Run] = []
+    missing = set(range(len(todays)))
+    for info in earlier:
+        held = holders.get(_work(info), set())
+        if missing & held and (old := _read(info)) and healthy(old):
+            chosen.append(old)
+            missing -= held
+        if not missing:
+            break
+    return tuple(chosen)
+
+
+def _work(info: RunInfo) -> str:
+    """Return what runs that measured the same gates of the same work have in common."""
+    return info.work or str(info.folder)
+
+
+def _holders(
+    earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
+) -> dict[str, set[int]]:
+    """Return, by the work of a run, the levels of which it measured all gates.
+
+    Of runs of the same work one is asked: most of ten thousand nights measured the same.
+    """
+    asked = list({_work(info): info for info in reversed(earlier)}.values())
+    with Table([str(old.folder / MEASUREMENTS) for old in asked]) as table:
+        table.database.register("todays", _todays(levels))
         answer, _ = table.ask(_QUERY)
-    sizes = [len(gates) for gates in todays.values()]
-    holders: dict[int, list[int]] = {}
+    holders: dict[str, set[int]] = {}
     rows = zip(*(answer[c].tolist() for c in ("run", "level", "gates")), strict=True)
     for turn, level, gates in rows:
-        if gates == sizes[level]:
-            holders.setdefault(int(turn), []).append(int(level))
-    chosen: list[Run] = []
-    missing = set(range(len(sizes)))
-    for turn in sorted(holders):
-        if missing & set(holders[turn]) and (old := _read(earlier[turn])) and healthy(old):
-            chosen.append(old)
-            missing -= set(holders[turn])
-    return tuple(chosen)
+        if gates == len(levels[level]):
+            holders.setdefault(_work(asked[int(turn)]), set()).add(int(level))
+    return holders
 
 
 def _earlier(root: Path, run: Run) -> list[RunInfo]:

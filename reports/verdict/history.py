@@ -117,12 +117,18 @@ def load_history(root: Path, run: Run) -> History:
     window: list[RunInfo] = []
     answer: Answer = {}
     newest_first = earlier[run.manifest.kind][::-1]
+    seen: set[str] = set()
     for start in range(0, len(newest_first), WINDOW - 1):
         part = newest_first[start : start + WINDOW - 1]
+        if start and not (part := [old for old in part if old.work not in seen]):
+            continue
         with Table([str(old.folder / MEASUREMENTS) for old in part]) as table:
             table.database.register("today", _today(run))
             columns, broken = table.ask(_QUERY)
         unreadable += [(part[i].folder, why) for i, why in broken.items()]
+        # Runs of the same work as one that shares no measurement with today's share none either.
+        answered = {*broken, *columns["run"].tolist()}
+        seen |= {old.work for i, old in enumerate(part) if old.work and i not in answered}
         if start == 0:
             window, answer = part, columns
         baseline = _newest(run, part, columns, unreadable)

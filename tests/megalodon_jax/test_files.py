@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
+from megalodon_jax import files
 from megalodon_jax.files import written_aside
 
 
@@ -39,3 +42,33 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         written_aside(tmp_path / "nowhere" / "a"),
     ):
         raise AssertionError("the block does not start")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "large", "deep", "a list"])
+def test_what_is_no_plain_json_file_within_limits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    file = tmp_path / "file.json"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "link to itself":
+        file.symlink_to(file)
+    elif kind == "large":
+        monkeypatch.setattr(files, "JSON_BYTES", 100)
+        file.write_text("{" + " " * 99 + "}", encoding="utf-8")
+    elif kind == "deep":
+        depth = files.JSON_DEPTH
+        file.write_text('{"a":' * (depth + 1) + "1" + "}" * (depth + 1), encoding="utf-8")
+    else:
+        file.write_text("[]", encoding="utf-8")
+    with pytest.raises((ValueError, OSError)):
+        files.read_json_object(file)
+
+
+def test_brackets_in_texts_are_no_nesting(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    content = {'[{"\\': "[" * 1000, "deep": {"a": [["{" * 1000]]}}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    assert files.read_json_object(file) == content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.numpy import save_file
 from megalodon_jax import tensor_files
 from megalodon_jax.convert import read_tensors
 from megalodon_jax.tensor_files import file_tensors, shard_tensors
+from megalodon_jax.torch_files import read_torch_file
 
 ARRAYS = {f"w{i}": np.full((2, 3), i, np.float32) for i in range(20)}
 
@@ -60,3 +62,34 @@ def test_an_index_whose_places_are_no_names_is_refused(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"x": 5}}), encoding="utf-8")
     with pytest.raises(ValueError, match="is not a shard index"):
         shard_tensors(index, read_tensors)
+
+
+@pytest.mark.parametrize(
+    "shard", ["model.safetensors.index.json", "../model.safetensors", "other.index.json", ""]
+)
+def test_an_index_that_leads_elsewhere_or_to_itself_is_refused(tmp_path: Path, shard: str) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}), encoding="utf-8")
+    with pytest.raises(ValueError, match="expected the name of a tensor file beside"):
+        read_tensors(index)
+
+
+def test_an_index_nested_without_end_is_refused(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(ValueError, match="nested more than"):
+        read_tensors(index)
+
+
+@pytest.mark.parametrize("kind", ["packed", "overlapping"])
+def test_an_archive_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "model.pt"
+    method = zipfile.ZIP_DEFLATED if kind == "packed" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("model/data.pkl", bytes(100_000))
+        if kind == "overlapping":
+            # A second name of the same bytes, as a bomb without compression has them.
+            archive.filelist.append(archive.filelist[0])
+    expected = "compressed" if kind == "packed" else "would unpack to"
+    with pytest.raises(ValueError, match=expected):
+        read_torch_file(file)

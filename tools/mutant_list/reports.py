@@ -297,22 +297,22 @@ REGISTRY = (
         (
             "anchor_of_the_newest",
             "the newest healthy night is the anchor, which follows a slow drift",
-            "for turn in sorted(holders):",
-            "for turn in sorted(holders, reverse=True):",
+            "    for info in earlier:\n        held",
+            "    for info in reversed(earlier):\n        held",
             f"{_HOSTS}::test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow",
         ),
         (
             "partial_anchor",
             "a night that measured some gates of a level is its anchor",
-            "if gates == sizes[level]:",
-            "if gates <= sizes[level]:",
+            "if gates == len(levels[level]):",
+            "if gates <= len(levels[level]):",
             f"{_HOSTS}",
         ),
         (
             "ill_anchor",
             "a night that failed may be an anchor",
-            "and (old := _read(earlier[turn])) and healthy(old):",
-            "and (old := _read(earlier[turn])):",
+            "and (old := _read(info)) and healthy(old):",
+            "and (old := _read(info)):",
             f"{_HOSTS}",
         ),
         (
@@ -410,8 +410,8 @@ STORE = (
         (
             "hidden_folders_are_runs",
             "what an interrupted write left is listed",
-            'if not e.name.startswith(".") and e.is_dir()]',
-            "if e.is_dir()]",
+            'if not entry.name.startswith(".") and entry.is_dir():',
+            "if entry.is_dir():",
             f"{_STORE}",
         ),
         (
@@ -428,10 +428,13 @@ STORE = (
             "key=lambda run: str(run.folder)",
             f"{_STORE}::test_runs_are_listed_oldest_first_by_their_time_not_their_name",
         ),
+    ),
+    *of(
+        "reports/store/writer.py",
         (
             "second_writer_fails",
             "a second run of the same second is lost",
-            "if not (root / name).exists() and (",
+            "if not os.path.lexists(root / name) and (",
             "if True or (",
             f"{_STORE}::test_two_writers_of_one_id_both_survive",
         ),

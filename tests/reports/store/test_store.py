@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from parity.engine.measurement import Verdict
 from parity.megalodon.explanation import Explanation
+from reports.registry import retention
 from reports.store import writer
 from reports.store.explanations import EXPLANATIONS
 from reports.store.manifest import Environment
@@ -61,7 +63,9 @@ def test_a_run_survives_the_round_trip(tmp_path: Path) -> None:
 
 
 def test_non_finite_numbers_survive_the_round_trip(tmp_path: Path) -> None:
-    night = run(failing(value=math.nan), failing(value=math.inf, tolerance=math.nan))
+    night = run(
+        failing(value=math.nan), failing(quantity="loss", value=math.inf, tolerance=math.nan)
+    )
     first, second = read_run(write_run(tmp_path, night)).measurements
     assert math.isnan(first.value)
     assert second.value == math.inf
@@ -286,6 +290,66 @@ def test_what_a_killed_writer_claimed_is_free_after_an_hour(tmp_path: Path) -> N
     os.utime(claim, (0, 0))
     assert write_run(tmp_path, night).name == night.id
     assert not claim.exists()
+
+
+def test_a_slow_writer_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    """What it writes changes the time of its folder; the run it began keeps its name."""
+    night = run(measurement())
+    claim = tmp_path / f".partial-{night.id}"
+    claim.mkdir()
+    (claim / "measurements.parquet").write_bytes(b"half")
+    for age in (0, writer.ABANDONED // 2, writer.ABANDONED - 60):
+        then = time.time() - age
+        os.utime(claim, (then, then))
+        assert write_run(tmp_path, night).name != night.id
+        assert (claim / "measurements.parquet").read_bytes() == b"half"
+
+
+def test_numbers_come_before_the_manifest_and_the_manifest_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a writer is killed, what has the name of a run is whole."""
+    seen: list[set[str]] = []
+    rename = Path.rename
+
+    def watched(self: Path, target: Path) -> Path:
+        assert not target.exists()
+        seen.append({path.name for path in self.iterdir()})
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    folder = write_run(tmp_path, run(failing()), lambda night: "<p>page</p>")
+    assert seen == [{"run.json", "measurements.parquet", "findings.parquet"}]
+    content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert set(content["files"]) == {"measurements.parquet", "findings.parquet"}
+
+
+def test_a_folder_that_is_there_is_never_written_to(tmp_path: Path) -> None:
+    """Not even one that holds no run, or a link that leads nowhere."""
+    night = run(measurement())
+    (tmp_path / night.id).symlink_to("nowhere")
+    (tmp_path / f"{night.id}-2").mkdir()
+    assert write_run(tmp_path, night).name == f"{night.id}-3"
+    assert not list((tmp_path / f"{night.id}-2").iterdir())
+
+
+def test_a_deletion_that_is_interrupted_leaves_no_run_with_files_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path, run(measurement()))
+
+    def interrupted(path: Path, **_: object) -> None:
+        (path / "findings.parquet").unlink()
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention.shutil, "rmtree", interrupted)
+        with pytest.raises(StoreError, match="prune again"):
+            retention.delete(folder)
+    assert list_runs(tmp_path) == ([], [])
+    assert not folder.exists()
+    retention.clean(tmp_path)
+    assert not list(tmp_path.glob(".pruned-*"))
 
 
 def test_the_accounts_of_failing_cases_are_stored_with_the_run(tmp_path: Path) -> None:

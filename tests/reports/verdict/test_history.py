@@ -46,8 +46,7 @@ def test_the_series_holds_worst_shares_and_gaps(tmp_path: Path) -> None:
     write_run(tmp_path, earlier(measurement(value=1e-6), day=16))
     write_run(tmp_path, earlier(measurement(identity="other"), day=17))
     write_run(tmp_path, earlier(failing(value=math.nan), day=18))
-    pair = (measurement(value=1e-6), measurement(value=2e-6))
-    write_run(tmp_path, earlier(*pair, day=19))
+    write_run(tmp_path, earlier(measurement(value=2e-6), day=19))
     history = load_history(tmp_path, run(measurement()))
     first, gap, bad, last = history.series[KEY]
     assert first == measurement(value=1e-6).fraction

@@ -1,0 +1,334 @@
+"""A folder of runs in which something is damaged or hostile: it costs only itself, and is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from parity.engine.measurement import Verdict
+from reports.registry import outcome
+from reports.registry.lookback import look_back
+from reports.registry.lookup import judge_stored
+from reports.registry.outcome import UnjudgedError, store
+from reports.store import reader
+from reports.store.runs import list_runs, read_run, write_run
+from reports.store.schema import StoreError
+from reports.verdict import pins
+from tests.helpers import cli
+from tests.reports.nights import earlier, explained, failing, finding, measurement, reseal, run
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+
+
+@pytest.fixture(autouse=True)
+def no_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "FOLDER", tmp_path / "pinned")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two healthy nights."""
+    for day in (18, 19):
+        write_run(tmp_path / "runs", earlier(measurement(), day=day, suites=SUITES))
+    return tmp_path / "runs"
+
+
+def rows_of(folder: Path, change: Any) -> Path:
+    """Change the rows of a stored run, as somebody would who writes the checksums too."""
+    path = folder / "measurements.parquet"
+    table = pq.read_table(path)
+    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), table.schema), path)
+    return reseal(folder)
+
+
+def link_to_itself(root: Path) -> None:
+    (root / "2026-11-17T21-30-00Z-0000000").symlink_to("2026-11-17T21-30-00Z-0000000")
+
+
+def pipe(root: Path) -> None:
+    folder = root / "2026-11-17T21-30-00Z-0000000"
+    folder.mkdir()
+    os.mkfifo(folder / "run.json")
+
+
+def deep(root: Path) -> None:
+    folder = root / "2026-11-17T21-30-00Z-0000000"
+    folder.mkdir()
+    (folder / "run.json").write_text("[" * 200_000, encoding="utf-8")
+
+
+def manifest_link(root: Path) -> None:
+    folder = root / "2026-11-17T21-30-00Z-0000000"
+    folder.mkdir()
+    (folder / "run.json").symlink_to("run.json")
+
+
+def null_value(root: Path) -> None:
+    folder = write_run(root, earlier(measurement(), day=17, suites=SUITES))
+    rows_of(folder, lambda rows: [{**row, "value": None} for row in rows])
+
+
+def bad_address(root: Path) -> None:
+    (root / ".shared").write_bytes(b"\xff\xfe s3://")
+
+
+def partial_file(root: Path) -> None:
+    (root / f".partial-{run().id}").write_text("", encoding="utf-8")
+    os.utime(root / f".partial-{run().id}", (0, 0))
+
+
+def rows_in_a_pipe(root: Path) -> None:
+    folder = write_run(root, earlier(measurement(), day=17, suites=SUITES))
+    (folder / "measurements.parquet").unlink()
+    os.mkfifo(folder / "measurements.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (link_to_itself, "2026-11-17"),
+        (pipe, "2026-11-17"),
+        (deep, "2026-11-17"),
+        (manifest_link, "2026-11-17"),
+        (null_value, "2026-11-17"),
+        (rows_in_a_pipe, "2026-11-17"),
+        (bad_address, ".shared"),
+        (partial_file, ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_bad_neighbour_costs_only_itself(
+    root: Path, tmp_path: Path, spoil: Any, name: str
+) -> None:
+    spoil(root)
+    listed = json.loads(cli("list", "--json", "--out", root).stdout)
+    assert len(listed["runs"]) == 2
+    assert [Path(bad["folder"]).name.startswith(name) for bad in listed["unreadable"]] == (
+        [True] if name else []
+    )
+    assert cli("gate", "latest", "--out", root).exit_code == 0
+    history = cli("history", "--json", "--out", root)
+    assert (history.exit_code, json.loads(history.stdout)["runs"]) == (0, 2)
+    assert cli("compare", "2026-11-18", "2026-11-19", "--out", root).exit_code == 0
+    drawn = cli("report", "latest", "--out", root, "--page", tmp_path / "page.html")
+    assert drawn.exit_code == 0
+    assert cli("prune", "--keep", 1, "--out", root).exit_code == 0
+    # The next night is stored and judged.
+    done = store(root, run(measurement(), suites=SUITES), lambda line: None)
+    assert done.page.is_file() and done.decision and done.decision.word == "PASS"
+    assert len(list_runs(root)[0]) == 3
+
+
+def test_a_damaged_newer_run_makes_latest_incomplete(root: Path) -> None:
+    told = cli("gate", "latest", "--out", root)
+    assert told.exit_code == 0
+    assert "judged: run 2026-11-19T21-30-00Z-0000000, " in told.stdout and " old" in told.stdout
+    newest = write_run(root, run(failing(), suites=SUITES))
+    assert cli("gate", "latest", "--out", root).exit_code == 1
+    (newest / "measurements.parquet").write_bytes(b"PAR1")
+    told = cli("gate", "latest", "--out", root)
+    assert told.exit_code == 3
+    assert told.stdout.startswith("INCOMPLETE: 1 newer folder is damaged")
+    assert f"newer, and damaged: {newest.name}: " in told.stdout
+    words = json.loads(cli("gate", "latest", "--json", "--out", root).stdout)
+    assert (words["verdict"], words["exit_code"]) == ("INCOMPLETE", 3)
+    assert words["run"].startswith("2026-11-19")
+    assert [Path(bad["folder"]).name for bad in words["damaged"]] == [newest.name]
+    # The date of one whose run.json is gone is in its name.
+    (newest / "run.json").write_text("{", encoding="utf-8")
+    assert cli("gate", "latest", "--out", root).exit_code == 3
+    # What was asked for by name is not in doubt.
+    assert cli("gate", "2026-11-19", "--out", root).exit_code == 0
+    assert cli("gate", newest.name, "--out", root).exit_code == 2
+
+
+def test_a_damaged_older_run_leaves_latest_as_it_is(root: Path) -> None:
+    old = next(p for p in root.iterdir() if p.name.startswith("2026-11-18"))
+    (old / "measurements.parquet").write_bytes(b"PAR1")
+    told = cli("gate", "latest", "--out", root)
+    assert (told.exit_code, "newer, and damaged" in told.stdout) == (0, False)
+    assert f"not used: {old.name}: " in told.stdout
+
+
+def test_a_flipped_byte_is_named_and_never_another_number(root: Path) -> None:
+    folder = write_run(
+        root,
+        replace(
+            run(failing(), *(measurement(quantity=f"q{i}") for i in range(50)), suites=SUITES),
+            explanations=(explained(),),
+            findings=(finding(),),
+        ),
+    )
+    for name in ("measurements.parquet", "findings.parquet", "explanations.parquet"):
+        path = folder / name
+        content = path.read_bytes()
+        for place in np.linspace(0, len(content) - 1, 6).astype(int):
+            flipped = bytearray(content)
+            flipped[place] ^= 0x01
+            path.write_bytes(flipped)
+            with pytest.raises(StoreError, match=rf"{name} is not the file that was stored"):
+                read_run(folder)
+            assert [f.name for f, _ in list_runs(root)[1]] == [folder.name]
+            assert look_back(str(root)).unreadable
+        assert look_back(f"{root}/*").unreadable or name != "measurements.parquet"
+        path.write_bytes(content)
+    assert list_runs(root)[1] == []
+
+
+@pytest.mark.parametrize("name", ["measurements.parquet", "explanations.parquet"])
+def test_a_file_that_is_gone_or_was_added_is_named(root: Path, name: str) -> None:
+    whole = write_run(root, replace(run(failing(), suites=SUITES), explanations=(explained(),)))
+    (whole / name).rename(whole / "elsewhere")
+    with pytest.raises(StoreError, match=name):
+        read_run(whole)
+    assert [f.name for f, _ in list_runs(root)[1]] == [whole.name]
+    other = next(p for p in root.iterdir() if p.name.startswith("2026-11-19"))
+    shutil.copyfile(whole / "elsewhere", other / name)
+    with pytest.raises(StoreError, match=name):
+        read_run(other)
+
+
+def test_a_run_of_todays_schema_without_checksums_is_damaged(root: Path) -> None:
+    folder = next(iter(sorted(root.glob("2026*"))))
+    content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    del content["files"]
+    (folder / "run.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(StoreError, match=r"expected a checksum of .*measurements\.parquet"):
+        read_run(folder)
+    # One of schema 4 never had any, is judged, and said to be unchecked.
+    (folder / "run.json").write_text(json.dumps(content | {"schema": 4}), encoding="utf-8")
+    told = cli("gate", folder.name, "--out", root)
+    assert told.exit_code == 0 and "stored by schema 4" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"value": -1.0}, Verdict.FAIL),
+        ({"tolerance": math.inf}, Verdict.NOT_COMPARABLE),
+        ({"value": math.inf, "tolerance": math.inf}, Verdict.FAIL),
+        ({"value": 5e-6}, Verdict.FAIL),
+        ({"value": 0.0}, Verdict.PASS),
+    ],
+)
+def test_a_verdict_is_that_of_the_numbers(root: Path, changes: Any, expected: Verdict) -> None:
+    folder = write_run(root, run(measurement(), suites=SUITES))
+    rows_of(folder, lambda rows: [{**row, **changes} for row in rows])
+    assert [m.verdict for m in read_run(folder).measurements] == [expected]
+    listed = json.loads(cli("list", "--json", "--out", root).stdout)["runs"]
+    assert [r["broken"] for r in listed if r["id"] == folder.name] == [
+        int(expected is not Verdict.PASS)
+    ]
+    assert (judge_stored(folder).decision.exit_code == 0) is (expected is Verdict.PASS)
+
+
+def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
+    folder = write_run(root, run(measurement(), failing(quantity="loss"), suites=SUITES))
+    rows_of(folder, lambda rows: [*rows, {**rows[1], "value": 1e-6, "verdict": "pass"}])
+    with pytest.raises(StoreError, match=r"baseline \| .*loss \| rel_l2 is there twice, in row 2"):
+        read_run(folder)
+    assert [f for f, _ in list_runs(root)[1]] == [folder]
+
+
+def bomb(path: Path, kind: str) -> None:
+    if kind == "rows":
+        table = pq.read_table(path)
+        long = [{**row, "quantity": f"q{i}"} for row in table.to_pylist() for i in range(1000)]
+        pq.write_table(pa.Table.from_pylist(long, table.schema), path)
+    else:
+        table = pq.read_table(path).to_pylist()
+        long = [{**r, "note": "x" * 200_000, "quantity": f"q{i}"} for i in range(4) for r in table]
+        pq.write_table(pa.Table.from_pylist(long, pq.read_schema(path)), path,
+                       compression="zstd", use_dictionary=kind == "dictionary")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["rows", "texts", "dictionary"])
+def test_what_unpacks_to_too_much_is_refused(
+    root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(root, run(measurement(), suites=SUITES))
+    bomb(folder / "measurements.parquet", kind)
+    reseal(folder)
+    assert read_run(folder).measurements
+    monkeypatch.setattr(reader, "ROWS", 100)
+    monkeypatch.setattr(reader, "UNPACKED_BYTES", 300_000)
+    with pytest.raises(StoreError, match="would unpack to"):
+        read_run(folder)
+
+
+def test_names_are_never_printed_raw(root: Path) -> None:
+    evil = "q\x1b[31m\x00\u202e"
+    rows = [failing(case=evil, quantity=evil, note=evil, metric=evil)]
+    folder = write_run(root, run(*rows, suites=SUITES, fault=evil))
+    hostile = root / "2026-12-01\x1b[31m"
+    hostile.mkdir()
+    for command in (
+        ("list",), ("gate", folder.name), ("gate", "latest"), ("history",), ("prune",),
+        ("compare", "2026-11-19", folder.name), ("history", evil), ("gate", evil),
+        ("export", folder.name, "junit"),
+    ):  # fmt: skip
+        told = cli(*command, "--out", root)
+        for sign in "\x1b\x00\u202e":
+            assert sign not in told.output, command
+
+
+def test_numbers_are_stored_before_they_are_judged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bad pin")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, "judge", fail)
+        with pytest.raises(UnjudgedError, match=r"is stored in .*gate .*report .*") as caught:
+            store(root, run(measurement(), suites=SUITES), lambda line: None)
+    [folder] = list(root.glob("2026-11-20*"))
+    assert "a bad pin" in str(caught.value)
+    assert read_run(folder).measurements == (measurement(),)
+    assert read_run(folder).manifest.verdict == ""
+    assert {p.name for p in folder.iterdir()} == {
+        "run.json", "measurements.parquet", "findings.parquet"
+    }  # fmt: skip
+    assert "gate RUN" in cli("list", "--out", root).output
+    assert cli("gate", folder.name, "--out", root).exit_code == 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, "render", fail)
+        with pytest.raises(RuntimeError, match="page could not be drawn"):
+            store(root, run(measurement(), suites=SUITES), lambda line: None)
+    [second] = list(root.glob("2026-11-20*-2"))
+    assert read_run(second).manifest.verdict == "PASS"
+
+
+def test_a_verdict_is_about_the_numbers_it_was_made_of(root: Path) -> None:
+    folder = store(root, run(measurement(), suites=SUITES), lambda line: None).folder
+    assert [r["verdict"] for r in listed(root)][-1] == "PASS"
+    reseal(folder, commit="0" * 12)
+    assert [r["verdict"] for r in listed(root)][-1] == ""
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    return json.loads(cli("list", "--json", "--out", root).stdout)["runs"]
+
+
+def test_the_verdict_is_reported_though_the_disk_is_full(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("No space left on device")
+
+    monkeypatch.setattr(outcome, "write_run", full)
+    lines: list[str] = []
+    with pytest.raises(StoreError, match="No space left"):
+        store(root, run(failing(), suites=SUITES), lines.append)
+    assert lines == ["verdict: REGRESSED"]
