@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -55,6 +57,7 @@ class RayExecutor:
             ) from error
         self.ray: Any = ray
         _check_answers(address)
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
                 address=address,
@@ -64,6 +67,9 @@ class RayExecutor:
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ItemError(_nobody(address, error)) from error
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            # Ray ends the process with the signal's number; a night that is ended ends with 3.
+            signal.signal(signal.SIGTERM, handler)
         self.starts: Any = ray.remote(num_cpus=0)(Starts).remote()
         self._seen: tuple[float, dict[str, tuple[str, float]]] = 0.0, {}
         self._waiting: set[str] = set()

@@ -169,8 +169,8 @@ def _night(
 def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quiet: bool) -> None:
     """Make one run of the shards of a nightly, with its page, and print its folder.
 
-    Shards must be whole, each there once, and made by one commit in one environment; what is not is
-    named. The exit code is 0 once the run is stored: `gate latest` judges it.
+    Shards must be whole, each there once, and of one code, one checkpoint and one environment; what
+    is not is named. The exit code is 0 once the run is stored: `gate latest` judges it.
     """
     report = progress(quiet)
     from reports.nightly.shards import find_shards, merge_shards

@@ -102,7 +102,8 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
     no run behind; run.json is written last and has the checksum of every other file. A run is never
     overwritten: where the id is taken, as when two writers started in the same second, the folder
     and the run become `<id>-2`. Where `root` is a copy of shared storage, the run is sent there
-    before it is in the copy (`reports.store.shared`). The page is drawn once the numbers are stored.
+    before it is in the copy (`reports.store.shared`). The page is drawn after the numbers are
+    stored.
 
     Raises:
         StoreError: the id is not fit for a folder, the rows are not those of the run's kind, or the

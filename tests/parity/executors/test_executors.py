@@ -19,8 +19,9 @@ from parity.executors import item as item_module
 from parity.executors.identity import Identity
 from parity.executors.item import Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
-from parity.executors.progress import Progress
-from parity.executors.sweep import ANSWERS, Answers, open_executor, run
+from parity.executors.machine import UNKNOWN, threads
+from parity.executors.progress import LINES, Progress
+from parity.executors.sweep import ANSWERS, Answers, collect, open_executor, run
 from tests.helpers import ROOT
 
 WORK = "tests.parity.executors.work:"
@@ -236,6 +237,70 @@ def test_as_many_processes_as_memory_and_processors_allow() -> None:
     assert count(7) == 7
     assert count(None, memory=available_memory() or 1) == 1
     assert count(None, cpus=10_000) == 1
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_an_item_of_one_thread_leaves_the_next_one_all_processors() -> None:
+    every = os.sched_getaffinity(0)
+    words = {"variable": "XLA_FLAGS"}
+    narrow = Item("narrow", f"{WORK}setting", words, Needs(threads=1))
+    try:
+        places = []
+        for item, count in ((narrow, 1), (replace(narrow, needs=Needs()), len(every))):
+            answer = item_module.perform(item, Identity.here())
+            assert answer.value[1] == threads() == count
+            places.append(answer.place.fingerprint)
+        # Another number of threads adds in another order: another host.
+        assert UNKNOWN in places or len(set(places)) == 2
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def test_flags_are_part_of_the_fingerprint_of_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = item_module.Place.here()
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    after = item_module.Place.here()
+    assert UNKNOWN in (before.fingerprint, after.fingerprint) or before != after
+
+
+@pytest.mark.parametrize(("wanted", "fits"), [("", 4), ("H100", 4), ("h100", 4), ("B200", 0)])
+def test_workers_on_accelerators_see_two_each_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, fits: int
+) -> None:
+    monkeypatch.setattr("parity.executors.local.accelerators", lambda: ("NVIDIA H100",) * 4)
+    needs = Needs(gpus=2, device=wanted)
+    items = [Item(str(i), f"{WORK}setting", {"variable": "CUDA_VISIBLE_DEVICES"}, needs)
+             for i in range(3)]  # fmt: skip
+    known = by_name(run(items, LocalExecutor(2)))
+    if not fits:
+        assert {answer.state for answer in known.values()} == {State.NOT_RUN}
+        assert all(f"no device: this machine has none with 2 {wanted}" in answer.reason
+                   for answer in known.values())  # fmt: skip
+        return
+    assert {answer.value[0] for answer in known.values()} <= {"0,1", "2,3"}
+    assert len({answer.place.process for answer in known.values()}) == len(
+        {answer.value[0] for answer in known.values()}
+    )
+
+
+@pytest.mark.parametrize("name", ["raises", "needs a device"])
+def test_a_sweep_of_which_every_answer_is_needed_names_those_it_has_not(
+    tmp_path: Path, name: str
+) -> None:
+    [odd] = [item for item in troubles(tmp_path) if item.name == name]
+    with pytest.raises(RuntimeError, match=f"1 of 3 items have no answer: {name}: .+"):
+        collect([*doubles(2), odd], LocalExecutor(1))
+    assert [a.value for a in collect(doubles(2)[::-1], LocalExecutor(1))] == [2, 0]
+
+
+def test_a_long_sweep_says_only_what_did_not_go_well() -> None:
+    lines: list[str] = []
+    progress = Progress(LocalExecutor(1), LINES + 1, lines.append)
+    progress.done(Answer("well", State.DONE))
+    assert not lines
+    progress.done(Answer("retried", State.DONE, attempts=2))
+    progress.done(Answer("failed", State.FAILED, reason="why"))
+    assert "1 workers died" in lines[0] and "failed: why" in lines[1]
 
 
 def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
 from reports.nightly.run import Options, nightly
 from reports.nightly.suites import SuiteRun
 from reports.page.sections.facts import machine
+from reports.provenance.host import FIELDS, fingerprint
 from reports.registry.outcome import store
 from reports.store.manifest import PartInfo
 from reports.store.runs import Run, list_runs, read_run
@@ -224,6 +226,53 @@ def test_the_page_says_which_host_measured_what(tmp_path: Path) -> None:
     assert rows["measured on b: processor b, 1 threads, fingerprint b"] == "stream_tokens"
     page = store(tmp_path, on("a", "b"), quiet).page.read_text(encoding="utf-8")
     assert "processor b, 1 threads" in page
+
+
+@pytest.mark.parametrize("hosts", [("a", "a"), ("a", "b"), ("a", "")])
+def test_a_night_of_several_machines_has_no_processor(hosts: tuple[str, str]) -> None:
+    """With that of the first it would be history of that machine, whoever measured what."""
+    manifest = on(*hosts).manifest
+    known = dict.fromkeys(FIELDS, "known")
+    manifest = replace(manifest, environment=replace(manifest.environment, host=known))
+    environment = module._environment(manifest)
+    if len(set(hosts)) == 1:
+        assert environment == manifest.environment and fingerprint(environment)
+        return
+    assert environment.host == {} and fingerprint(environment) is None
+    assert environment.device.name == " + ".join(sorted(f"processor {host}" for host in hosts))
+    assert environment.threads == "1"
+
+
+def test_a_planted_bug_is_planted_in_every_part(options: Options) -> None:
+    faulty = replace(options, fault="rope_keys_one_late")
+    outcome = fan_out(faulty, Inline(), quiet)
+    assert outcome.run.manifest.fault == "rope_keys_one_late"
+    assert not outcome.run.manifest.whole
+
+
+def test_a_night_of_the_same_second_is_another_run(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id begins alike; only a run of the same shards is the one that was stored before."""
+
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 11, 23, tzinfo=tz)
+
+    monkeypatch.setattr("reports.nightly.run.datetime", Still)
+    first = fan_out(options, Inline(), quiet)
+    second = fan_out(replace(options, cases=CASES[1:]), Inline(), quiet)
+    assert len(list_runs(options.out)[0]) == 2 and first.folder != second.folder
+    assert {m.case for m in second.run.measurements} == {CASES[1]}
+
+
+def test_parts_of_a_night_know_what_was_asked_for(options: Options) -> None:
+    outcome = fan_out(options, Inline(), quiet)
+    assert set(outcome.run.manifest.selected) == set(CASES)
+    # What is live here must not be a recording on another machine.
+    references = {i.arguments["reference"] for i in items_of(replace(options, reference="auto"))}
+    assert references <= {"live", "recorded"}
 
 
 def test_what_does_not_go_with_an_executor_is_wrong_usage() -> None:

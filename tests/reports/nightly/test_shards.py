@@ -1,0 +1,119 @@
+"""Everything that a shard measured is in the run that shards are merged into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reports.nightly.shards import MESH_PART, PROBES_PART, merge_shards
+from reports.nightly.suites import SuiteRun
+from reports.store.runs import Run, write_run
+from reports.store.schema import StoreError
+from tests.reports.nights import explained, finding, measurement, run
+
+PLAN = ("length_c", "stream_tokens", PROBES_PART)
+
+
+def shard(index: int, **changes: object) -> Run:
+    """A shard of one part of the plan; only the last one has findings and what probes show."""
+    name, last = PLAN[index - 1], index == len(PLAN)
+    suite = {"name": "stability" if last else "parity", "planned": 1, "executed": 1}
+    made = run(
+        *(() if last else (measurement(case=name, identity=name),)),
+        findings=(finding(),) if last else (),
+        **{
+            "kind": "shard",
+            "id": f"2026-11-20T21-30-0{index}Z-1a2b3c4-shard-{index}-of-3",
+            "created": f"2026-11-20T21:30:0{index}+00:00",
+            "shard": {"index": index, "count": len(PLAN)},
+            "plan": PLAN,
+            "code": "0123456789ab",
+            "suites": [{**suite, "status": "ran"}],
+            "spreads": {} if last else {f"{name} level": [0.1 * index]},
+            "stability": {"poles": index} if last else {},
+            "durations": {"parity": 1.0 * index},
+            "cases": [],
+            "fault": None,
+            **changes,
+        },
+    )
+    return made if last else replace(made, explanations=(explained(name),))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> list[Path]:
+    """The folders of the three shards."""
+    return [write_run(tmp_path, shard(index)) for index in (1, 2, 3)]
+
+
+def test_nothing_of_a_shard_is_lost(stored: list[Path]) -> None:
+    merged = merge_shards(stored)
+    assert [m.case for m in merged.measurements] == list(PLAN[:2])
+    assert [e.case for e in merged.explanations] == list(PLAN[:2])
+    assert len(merged.findings) == 1
+    manifest = merged.manifest
+    assert manifest.spreads == {"length_c level": [0.1], "stream_tokens level": [0.2]}
+    assert manifest.stability == {"poles": 3}
+    assert manifest.durations == {"parity": 6.0}
+    suites = {s.name: (s.planned, s.executed, s.whole) for s in manifest.suites}
+    assert suites == {"parity": (2, 2, True), "stability": (1, 1, True)}
+    assert (manifest.id, manifest.code) == ("2026-11-20T21-30-01Z-1a2b3c4", "0123456789ab")
+    assert (manifest.created, manifest.shard, manifest.plan) == (
+        "2026-11-20T21:30:01+00:00",
+        None,
+        (),
+    )
+
+
+def test_a_part_that_was_not_executed_leaves_its_suite_incomplete(tmp_path: Path) -> None:
+    """Also where another part of the suite is whole, and where a whole suite says why it is not."""
+    broken = {"name": "parity", "planned": 1, "executed": 0, "reason": "KeyError", "status": "ran"}
+    folders = [write_run(tmp_path, shard(i)) for i in (1, 3)]
+    merged = merge_shards([*folders, write_run(tmp_path, shard(2, suites=[broken]))])
+    [parity] = [s for s in merged.manifest.suites if s.name == "parity"]
+    assert (parity.planned, parity.executed, parity.reason) == (2, 1, "KeyError")
+    assert not parity.whole
+    assert SuiteRun("parity", planned=1, executed=1, reason="KeyError").result().whole is False
+
+
+@pytest.mark.parametrize("missing", [2, 3])
+def test_a_shard_that_is_missing_is_in_the_account_of_its_suite(
+    stored: list[Path], missing: int
+) -> None:
+    there = [folder for index, folder in enumerate(stored, start=1) if index != missing]
+    with pytest.raises(StoreError, match=f"missing {missing}/3"):
+        merge_shards(there)
+    with pytest.raises(StoreError, match=f"missing {missing}/3"):
+        merge_shards(there, reasons={1: "of another shard"})
+    name = "parity" if missing == 2 else "stability"
+    for words, reason in (
+        ({"partial": True}, "is missing"),
+        ({"reasons": {missing: "dead"}}, "dead"),
+    ):
+        [suite] = [s for s in merge_shards(there, **words).manifest.suites if s.name == name]
+        assert suite.planned - suite.executed == 1 and reason in suite.reason
+        assert not suite.whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"code": "ba9876543210"}, "code"),
+        ({"fault": "rope_keys_one_late"}, "fault"),
+        ({"plan": (*PLAN[:2], MESH_PART)}, "plan"),
+        ({"selected": ["length_c"]}, "selected"),
+        ({"shard": {"index": 2, "count": 4}}, "number of shards"),
+        ({"versions": {"jax": "0.0.1"}}, "jax"),
+        ({"flags": {"XLA_FLAGS": "--xla_cpu_max_isa=AVX"}}, "XLA_FLAGS"),
+        ({"threads": 64}, "threads"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_odd_shard_is_refused_by_name(
+    stored: list[Path], tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    odd = write_run(tmp_path / "odd", shard(2, **changes))
+    with pytest.raises(StoreError, match=rf"differs from .*{named}.*Measure the odd one again"):
+        merge_shards([stored[0], odd, stored[2]])

@@ -1,0 +1,140 @@
+"""Suites of a night: a replay is a second measurement, and a control counts where it is found."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Measurement, Verdict
+from parity.faults.controls import CASE, CONTROLS
+from parity.megalodon.cases import by_name
+from parity.megalodon.recordings import RecordedReference
+from parity.megalodon.suite import Suite
+from reports.nightly import suites as module
+from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
+from tests.helpers import double
+from tests.reports.nights import measurement
+
+REFERENCE = RecordedReference()
+Measure = Callable[[], list[Measurement]]
+
+
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+@pytest.fixture(params=[True, False], ids=["repeats", "differs each time"])
+def repeats(request: pytest.FixtureRequest) -> bool:
+    """Whether the same work gives the same value again."""
+    return request.param
+
+
+@pytest.fixture
+def measure(repeats: bool) -> Measure:
+    """Measures two gates; each call gives new values, or the same ones."""
+    turns = itertools.count()
+
+    def measured() -> list[Measurement]:
+        value = 0.0 if repeats else 1e-9 * next(turns)
+        return [measurement(quantity=name, value=value) for name in ("logits", "loss")]
+
+    return measured
+
+
+def parity(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+    def case(self: Suite, case: Any, floors: Any) -> Iterator[Measurement]:
+        yield from measure()
+
+    monkeypatch.setattr(Suite, "case", case)
+    return run_parity([by_name("length_c")], REFERENCE, quiet)
+
+
+def known_differences(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+    monkeypatch.setattr(module, "measure_known_differences", lambda *_: measure())
+    return module.run_known_differences(REFERENCE, quiet)
+
+
+def products(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+    monkeypatch.setattr(module, "measure_products", lambda *_: measure())
+    return module.run_products(REFERENCE, quiet)
+
+
+def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+    pool = SimpleNamespace(first={}, measurements=[], responses={})
+    answer = SimpleNamespace(kind="recorded", refusal="", versions={"transformers": ""})
+    fake = SimpleNamespace(
+        CASES=module.mla_moe.CASES[:1],
+        answer=lambda *_: answer,
+        side=lambda *_: None,
+        compare=lambda *_, **__: SimpleNamespace(measurements=measure(), report=None),
+        pooled=lambda *_: pool,
+    )
+    monkeypatch.setattr(module, "mla_moe", fake)
+    monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
+    found = SimpleNamespace(message="", value=0.0)
+    monkeypatch.setattr(module, "reference_scatter", lambda *_: found)
+    return module.run_mla_moe(REFERENCE, quiet)
+
+
+@pytest.mark.parametrize("suite", [parity, known_differences, products, mla_moe])
+def test_a_replay_is_measured_again(
+    suite: Callable[..., SuiteRun],
+    measure: Measure,
+    repeats: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay that is compared with itself would repeat whatever it measured."""
+    done = suite(measure, monkeypatch)
+    assert not done.reason.count("Error"), done.reason
+    assert [row.quantity for row in done.measurements] == ["logits", "loss"]
+    assert {row.deterministic for row in done.measurements} == {repeats}
+
+
+def test_a_gate_that_its_replay_does_not_have_does_not_repeat() -> None:
+    rows = [measurement(quantity=name, value=math.nan) for name in ("logits", "loss")]
+    marked = mark_repeats(rows, rows[:1])
+    assert [row.deterministic for row in marked] == [True, False]
+    assert [mark_repeats(rows[:1], [replace(rows[0], value=1.0)])[0].deterministic] == [False]
+
+
+def found(control: Any, **changes: Any) -> Measurement:
+    """The row of a control that the triangle finds."""
+    names = {"quantity": control.fault.stage, "edge": control.edge, "verdict": Verdict.FAIL}
+    return measurement(case=CASE.name, **(names | changes))
+
+
+@pytest.mark.parametrize(
+    ("rows", "executed"),
+    [
+        ([], 0),
+        ([found(CONTROLS[0])], 1),
+        ([found(CONTROLS[1])], 1),
+        ([found(control) for control in CONTROLS], 2),
+        ([found(control, verdict=Verdict.PASS) for control in CONTROLS], 0),
+        ([found(control, verdict=Verdict.NOT_COMPARABLE) for control in CONTROLS], 0),
+        ([found(control, quantity="loss") for control in CONTROLS], 0),
+    ],
+    ids=["nothing", "the first", "the second", "both", "held", "not compared", "elsewhere"],
+)
+def test_a_control_counts_only_where_the_triangle_found_it(
+    rows: list[Measurement], executed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Suite", lambda *_, **__: double(Suite, case=lambda *_: iter(rows)))
+    lines: list[str] = []
+    suite = run_controls(REFERENCE, lines.append)
+    assert (suite.planned, suite.executed) == (len(CONTROLS), executed)
+    assert suite.result().whole == (executed == len(CONTROLS))
+    assert bool(suite.reason) == (executed < len(CONTROLS))
+    assert f"{executed} of 2 planted bugs found" in lines[0]
+
+
+def test_a_suite_that_ends_early_counts_no_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "missed", lambda *_: iter(()))
+    suite = run_controls(REFERENCE, quiet)
+    assert suite.executed == 0 and not suite.result().whole
