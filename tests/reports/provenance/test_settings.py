@@ -46,15 +46,15 @@ OTHERS = {
     "class of device": replace(HERE, device=Device("tpu", "Some Processor")),
     "name of device": replace(HERE, device=Device("cpu", "Some Other Processor")),
     "threads": replace(HERE, threads=1),
-    "matmul precision": replace(HERE, flags=HERE.flags | {"matmul_precision": "default"}),
-    "a version": replace(HERE, versions=HERE.versions | {"numpy": "2.4.0"}),
-    "a package more": replace(HERE, versions=HERE.versions | {"scipy": "1.17"}),
+    "matmul precision": replace(HERE, flags=dict(HERE.flags) | {"matmul_precision": "default"}),
+    "a version": replace(HERE, versions=dict(HERE.versions) | {"numpy": "2.4.0"}),
+    "a package more": replace(HERE, versions=dict(HERE.versions) | {"scipy": "1.17"}),
     "reference": with_reference(kind="recorded"),
     "reference's commit": with_reference(commit="0000000"),
     "torch's capability": with_reference(capability="AVX2"),
     "torch's capability unknown": with_reference(capability=None),
-} | {f"processor's {n}": replace(HERE, host=HERE.host | {n: "another"}) for n in FIELDS}
-OTHERS |= {name: replace(HERE, flags=HERE.flags | {name: "1"}) for name in CHOOSE_KERNELS}
+} | {f"processor's {n}": replace(HERE, host=dict(HERE.host) | {n: "another"}) for n in FIELDS}
+OTHERS |= {name: replace(HERE, flags=dict(HERE.flags) | {name: "1"}) for name in CHOOSE_KERNELS}
 
 
 @pytest.mark.parametrize("what", OTHERS)

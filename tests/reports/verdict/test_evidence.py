@@ -43,6 +43,10 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pinned"
 
 
+def of_port(name: str) -> dict[str, Any]:
+    return {"kind": "port", "suites": [{**WHOLE, "name": name}]}
+
+
 @pytest.mark.parametrize("suites", [[WHOLE, PARTIAL], [PARTIAL, WHOLE]], ids=["last", "first"])
 def test_a_whole_suite_does_not_excuse_another(suites: list[dict[str, Any]]) -> None:
     made = night(suites=suites)
@@ -155,22 +159,25 @@ def test_pruning_counts_each_device_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", ["kind", "subject"])
 def test_pruning_counts_each_kind_and_subject_by_itself(tmp_path: Path, other: str) -> None:
     root = tmp_path / "runs"
-    suites = {"suites": [{**WHOLE, "name": "mine"}], "kind": "port", "host": {}}
-    one = {"kind": "pytest", "host": {}} if other == "kind" else suites
-    rest = {"host": {}} if other == "kind" else {**suites, "suites": [{**WHOLE, "name": "yours"}]}
-    kept = write_run(root, night(day=1, **one))
-    folders = [write_run(root, night(day=day, **rest)) for day in (2, 3, 4)]
+    one: dict[str, Any] = {"kind": "pytest"} if other == "kind" else of_port("mine")
+    rest: dict[str, Any] = {} if other == "kind" else of_port("yours")
+    kept = write_run(root, night(day=1, host={}, **one))
+    folders = [write_run(root, night(day=day, host={}, **rest)) for day in (2, 3, 4)]
     made = plan(root, 1)
     assert kept not in made.goes and folders[0] in made.goes
 
 
-def test_the_anchor_of_every_machine_is_spared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({}, {"host": THERE}), (of_port("mine"), of_port("yours")), ({}, {"kind": "pytest"})],
+    ids=["machine", "subject", "kind"],
+)
+def test_every_anchor_is_spared(tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> None:
     root = tmp_path / "runs"
-    here = [write_run(root, night(day=day)) for day in (1, 2)]
-    there = [write_run(root, night(day=day, host=THERE)) for day in (3, 4)]
+    ours = [write_run(root, night(day=day, **one)) for day in (1, 2, 3)]
+    others = [write_run(root, night(day=day, **other)) for day in (4, 5, 6)]
     spared = dict(plan(root, 1).spared)
-    assert all("anchor of the machine of" in spared[folder] for folder in (here[0], there[0]))
-    assert here[1] not in spared
+    assert all("anchor of the machine of" in spared[runs[0]] for runs in (ours, others))
 
 
 def test_a_pin_of_another_machine_leaves_a_machine_its_anchor(tmp_path: Path, pinned) -> None:
