@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measurement import Kind, Verdict
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from reports.provenance.host import FIELDS
 from reports.registry.lookup import anchors_of, judge_stored
 from reports.registry.retention import plan
@@ -18,6 +19,7 @@ from reports.store.runs import Run, write_run
 from reports.verdict import pins
 from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
+from reports.verdict.document import known_differences
 from reports.verdict.history import WINDOW, load_history
 from reports.verdict.pins import Pins, pin_of
 from stability.core.findings import Severity
@@ -194,3 +196,15 @@ def test_a_pin_of_another_machine_leaves_a_machine_its_anchor(tmp_path: Path, pi
     pins.write(own, pins.file_of(own))
     judged = judge_stored(tonight).decision
     assert not any("oldest healthy" in text for text in judged.against)
+
+
+def test_a_known_difference_that_was_not_measured_does_not_hold() -> None:
+    assert not any("holds" in entry for entry in known_differences([measurement()]))
+    name = KNOWN_DIFFERENCES[0].id
+    rows = {
+        verdict: measurement(quantity=name, kind=Kind.KNOWN_DIFFERENCE, verdict=verdict)
+        for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.NOT_COMPARABLE)
+    }
+    for verdict, row in rows.items():
+        entry = known_differences([row])[0]
+        assert entry["holds"] is (verdict is Verdict.PASS)
