@@ -189,7 +189,7 @@ def pin_name(comparison: PinComparison) -> str:
 
 
 def machine_name(environment: Environment) -> str:
-    """Name the processor of a run and what kind of reference it was compared with."""
+    """Name the processor and the kind of reference of a run."""
     reference = environment.reference.kind or "absent"
     return f"{label(processor(environment), 140)}, reference {label(reference, 20)}"
 
@@ -236,8 +236,9 @@ def _finding_changes(run: Run, baseline: Run | None) -> list[Change]:
         else change(What.NEW, f, None, f.value)
         for key, f in now.items()
     ]
-    fixed = [key for key in then if key in present and key not in now]
-    return out + [change(What.FIXED, then[key], then[key].value, None) for key in fixed]
+    # A probe that did not run has mended nothing.
+    whats = {key: What.FIXED if key in present else What.GONE for key in then if key not in now}
+    return out + [change(what, then[key], then[key].value, None) for key, what in whats.items()]
 
 
 def find_changes(

@@ -67,7 +67,7 @@ def case_info(case: Case) -> CaseInfo:
 
 
 def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
-    """Return every deliberate difference, and its value where it was measured."""
+    """Return every deliberate difference; with its value, and whether it holds, if measured."""
     values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
     for difference in KNOWN_DIFFERENCES:
@@ -75,7 +75,9 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
         entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
         if m is not None and math.isfinite(m.value):
             entry["value"] = m.value
-        entry["holds"] = m is None or m.verdict is Verdict.PASS
+        # A difference that was not measured neither holds nor fails.
+        if m is not None:
+            entry["holds"] = m.verdict is Verdict.PASS
         entries.append(entry)
     return tuple(entries)
 

@@ -295,6 +295,10 @@ def test_a_known_difference_shows_what_was_measured_and_whether_it_holds() -> No
     assert "✕" not in words
     grown = page_of(run(measurement(), seams=[{**difference, "value": 2.0, "holds": False}]))
     assert "fail" in section(grown, "known-differences")
+    # Older runs say that a difference holds which they did not measure.
+    for entry in (difference, {**difference, "holds": True}):
+        words = section(page_of(run(measurement(), seams=[entry])), "known-differences")
+        assert "pass" not in words and "fail" not in words
 
 
 def storage(name: str = "x", memory: float | None = 4.0) -> dict:

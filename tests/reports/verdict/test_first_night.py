@@ -130,3 +130,20 @@ def test_how_many_levels_of_the_pinned_runs_are_not_comparable_yet() -> None:
     text = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text(encoding="utf-8")
     for wide, total in counted.values():
         assert f"| {total} | {wide} |" in text
+
+
+def test_the_largest_gate_of_a_group_counts_too() -> None:
+    """One gate of nine that grew fourfold moves their mean by a sixth."""
+
+    def gates(growth: float, **changes: Any) -> Run:
+        rows = [
+            measurement(quantity=f"logits {n}", value=LEVEL * (growth if n == 0 else 1.0))
+            for n in range(9)
+        ]
+        return run(*rows, spreads={GROUP: [0.01, WIDE]}, **changes)
+
+    pin = pin_of(gates(1.0), {}, "as measured", "2026-11-01")
+    decision = decide(gates(4.0, host=THERE), None, {}, [pin])
+    assert decision.word is Word.NOT_COMPARABLE
+    assert "times the worst logits of" in decision.sentence
+    assert decide(gates(2.0, host=THERE), None, {}, [pin]).word is Word.PASS

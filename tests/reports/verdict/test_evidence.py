@@ -1,0 +1,210 @@
+"""Nothing counts as whole, fixed, equal or healthy without what shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.engine.measurement import Kind, Verdict
+from parity.megalodon.known_differences import KNOWN_DIFFERENCES
+from reports.provenance.host import FIELDS
+from reports.registry.lookup import anchors_of, judge_stored
+from reports.registry.retention import plan
+from reports.store.manifest import PartInfo
+from reports.store.runs import Run, write_run
+from reports.verdict import pins
+from reports.verdict.changes import What
+from reports.verdict.decide import ExitCode, Word, decide
+from reports.verdict.document import known_differences
+from reports.verdict.history import WINDOW, load_history
+from reports.verdict.pins import Pins, pin_of
+from stability.core.findings import Severity
+from tests.reports.nights import earlier, failing, finding, measurement, on_gpu, run
+
+WHOLE = {"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}
+PARTIAL = {"name": "stability", "status": "ran", "planned": 2, "executed": 1, "reason": "stopped"}
+BLOCKED = measurement(verdict=Verdict.NOT_COMPARABLE, value=math.nan, note="shape (2,) and (3,)")
+HERE = dict.fromkeys(FIELDS, "known")
+THERE = HERE | {"model": "another"}
+
+
+def night(value: float = 1e-6, day: int = 1, **changes: Any) -> Run:
+    made = {"id": f"2026-10-{day:02d}T21-30-00Z-0000000", "suites": [WHOLE]}
+    made |= {"created": f"2026-10-{day:02d}T21:30:00+00:00"}
+    return run(measurement(value=value), **{**made, **changes})
+
+
+@pytest.fixture(autouse=True)
+def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of pinned baselines."""
+    monkeypatch.setattr(pins, "FOLDER", tmp_path / "pinned")
+    return tmp_path / "pinned"
+
+
+def of_port(name: str) -> dict[str, Any]:
+    return {"kind": "port", "suites": [{**WHOLE, "name": name}]}
+
+
+@pytest.mark.parametrize("suites", [[WHOLE, PARTIAL], [PARTIAL, WHOLE]], ids=["last", "first"])
+def test_a_whole_suite_does_not_excuse_another(suites: list[dict[str, Any]]) -> None:
+    made = night(suites=suites)
+    decision = decide(made, None)
+    assert (decision.word, decision.exit_code) == (Word.INCOMPLETE, ExitCode.INCOMPLETE)
+    assert "suite stability is not whole" in decision.sentence
+    assert not made.manifest.whole
+    assert night(suites=[WHOLE, {**WHOLE, "name": "stability"}]).manifest.whole
+
+
+def test_only_a_suite_that_was_whole_is_missed() -> None:
+    partial, whole = (night(suites=[WHOLE, each]) for each in (PARTIAL, {**PARTIAL, "executed": 2}))
+    assert decide(night(day=2), partial).word is Word.PASS
+    assert decide(night(day=2), whole).word is Word.INCOMPLETE
+
+
+def test_what_could_not_be_compared_is_not_fixed() -> None:
+    decision = decide(run(measurement(case="other"), BLOCKED), earlier(failing()))
+    assert (decision.word, decision.counts.fixed) == (Word.NOT_COMPARABLE, 0)
+    assert What.FIXED not in {c.what for c in decision.changes}
+    # Neither is what has no tolerance any more, nor what was not measured.
+    info = measurement(verdict=Verdict.INFO, tolerance=math.nan)
+    for row in (info, measurement(case="other")):
+        assert decide(run(measurement(case="third"), row), earlier(failing())).counts.fixed == 0
+
+
+def test_an_error_whose_probe_did_not_run_is_not_fixed() -> None:
+    bad = finding(severity=Severity.ERROR)
+    decision = decide(run(measurement()), earlier(measurement(), findings=(bad,)))
+    assert [c.what for c in decision.changes] == [What.GONE]
+    assert (decision.word, decision.counts.fixed) == (Word.PASS, 0)
+    assert "1 no longer measured" in decision.sentence
+
+
+@pytest.mark.parametrize("field", ["probe", "subject", "metric"])
+def test_each_error_is_one_of_its_own(field: str) -> None:
+    one = finding(severity=Severity.ERROR)
+    other = replace(one, **{field: "another"})
+    both = run(measurement(), findings=(one, other))
+    assert decide(both, None).counts.new == 2
+    counts = decide(both, earlier(measurement(), findings=(one,))).counts
+    assert (counts.new, counts.persisting) == (1, 1)
+    # One of two was mended.
+    good = replace(other, severity=Severity.OK)
+    counts = decide(run(measurement(), findings=(one, good)), both).counts
+    assert (counts.persisting, counts.fixed) == (1, 1)
+
+
+def test_a_baseline_is_found_beyond_the_newest_runs(tmp_path: Path) -> None:
+    old = write_run(tmp_path, night(day=1))
+    for turn in range(WINDOW):
+        created = f"2026-11-01T{turn // 60:02d}:{turn % 60:02d}:00+00:00"
+        other = run(measurement(identity="other"), id=f"r{turn:03d}", created=created)
+        write_run(tmp_path, other)
+    baseline = load_history(tmp_path, run(measurement())).baseline
+    assert baseline is not None and baseline.id == old.name
+
+
+def several(first: str, second: str, value: float = 1e-6, **changes: Any) -> Run:
+    """A run whose two cases were measured on hosts with these fingerprints."""
+    made = run(measurement(case="a", value=value), measurement(case="b"), **changes)
+    parts = (PartInfo("a", "n1", first, cases=("a",)), PartInfo("b", "n2", second, cases=("b",)))
+    return replace(made, manifest=replace(made.manifest, parts=parts))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "changed"),
+    [
+        (("x", "y"), ("x", "y"), 1),
+        # Case a was measured on another host, or on one that is not known.
+        (("x", "y"), ("z", "y"), 0),
+        (("", "y"), ("", "y"), 0),
+        # One of the two runs is of one host: the case decides all the same.
+        (("x", "x"), ("x", "y"), 1),
+        (("x", "x"), ("z", "x"), 0),
+        (("z", "x"), ("x", "x"), 0),
+    ],
+)
+def test_values_are_compared_exactly_where_the_host_of_the_case_is_the_same(
+    then: tuple[str, str], now: tuple[str, str], changed: int
+) -> None:
+    before = several(*then, 2e-6, id="before", created="2026-10-01T21:30:00+00:00")
+    assert decide(several(*now), before).counts.changed == changed
+
+
+def test_a_night_that_drifted_from_the_pinned_run_is_no_anchor(tmp_path: Path, pinned) -> None:
+    """It would hide the drift from every later night of its machine."""
+    pin = pin_of(night(host=THERE), {}, "as measured", "2026-10-01")
+    pins.write(pin, pins.file_of(pin))
+    root = tmp_path / "runs"
+    first = write_run(root, night(1.9e-6, 2))
+    assert judge_stored(first).decision.word is Word.REGRESSED
+    tonight = night(1.9e-6, 3)
+    assert anchors_of(root, tonight, pins.load("cpu")) == ()
+    # Negative control: without the pin the same night is one.
+    [anchor] = anchors_of(root, tonight, Pins())
+    assert anchor.id == first.name
+
+
+def test_pruning_counts_each_device_by_itself(tmp_path: Path) -> None:
+    """Ten nights on a processor are no reason to delete the only one on a GPU."""
+    root = tmp_path / "runs"
+    gpu = write_run(root, on_gpu(night(day=1), host={}))
+    folders = [write_run(root, night(day=day, host={})) for day in (2, 3, 4)]
+    made = plan(root, 1)
+    assert gpu not in made.goes and folders[0] in made.goes
+    assert made.newest == 2
+
+
+@pytest.mark.parametrize("other", ["kind", "subject"])
+def test_pruning_counts_each_kind_and_subject_by_itself(tmp_path: Path, other: str) -> None:
+    root = tmp_path / "runs"
+    one: dict[str, Any] = {"kind": "pytest"} if other == "kind" else of_port("mine")
+    rest: dict[str, Any] = {} if other == "kind" else of_port("yours")
+    kept = write_run(root, night(day=1, host={}, **one))
+    folders = [write_run(root, night(day=day, host={}, **rest)) for day in (2, 3, 4)]
+    made = plan(root, 1)
+    assert kept not in made.goes and folders[0] in made.goes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({}, {"host": THERE}), (of_port("mine"), of_port("yours")), ({}, {"kind": "pytest"})],
+    ids=["machine", "subject", "kind"],
+)
+def test_every_anchor_is_spared(tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> None:
+    root = tmp_path / "runs"
+    ours = [write_run(root, night(day=day, **one)) for day in (1, 2, 3)]
+    others = [write_run(root, night(day=day, **other)) for day in (4, 5, 6)]
+    spared = dict(plan(root, 1).spared)
+    assert all("anchor of the machine of" in spared[runs[0]] for runs in (ours, others))
+
+
+def test_a_pin_of_another_machine_leaves_a_machine_its_anchor(tmp_path: Path, pinned) -> None:
+    """An anchor is asked for although somebody pinned a run, and not where it was of this one."""
+    root = tmp_path / "runs"
+    pin = pin_of(night(host=THERE), {}, "as measured", "2026-10-01")
+    pins.write(pin, pins.file_of(pin))
+    write_run(root, night(1e-6, 1))
+    tonight = write_run(root, night(1.5e-6, 2))
+    far = judge_stored(tonight).decision
+    assert far.word is Word.REGRESSED
+    assert "the oldest healthy run on this machine" in far.against[0]
+    own = pin_of(night(1.5e-6), {}, "looked at", "2026-10-02")
+    pins.write(own, pins.file_of(own))
+    judged = judge_stored(tonight).decision
+    assert not any("oldest healthy" in text for text in judged.against)
+
+
+def test_a_known_difference_that_was_not_measured_does_not_hold() -> None:
+    assert not any("holds" in entry for entry in known_differences([measurement()]))
+    name = KNOWN_DIFFERENCES[0].id
+    rows = {
+        verdict: measurement(quantity=name, kind=Kind.KNOWN_DIFFERENCE, verdict=verdict)
+        for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.NOT_COMPARABLE)
+    }
+    for verdict, row in rows.items():
+        entry = known_differences([row])[0]
+        assert entry["holds"] is (verdict is Verdict.PASS)
