@@ -18,6 +18,7 @@ from parity.engine.measurement import Verdict
 from parity.port.exact import exact_partners
 from parity.port.ledger import ALL_DERIVATIVES, NO_OUTPUT, Entry, Role
 from parity.port_tolerances import PortEdge
+from parity.sides.side import AS_IS, Precision, Rounding
 from tests.parity.port.twins import flax_side, torch_side
 
 WIDTH = 6
@@ -301,3 +302,31 @@ def test_a_report_whose_ledger_has_no_result_does_not_hold():
     report = both(lambda y: y, lambda y: y)
     assert report.holds
     assert not replace(report, ledger=()).holds
+
+
+def test_bfloat16_whose_rounding_is_no_number_was_not_measured(monkeypatch):
+    pair = (lambda y: (y, y.tanh()), lambda y: (y, jnp.tanh(y)))
+    assert both(*pair, bfloat16=True).holds
+    run = FunctionSide.run
+
+    def spoilt(self, how=AS_IS):
+        trace = run(self, how)
+        if (how.precision, how.rounding, how.seed) == (
+            Precision.BFLOAT16,
+            Rounding.OPERATIONS,
+            2,
+        ):
+            trace.stages["output[1]"] = trace.stages["output[1]"] * np.nan
+        return trace
+
+    monkeypatch.setattr(FunctionSide, "run", spoilt)
+    report = both(*pair, bfloat16=True)
+    bad = [m for m in report.measurements if m.verdict is Verdict.NOT_COMPARABLE]
+    assert [(m.quantity, m.edge) for m in bad] == [("output[1]", PortEdge.PORTBF16_PORT64)]
+    assert not report.holds and "not measured" in report.sentence()
+
+
+def test_masks_agree_in_bfloat16_too():
+    assert both(lower, lower_jax, masked_outputs=True, bfloat16=True).holds
+    report = both(lower, lower_jax, bfloat16=True)
+    assert PortEdge.PORTBF16_PORT64 in {m.edge for m in report.failures}
