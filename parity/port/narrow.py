@@ -67,7 +67,7 @@ def compare_narrow(
     floors, why = _floors(port, truth)
     notices += why
 
-    def error(name: str, value: np.ndarray) -> float:
+    def apart(name: str, value: np.ndarray) -> float:
         pair = _wide(ours[name]), value
         masked = name not in port.best.outputs or port.masked_outputs
         return relative_l2(*(without_shared_infinities(*pair) if masked else pair))
@@ -75,7 +75,7 @@ def compare_narrow(
     stages = tuple(
         NarrowStage(
             name,
-            error(name, value),
+            apart(name, value),
             theirs.get(name, math.nan),
             floors.get(name, math.nan),
         )

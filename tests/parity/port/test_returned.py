@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ WIDTH = 6
 SOME = 100 * ROUNDING
 """Of an element of a result, which may be small."""
 X = np.random.default_rng(2).standard_normal((4, WIDTH)).astype(np.float32)
-FAST = {"gradients": False, "bfloat16": False}
+FAST: dict[str, Any] = {"gradients": False, "bfloat16": False}
 
 
 class Head(torch.nn.Module):

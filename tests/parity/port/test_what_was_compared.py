@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from tests.parity.port.twins import flax_side, torch_side
 
 WIDTH = 6
 X = np.random.default_rng(2).standard_normal((4, WIDTH)).astype(np.float32)
-FAST = {"gradients": False, "bfloat16": False}
+FAST: dict[str, Any] = {"gradients": False, "bfloat16": False}
 
 
 class Head(torch.nn.Module):

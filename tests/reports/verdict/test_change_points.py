@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_a_change_is_tested_by_999_permutations_that_are_always_the_same(monkeyp
     make = np.random.default_rng
 
     class Spy:
-        def __init__(self, seed: object = None) -> None:
+        def __init__(self, seed: Any = None) -> None:
             seeds.append(seed)
             self.rng = make(seed)
 
