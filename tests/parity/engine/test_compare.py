@@ -376,3 +376,17 @@ def test_rounding_of_a_sum_is_what_sums_in_float32_lose():
     # A rounding error is not quite uniform, and neither is a leading digit logarithmic.
     assert 0.8 < measured / told < 1.25
     assert rounding_noise.floor([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))
+
+
+def test_the_margin_is_of_the_two_best():
+    """Far from the last, yet near to the second: a swap that the bound explains."""
+    truth = np.asarray([[0.0, 5.0, 5.0 - 1e-6]])
+    swapped = np.asarray([[0.0, 5.0 - 1e-6, 5.0]])
+    assert top1_flips(swapped, truth, 1e-6) == 0
+    assert top1_flips(swapped, truth, 1e-9) == 1
+
+
+def test_opposite_arrays_have_a_cosine_of_minus_one():
+    e = np.asarray([3.0, -4.0])
+    assert tensor_metrics(-e, e, "float64")["cosine"] == pytest.approx(-1.0)
+    assert math.isnan(tensor_metrics(e, np.zeros(2), "float64")["cosine"])
