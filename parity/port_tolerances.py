@@ -127,6 +127,15 @@ PORTS = (
     *(
         Rule(
             edge,
+            FORWARD,
+            "whole numbers and bools have no rounding: how many of them differ",
+            metric="unequal",
+        )
+        for edge in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32)
+    ),
+    *(
+        Rule(
+            edge,
             (Kind.LOGITS,),
             "a token within the bound of the logits keeps its best token where the margin is clear",
             metric="top1_flips",

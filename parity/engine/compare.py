@@ -1,8 +1,8 @@
 """The comparer: two sets of named arrays in, measurements out; blind to where they came from.
 
-Unknown is never equal: NaN on either side, a missing or extra tensor, another shape or dtype, no
-tolerance, and nothing to compare all fail. Source: docs/parity.md "Metrics", docs/parity.md "Fail
-closed".
+Unknown is never equal: NaN on either side, a missing or extra tensor, another shape or dtype fail;
+without a tolerance, or without an element, nothing was measured. Source: docs/parity.md "Metrics",
+docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations
@@ -109,13 +109,20 @@ class Comparison:
         return [*rows, self._ratio(Quantity.gradient("*"), ours, theirs)]
 
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
-        """Return the measurement of a value that must be at most `bound`; NaN on either fails."""
-        note = "" if not math.isnan(bound) else "no tolerance: calibrate this case"
+        """Return the measurement of a value that must be at most `bound`.
+
+        A value that is not a number fails. Without a finite bound nothing was measured: the verdict
+        is `NOT_COMPARABLE`, whatever the value is.
+        """
         if math.isnan(value):
             note = "not a number on at least one side"
-        # Written so that NaN on either side of the comparison fails.
+            return self._row(name, metric, value, bound, Verdict.FAIL, note)
+        if not math.isfinite(bound):
+            what = "no tolerance: calibrate this case" if math.isnan(bound) else f"bound {bound}"
+            note = f"not measured, {what}"
+            return self._row(name, metric, value, bound, Verdict.NOT_COMPARABLE, note)
         verdict = Verdict.PASS if value <= bound else Verdict.FAIL
-        return self._row(name, metric, value, bound, verdict, note)
+        return self._row(name, metric, value, bound, verdict)
 
     def fact(self, name: str, metric: str, value: float, note: str = "") -> Measurement:
         """Return a measurement that no tolerance applies to."""
@@ -127,9 +134,13 @@ class Comparison:
             name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
         )
 
-    def missing(self, name: str, note: str) -> Measurement:
+    def unmeasured(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
+        """Return the row of a quantity of which nothing was measured; the note is the reason."""
+        return self._row(name, metric, math.nan, math.nan, Verdict.NOT_COMPARABLE, note)
+
+    def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
         """Return the failure of a quantity that could not be measured."""
-        return self._row(name, "rel_l2", math.inf, math.nan, Verdict.FAIL, note)
+        return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
 
     def _errors(self, name: str, actual: Arrays, reference: Arrays, truth: Arrays):
         if name not in actual or name not in reference:
@@ -144,19 +155,16 @@ class Comparison:
         return self.judged(name, "error_over_reference", ours / max(theirs, smallest))
 
     def _quantity(self, name: str, actual: Arrays, expected: Arrays) -> list[Measurement]:
-        for side, arrays in zip(self.edge.sides, (actual, expected), strict=True):
-            if name not in arrays:
-                return [self.missing(name, f"missing in {side}")]
-        left, right = np.asarray(actual[name]), np.asarray(expected[name])
-        if left.shape != right.shape:
-            return [self.missing(name, f"shape {left.shape}, expected {right.shape}")]
-        if left.dtype.name != self.dtype:
-            return [self.missing(name, f"dtype {left.dtype.name}, expected {self.dtype}")]
-        a, e = (self._select(name, x).astype(np.float64) for x in (left, right))
+        if mismatch := self._mismatch(name, actual, expected):
+            return [self.missing(name, mismatch)]
+        sides = (np.asarray(arrays[name]) for arrays in (actual, expected))
+        a, e = (self._select(name, x).astype(np.float64) for x in sides)
+        if not a.size:
+            return [self.unmeasured(name, "nothing to compare: there is no element")]
         error = relative_l2(a, e)
         bound = self.floors.bound(self.edge, self.kinds(name), self.work, name)
         if self.kinds(name) is Kind.TOKENS:
-            return [self.judged(name, "disagreement", disagreement(a, e) if a.size else 0.0)]
+            return [self.judged(name, "disagreement", disagreement(a, e))]
         rows = [self.gate(name, "rel_l2", error, bound)]
         if self.on_failure is not None and rows[0].verdict is Verdict.FAIL:
             valid = self._valid(name)
@@ -165,10 +173,28 @@ class Comparison:
             return rows
         facts = tensor_metrics(a, e, self.dtype)
         if self.kinds(name) is Kind.LOGITS and a.ndim:
-            rows.append(self.judged(name, "top1_flips", top1_flips(a, e, bound)))
+            rows.append(self._flips(name, a, e, bound))
             if self.work.targets is not None:
                 facts |= logit_metrics(a, e, self._select(name, self.work.targets))
         return rows + [self.fact(name, metric, value) for metric, value in facts.items()]
+
+    def _mismatch(self, name: str, actual: Arrays, expected: Arrays) -> str:
+        """Return why two sides have no comparable arrays of a name; empty where they have."""
+        for side, arrays in zip(self.edge.sides, (actual, expected), strict=True):
+            if name not in arrays:
+                return f"missing in {side}"
+        left, right = np.asarray(actual[name]), np.asarray(expected[name])
+        if left.shape != right.shape:
+            return f"shape {left.shape}, expected {right.shape}"
+        if left.dtype.name != self.dtype:
+            return f"dtype {left.dtype.name}, expected {self.dtype}"
+        return ""
+
+    def _flips(self, name: str, a: np.ndarray, e: np.ndarray, bound: float) -> Measurement:
+        if not math.isfinite(bound):
+            # Without a bound no margin is clear, and no flip would ever count.
+            return self.unmeasured(name, "not measured, no tolerance of logits", "top1_flips")
+        return self.judged(name, "top1_flips", top1_flips(a, e, bound))
 
     def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:
         order = self.work.order

@@ -78,21 +78,23 @@ class Measurement:
     def settled(self) -> Measurement:
         """Return it with the verdict its numbers support: fail closed.
 
-        A gate passes only on a finite value within its tolerance, and a pass without a tolerance is
-        a gate that nothing checked.
+        A gate passes only on a finite value within its tolerance. Its value is a distance or a
+        count, so one below 0 fails too. A gate whose tolerance is not finite measured nothing.
         """
         if self.verdict is not Verdict.PASS and (
             self.verdict is not Verdict.INFO or math.isnan(self.tolerance)
         ):
             return self
-        holds = math.isfinite(self.value) and self.value <= self.tolerance
+        holds = math.isfinite(self.value) and 0.0 <= self.value <= self.tolerance
         verdict = Verdict.PASS if holds else Verdict.FAIL
+        if math.isfinite(self.value) and not math.isfinite(self.tolerance):
+            verdict = Verdict.NOT_COMPARABLE
         return self if verdict is self.verdict else replace(self, verdict=verdict)
 
     @property
     def fraction(self) -> float:
         """Share of the tolerance used; NaN where none applies."""
-        if math.isnan(self.tolerance):
+        if not math.isfinite(self.tolerance):
             return math.nan
         if self.tolerance == 0.0:
             return 0.0 if self.value == 0.0 else math.inf

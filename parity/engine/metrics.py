@@ -31,12 +31,24 @@ def relative_l2(actual: np.ndarray, expected: np.ndarray) -> float:
     return difference / scale if scale > 0.0 else difference
 
 
-def without_shared_infinities(a: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def without_shared_infinities(
+    a: np.ndarray, e: np.ndarray, truth: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return both with 0 where both are the same infinity, such as scores that are masked.
 
     For programs whose masks are theirs to choose; elsewhere an infinity is an overflow.
+
+    Args:
+        a: One side.
+        e: The other side.
+        truth: The float64 values: an infinity counts only where they have it too. None where `e`
+            is in float64.
     """
-    if a.shape != e.shape or not (same := np.isinf(e) & (a == e)).any():
+    truth = e if truth is None else truth
+    if not a.shape == e.shape == truth.shape:
+        return a, e
+    same = np.isinf(e) & (a == e) & (truth == e)
+    if not same.any():
         return a, e
     return np.where(same, 0, a), np.where(same, 0, e)
 

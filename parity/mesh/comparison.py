@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from parity.engine.bounds import NoiseFloors
 from parity.engine.compare import Comparison, Work
+from parity.engine.constants import without_constants
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.metrics import relative_l2, without_shared_infinities
@@ -29,6 +30,8 @@ from parity.mesh.report import MeshReport, MeshResult
 from parity.mesh.tolerance_table import MESHES, MeshEdge
 
 EDGES = {"float64": MeshEdge.MESH64_ONE64, "float32": MeshEdge.MESH32_ONE32}
+COMPARES = ("rel_l2", "unequal", "disagreement")
+"""Metrics that compare a result with one device's; `replicas` compares it with itself."""
 REFUSALS = (ValueError, TypeError, NotImplementedError, RuntimeError, KeyError, AttributeError)
 """What JAX says where a program does not fit a mesh."""
 
@@ -44,6 +47,7 @@ def compare_meshes(
     watched: Sequence[str] = ("float64", "float32"),
     reorder: bool = True,
     forced: bool = True,
+    masked_outputs: bool = False,
     suite: str = "mesh",
     device: str = "cpu",
 ) -> MeshReport:
@@ -68,11 +72,14 @@ def compare_meshes(
             the function is run as it is.
         reorder: whether a break in float64 is held against reordered sums before it is believed.
         forced: whether, after a break, every mark runs again on one device's values.
+        masked_outputs: whether results hold infinities on purpose. They agree where the float64
+            results of one device have them too; without this, an infinite result fails.
         suite: what measurements are filed under.
         device: what they call the devices.
 
     Raises:
-        ValueError: no mesh, meshes with other axes, or a precision that is none.
+        ValueError: no mesh, meshes with other axes, or a precision that is none; or the function
+            does not run on one device.
     """
     meshes = [_mesh_of(layout) for layout in shardings]
     axes = {mesh.axis_names for mesh in meshes}
@@ -91,7 +98,9 @@ def compare_meshes(
     for mesh, layout in zip(meshes, shardings, strict=True):
         program = Program(function, arguments, layout, mesh)
         case = f"{name} {mesh_name(mesh)}"
-        sides = _Sides(one, program, declared, case, suite, device, frozenset(watched))
+        sides = _Sides(
+            one, program, declared, case, suite, device, frozenset(watched), masked_outputs
+        )
         results.append(sides.result(precisions, reorder, forced))
     return MeshReport(name, tuple(results))
 
@@ -183,6 +192,7 @@ class _Sides:
     suite: str
     device: str
     watched: frozenset[str]
+    masked_outputs: bool = False
 
     def result(self, precisions: Sequence[str], reorder: bool, forced: bool) -> MeshResult:
         rows: list[Measurement] = []
@@ -196,12 +206,17 @@ class _Sides:
                 rows.append(comparison.missing("program", f"does not run here: {_brief(error)}"))
                 return MeshResult(self.case, tuple(rows))
             measured = self._measure(dtype, there, reorder)
+            measured = self._require_a_result(dtype, measured, there)
             rows += measured
             if (broken := first_divergence(measured)) is not None:
                 return self._explained(rows, dtype, broken, forced)
         program = CompiledProgram(self.program.compiled_text, self.program.sizes)
         return MeshResult(
-            self.case, tuple(rows), collectives=tuple(program.collectives()), order=self._order()
+            self.case,
+            tuple(rows),
+            collectives=tuple(program.collectives()),
+            order=self._order(),
+            not_compared=self._not_compared(rows),
         )
 
     def _order(self) -> tuple[str, ...]:
@@ -231,7 +246,10 @@ class _Sides:
             {n: a for n, a in side.arrays.items() if n not in exact} for side in (there, whole)
         ]
         for n in sides[0].keys() & sides[1].keys():
-            sides[0][n], sides[1][n] = without_shared_infinities(sides[0][n], sides[1][n])
+            truth = self._truth(n)
+            if truth is not None and (self.masked_outputs or n in self.program.known_marks):
+                shared = without_shared_infinities(sides[0][n], sides[1][n], truth)
+                sides[0][n], sides[1][n] = shared
         # Of integers alone nothing is left to measure; of nothing at all, nothing is known.
         rows = comparison.run(*sides) if any(sides) or not exact else []
         for n in sorted(exact):
@@ -239,6 +257,49 @@ class _Sides:
         for n, differing in there.replicas.items():
             rows.append(comparison.judged(n, "replicas", float(differing)))
         return rows
+
+    def _truth(self, name: str) -> np.ndarray | None:
+        """Return one device's float64 value; None where float64 was not run."""
+        values = self.one._values.get("float64")
+        return None if values is None else values.arrays.get(name)
+
+    def _require_a_result(
+        self, dtype: str, rows: Sequence[Measurement], there: Values
+    ) -> list[Measurement]:
+        """Return rows without gates on constants, and one that says so where no gate is left."""
+        whole = self.one.values(dtype).arrays
+        results = {n: a for n, a in whole.items() if n not in self.program.known_marks}
+        rows = without_constants(rows, results, there.arrays)
+        if set(results) - self._uncompared(rows, results).keys():
+            return rows
+        comparison = self._comparison(dtype, (), {})
+        note = f"no result was compared: {'; '.join(sorted({m.note for m in rows if m.note}))}"
+        return [*rows, comparison.unmeasured("outputs", note.rstrip(": "), "compared")]
+
+    def _uncompared(self, rows: Iterable[Measurement], results: Iterable[str]) -> dict[str, str]:
+        """Return the results that no gate compared, each with the reason."""
+        found: dict[str, list[Measurement]] = {n: [] for n in results}
+        for row in rows:
+            if row.quantity in found and row.metric in COMPARES:
+                found[row.quantity].append(row)
+        return {
+            n: next((m.note for m in own if m.note), "it has no gate")
+            for n, own in found.items()
+            if not any(
+                m.verdict in (Verdict.PASS, Verdict.FAIL) and np.isfinite(m.tolerance) for m in own
+            )
+        }
+
+    def _not_compared(self, rows: Sequence[Measurement]) -> dict[str, str]:
+        """Return by result of one device why it was not compared, with the precision."""
+        reasons = {n: f"{kind}: return an array" for n, kind in self.program.unread.items()}
+        for dtype, values in self.one._values.items():
+            results = [n for n in values.arrays if n not in self.program.known_marks]
+            own = [row for row in rows if row.edge == EDGES[dtype]]
+            if own:
+                missed = self._uncompared(own, results)
+                reasons |= {n: f"{dtype}: {why}" for n, why in missed.items()}
+        return reasons
 
     def _comparison(self, dtype: str, order: tuple[str, ...], responses: Any) -> Comparison:
         # Numbers are the arguments' and the mesh's; the code is the repository's.
@@ -267,6 +328,7 @@ class _Sides:
             suspects=between(program, names, start, sound),
             order=order,
             refused=refused,
+            not_compared=self._not_compared(rows),
         )
 
     def _watched(self, dtype: str) -> tuple[CompiledProgram, tuple[str, ...]]:

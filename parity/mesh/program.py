@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
 
+from parity.engine.exits import exits_named
 from parity.engine.yardstick import RUN_ONCE, known_options
 from parity.mesh.placement import (
     Placement,
@@ -70,6 +71,8 @@ class Program:
     found: dict[str, Placement] = field(default_factory=dict)
     """Where that one's blocks were taken to lie."""
     known_marks: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
+    """Results that are neither arrays nor numbers, by name, each with its kind."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -150,9 +153,11 @@ class Program:
 
         def call(*leaves: Any) -> Any:
             result = self.function(*eqx.combine(jax.tree.unflatten(tree, leaves), static))
+            self.unread = _unread(result)
             return eqx.filter(jax.tree.map(lambda x: _numbers(x, dtype), result), eqx.is_array)
 
-        closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
+        with exits_named("the function that is compared on meshes"):
+            closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
         return closed, _result_names(shape, marks_of(closed)), call, leaves
 
     def _placed(self, dtype: str) -> tuple[Any, Any]:
@@ -316,6 +321,16 @@ def _numbers(x: Any, dtype: str) -> Any:
     # No tracer, so the function could not widen it with its arguments.
     wide = dtype == "float64" and jnp.issubdtype(kind, np.floating)
     return jnp.asarray(x, jnp.float64 if wide else None)
+
+
+def _unread(result: Any) -> dict[str, str]:
+    """Return the results that cannot be compared, by name, each with its kind."""
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    return {
+        path_name(path) or OUTPUT: f"a {type(x).__name__}, not an array"
+        for path, x in leaves
+        if not eqx.is_array_like(x)
+    }
 
 
 def _is_array(x: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
@@ -31,6 +31,8 @@ class MeshResult:
     """Names of stages as they are computed."""
     refused: str = ""
     """Why the program does not go on with one device's values; empty where it does."""
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    """Results of one device that were not compared, each with the reason."""
 
     @property
     def broken(self) -> Measurement | None:
@@ -40,8 +42,9 @@ class MeshResult:
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds."""
-        return first_divergence(self.measurements) is None
+        """Whether every gate holds; without a gate none does."""
+        gates = any(m.verdict is Verdict.PASS for m in self.measurements)
+        return gates and first_divergence(self.measurements) is None
 
     @property
     def worst(self) -> Measurement | None:
@@ -101,4 +104,5 @@ class MeshReport:
             word = f"holds: {gates} gates{share}" if result.holds else "PARTS"
             lines.append(f"{result.case:<32} {word}")
             lines += [f"    {text}" for text in result.sentences()]
+            lines += [f"    not compared: {n}: {why}" for n, why in result.not_compared.items()]
         return "\n".join(lines)

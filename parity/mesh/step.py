@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from parity.engine.exits import exits_named
 from parity.mesh.comparison import compare_meshes, layouts
 from parity.mesh.report import MeshReport
 
@@ -42,6 +43,8 @@ class MeshComparison:
     marks: Mapping[str, PartitionSpec] = field(default_factory=dict)
     """Where the blocks of marks inside of `shard_map` lie, if shapes alone could be misread."""
     precisions: Sequence[str] = ("float64", "float32")
+    masked_outputs: bool = False
+    """Whether results hold infinities on purpose; see `compare_meshes`."""
     explicit: bool = False
     """Whether axes are Explicit, in the types of arrays; otherwise XLA splits what nobody did."""
 
@@ -60,7 +63,15 @@ class MeshComparison:
             self.function,
             self.arguments,
             layouts(self.arguments, self.specs, meshes),
-            **({"name": self.name, "marks": self.marks, "precisions": self.precisions} | options),
+            **(
+                {
+                    "name": self.name,
+                    "marks": self.marks,
+                    "precisions": self.precisions,
+                    "masked_outputs": self.masked_outputs,
+                }
+                | options
+            ),
         )
 
 
@@ -104,14 +115,17 @@ def read_step(path: Path) -> MeshComparison:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has no function `step`, or that returns something else.
+        ValueError: it has no function `step`, that returns something else, or the file ends the
+            program.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no step file {path}.")
-    entry = runpy.run_path(str(path)).get(ENTRY)
+    with exits_named(str(path)):
+        entry = runpy.run_path(str(path)).get(ENTRY)
     if not callable(entry):
         raise ValueError(f"{path}: expected a function {ENTRY}(), and there is none; write one.")
-    step = entry()
+    with exits_named(f"{ENTRY}() of {path}"):
+        step = entry()
     if not isinstance(step, MeshComparison):
         raise ValueError(
             f"{path}: expected {ENTRY}() to return a parity.mesh.MeshComparison, got "

@@ -6,28 +6,40 @@ Source: docs/your-own-port.md.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from parity.engine.alignment import Pin, align
+from parity.engine.closeness import EQUAL
 from parity.engine.compare import Comparison, Work
+from parity.engine.constants import without_constants
 from parity.engine.edge import Edge
+from parity.engine.exits import exits_named
 from parity.engine.matching import match_parameters
-from parity.engine.measurement import Measurement
+from parity.engine.measurement import Measurement, Verdict
 from parity.engine.metrics import without_shared_infinities
 from parity.engine.parameter_pairs import Matching
-from parity.engine.quantity import WEIGHTS, stage_kind
+from parity.engine.quantity import WEIGHTS, Quantity, Role, stage_kind
 from parity.port.consequences import compensated, idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
+from parity.port.exact import compare_exactly, exact_partners
+from parity.port.ledger import (
+    BETWEEN,
+    Entry,
+    ledger_of,
+    require_an_output,
+)
 from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
 from parity.port.rounding_floors import Floors, PortBounds, costly, floors_of, narrowed, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
-from parity.sides.projection import Valid, direction
+from parity.sides.projection import Valid, direction, only_valid
 from parity.sides.same_inputs import check_same_inputs
 from parity.sides.side import Rounding, Side, SideError, Trace
 
@@ -59,6 +71,12 @@ class Port:
     one fixed random direction."""
     bfloat16: bool = True
     """Whether both sides run in bfloat16 too."""
+    masked_outputs: bool = False
+    """Whether outputs hold masks on purpose: infinities, or numbers beyond 1e30. Masks agree where
+    the float64 run has them too. Without this, an infinite output fails."""
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    """Outputs of either side that are not compared, each with the reason: the output of that name,
+    and what is below it, such as `output.cache` and `output.cache[0]`."""
     device: str = "cpu"
     """What measurements call the default device."""
     work: str = ""
@@ -78,36 +96,26 @@ def compare(port: Port) -> Report:
         PortError: the sides share no parameter, or the loss is no output of theirs.
         AlignmentError: their stages cannot be aligned, or pins name none of them.
         SideError: a side refuses its inputs, or they are not those of the other.
+        ExitError: a side ended the program.
     """
-    check_same_inputs(port.original, port.port)
-    sides = port.original, port.port
-    matching = match_parameters(*(_floating(side.parameters()) for side in sides))
-    if port.port.parameters() and not any(pair.is_equal for pair in matching.pairs):
-        raise PortError(
-            "the two sides share no parameter: give the port the original's weights first.\n"
-            + matching.text()
-        )
-    original, ours = (SideRuns(side, port.valid) for side in sides)
-    equal = [pair for pair in matching.pairs if pair.is_equal]
-    original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
-    returned = original.best.outputs, ours.best.outputs
-    stages = original.best.stages, ours.best.stages
-    alignment = align(*stages, outputs=returned, pins=port.pins)
-    both = _Both(Correspondence(alignment, matching), original, ours)
+    both = _both_sides(port)
+    original, ours = both.original, both.port
     if port.gradients:
         both.differentiate(port)
     floors = both.floors()
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
     bounds = PortBounds(_by_edge(floors))
+    matching = both.names.matching
     rows = [_weights(work, bounds, matching, port.device, both.lost(port.original))]
     rows += both.repeats(work, bounds, port.device)
     for edge in both.edges():
         comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
-        rows += comparison.run(*both.arrays(edge))
+        rows += both.rows(edge, comparison)
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [floors[side, Rounding.OPERATIONS] for side in ("original", "port")]
     if dear := costly(own[0], {n: x for n, x in own[1].items() if n in ours.best.stages}):
         notices = (*notices, dear)
+    alignment = both.names.alignment
     outputs = {*original.best.outputs, *ours.best.outputs}
     if idle := idle_pairs(alignment, rows, outputs):
         alignment = without(alignment, idle)
@@ -139,7 +147,44 @@ def compare(port: Port) -> Report:
             comparison.gate(stage.name, FORCED, stage.forced, stage.tolerance)
             for stage in place.stages
         ]
-    return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices)
+    rows = without_constants(rows, *both.compared())
+    ledger = both.ledger(rows, port)
+    edge = PortEdge.PORT32_ORIGINAL32
+    comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
+    rows = require_an_output(rows, ledger, comparison)
+    return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger)
+
+
+def _both_sides(port: Port) -> _Both:
+    """Return both sides, run as they are and in float64, with which part of one is which."""
+    with exits_named("a side, asked for its inputs,"):
+        check_same_inputs(port.original, port.port)
+    with exits_named("a side, asked for its parameters,"):
+        parameters = [side.parameters() for side in (port.original, port.port)]
+    matching = match_parameters(*map(_floating, parameters))
+    if parameters[1] and not any(pair.is_equal for pair in matching.pairs):
+        raise PortError(
+            "the two sides share no parameter: give the port the original's weights first.\n"
+            + matching.text()
+        )
+    how: Any = {"masked_outputs": port.masked_outputs, "left_out": (*port.not_compared,)}
+    original = SideRuns(port.original, port.valid, "original", **how)
+    ours = SideRuns(port.port, port.valid, "port", **how)
+    dropped = {*original.dropped.values(), *ours.dropped.values()}
+    if unknown := [name for name in port.not_compared if name not in dropped]:
+        names = [*original.best.outputs, *original.best.exact, *original.best.unread]
+        raise PortError(
+            f"not_compared names {', '.join(unknown)}, which no side returns; expected outputs "
+            f"such as {', '.join(names)}"
+        )
+    if empty := [name for name, reason in port.not_compared.items() if not reason.strip()]:
+        raise PortError(f"not_compared has no reason for {', '.join(empty)}: say why")
+    equal = [pair for pair in matching.pairs if pair.is_equal]
+    original.shared = frozenset(name for pair in equal for name in (*pair.originals, *pair.also))
+    returned = original.best.outputs, ours.best.outputs
+    stages = original.best.stages, ours.best.stages
+    alignment = align(*stages, outputs=returned, pins=port.pins)
+    return _Both(Correspondence(alignment, matching), original, ours)
 
 
 @dataclass
@@ -199,12 +244,8 @@ class _Both:
 
     def alone(self) -> list[str]:
         """Return notices of what the original has and the port has no counterpart of."""
-        left = self.names.alignment.unaligned_original
-        results = [name for name in self.original.best.outputs if name in left]
         parameters = [entry.name for entry in self.names.matching.unmatched_original]
         notices = []
-        if results:
-            notices.append(f"the port returns nothing for the original's {', '.join(results)}")
         if parameters:
             notices.append(
                 f"nothing in the port is made of the original's {', '.join(parameters)}: it makes "
@@ -252,24 +293,144 @@ class _Both:
         }
         return [*edges[wide], PortEdge.PORT32_ORIGINAL32]
 
+    def rows(self, edge: PortEdge, comparison: Comparison) -> list[Measurement]:
+        """Return what one edge measures: stages, results and derivatives, and exact results."""
+        rows = [self._explained(row) for row in comparison.run(*self.arrays(edge))]
+        if edge not in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32):
+            return rows
+        ours, theirs = (self._trace(name) for name in edge.sides)
+        assert ours is not None and theirs is not None
+        return rows + compare_exactly(
+            comparison, theirs.exact, ours.exact, exact_partners(theirs.exact, ours.exact)
+        )
+
     def arrays(self, edge: PortEdge) -> tuple[Arrays, Arrays]:
-        """Return both sides of an edge; an output of the port without a partner is on one only."""
-        left, right = (self._arrays(name) for name in edge.sides)
-        alone = {
-            name: self.port.best.stages[name]
-            for name in self.port.best.outputs
-            if name not in right and name not in left
-        }
-        left, right = {**left, **alone}, {**right}
+        """Return both sides of an edge; a result without a partner is on one of them only."""
+        left, right = (dict(self._arrays(name)) for name in edge.sides)
+        if edge in BETWEEN:
+            sides = dict(zip((name.rstrip("0123456789") for name in edge.sides), (left, right)))  # noqa: B905
+            self._add_unpaired(sides["port"], sides["original"], edge)
         for name in left.keys() & right.keys():
-            left[name], right[name] = without_shared_infinities(left[name], right[name])
+            if self._may_be_masked(name):
+                truth = self._truth(name, edge)
+                if truth is not None:
+                    shared = without_shared_infinities(left[name], right[name], truth)
+                    left[name], right[name] = shared
         return left, right
 
+    def _add_unpaired(self, port: Arrays, original: Arrays, edge: PortEdge) -> None:
+        """Add results that have no partner, and in its own shape what has another shape there."""
+        paired = {*port, *original}
+        for name in self.port.best.outputs:
+            if name not in paired:
+                port[name] = self.port.best.stages[name]
+        trace = next(self._trace(n) for n in edge.sides if n.startswith("original"))
+        assert trace is not None
+        partners = self.partners()
+        for name in self.original.best.outputs:
+            mine = partners.get(name)
+            if mine is None:
+                alone = name if name not in paired else f"{name} of the original"
+                original[alone] = trace.stages[name]
+            elif port[mine].shape != trace.stages[name].shape:
+                original[mine] = trace.stages[name]
+
+    def partners(self) -> dict[str, str]:
+        """Return the port's results by the original's."""
+        ours = self.port.best
+        pairs = self.names.alignment.pairs
+        named = {p.original: p.port for p in pairs if p.port in ours.outputs}
+        floats = {n: named[n] for n in self.original.best.outputs if n in named}
+        return floats | exact_partners(self.original.best.exact, ours.exact)
+
+    def _may_be_masked(self, name: str) -> bool:
+        """Return whether an infinity of a quantity may be meant: no derivative's is."""
+        if Quantity(name).role is Role.GRADIENT:
+            return False
+        return name not in self.port.best.outputs or self.port.masked_outputs
+
+    def _truth(self, name: str, edge: PortEdge) -> np.ndarray | None:
+        """Return the float64 values of a quantity; None where neither side has any."""
+        wide = [side for side in edge.sides if side.endswith("64")] or ["original64", "port64"]
+        found = (self._arrays(side).get(name) for side in reversed(wide))
+        return next((x for x in found if x is not None), None)
+
+    def _explained(self, row: Measurement) -> Measurement:
+        """Return a failure with a note that says what is wrong with a result."""
+        if row.verdict is not Verdict.FAIL:
+            return row
+        pair = next((p for p in self.names.alignment.pairs if p.port == row.quantity), None)
+        theirs = self.original.best.outputs
+        if pair is not None and pair.original in theirs and row.quantity in self.port.best.outputs:
+            shapes = pair.layout.source, pair.layout.target
+            if shapes[0] != shapes[1]:
+                note = f"expected shape {shapes[0]}, received {shapes[1]}"
+                if pair.distance <= EQUAL:
+                    note += f"; the values agree when {pair.layout.text()}"
+                return replace(row, note=note)
+            if math.isnan(row.value) and not self.port.masked_outputs:
+                values = self.port.best.stages[pair.port]
+                if np.isinf(values).any():
+                    note = "infinite: say Port(masked_outputs=True) if these are masks"
+                    return replace(row, note=note)
+        if pair is None and row.note.startswith("missing in port"):
+            computed = {p.original: p.port for p in self.names.alignment.pairs}
+            stage = computed.get(row.quantity)
+            how = f"computes it as {stage} and does not return it" if stage else "does not"
+            return replace(row, note=f"the original returns it and the port {how}")
+        return row
+
+    def compared(self) -> tuple[Arrays, Arrays]:
+        """Return results and derivatives of both sides at valid positions, by the port's names."""
+        sides = []
+        for side, runs in (("original", self.original), ("port", self.port)):
+            found = self.view(side, runs.best)
+            of_interest = {
+                name: x
+                for name, x in found.items()
+                if name in self.port.best.outputs or Quantity(name).role is Role.GRADIENT
+            }
+            exact = self.port.best.exact
+            if side == "original":
+                partners = exact_partners(runs.best.exact, exact)
+                exact = {mine: runs.best.exact[name] for name, mine in partners.items()}
+            sides.append(self._at_valid(of_interest | exact))
+        return sides[0], sides[1]
+
+    def _at_valid(self, arrays: Arrays) -> Arrays:
+        """Return the elements of arrays that mean something, as vectors."""
+        results = {
+            n: np.ones(x.shape) for n, x in arrays.items() if not n.startswith(Role.GRADIENT)
+        }
+        counted = only_valid(results, self.port.valid)
+        return {n: x[counted[n] > 0] if n in counted else x.ravel() for n, x in arrays.items()}
+
+    def ledger(self, rows: Sequence[Measurement], port: Port) -> tuple[Entry, ...]:
+        """Return what of the original was compared and what was not, with reasons."""
+        without_derivatives = ""
+        if not port.gradients:
+            without_derivatives = "it was not asked for (Port.gradients)"
+        for side, runs in (("original", self.original), ("port", self.port)):
+            if port.gradients and not runs.best.gradients:
+                without_derivatives = f"the {side} has no trained parameter"
+        left_out = {name: port.not_compared[by] for name, by in self.original.dropped.items()}
+        return ledger_of(
+            rows,
+            self.original.best,
+            self.partners(),
+            self.names.matching,
+            left_out=left_out,
+            without_derivatives=without_derivatives,
+        )
+
     def _arrays(self, name: str) -> Arrays:
-        side = name.rstrip("0123456789")
-        runs = self.runs(side)
-        trace = runs.narrow if name.endswith("32") else runs.wide
-        return {} if trace is None else self.view(side, trace)
+        trace = self._trace(name)
+        return {} if trace is None else self.view(name.rstrip("0123456789"), trace)
+
+    def _trace(self, name: str) -> Trace | None:
+        """Return the run that an edge calls by a name, such as `port32`."""
+        runs = self.runs(name.rstrip("0123456789"))
+        return runs.narrow if name.endswith("32") else runs.wide
 
     def repeats(self, work: Work, bounds: PortBounds, device: str) -> list[Measurement]:
         """Return a failure for each side that does not compute the same twice."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from parity.engine.deviation import SHOWN, Worst, worst_elements
+from parity.engine.exits import exits_named
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2, without_shared_infinities
@@ -91,7 +92,8 @@ def _narrow_operation(
     if not isinstance(port.side, TellsOperations):
         return None
     fed = _replaceable(original.best, together_, original, port)
-    return first_narrow(port.side.operations_of(stage.name, fed)[0])
+    with exits_named(port.name):
+        return first_narrow(port.side.operations_of(stage.name, fed)[0])
 
 
 def _operation(
@@ -105,12 +107,15 @@ def _operation(
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
         return None
     fed = _replaceable(original.best, together_, original, port)
-    operations, values = ours.operations_of(stage.name, fed)
+    with exits_named(port.name):
+        operations, values = ours.operations_of(stage.name, fed)
     if not operations:
         return None
     # Room for tables in float32, as the stage has; and well below what is wrong with it.
     same = min(ROOM * stage.tolerance, stage.forced / ROOM)
-    return first_unknown(operations, values, theirs.operation_results(), same)
+    with exits_named(original.name):
+        results = theirs.operation_results()
+    return first_unknown(operations, values, results, same)
 
 
 def _in_float64(

@@ -13,7 +13,7 @@ import numpy as np
 
 from parity.engine.compare import Comparison
 from parity.engine.measurement import Kind, Measurement
-from parity.engine.metrics import relative_l2
+from parity.engine.metrics import relative_l2, without_shared_infinities
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import floors_of, stage_bound
 from parity.port.side_runs import SideRuns
@@ -66,10 +66,16 @@ def compare_narrow(
         notices = (f"the original does not run in bfloat16: {error}",)
     floors, why = _floors(port, truth)
     notices += why
+
+    def apart(name: str, value: np.ndarray) -> float:
+        pair = _wide(ours[name]), value
+        masked = name not in port.best.outputs or port.masked_outputs
+        return relative_l2(*(without_shared_infinities(*pair) if masked else pair))
+
     stages = tuple(
         NarrowStage(
             name,
-            relative_l2(_wide(ours[name]), value),
+            apart(name, value),
             theirs.get(name, math.nan),
             floors.get(name, math.nan),
         )
@@ -78,8 +84,9 @@ def compare_narrow(
     )
     rows = []
     for stage in stages:
-        # What is no number fails, whether or not its rounding is known.
-        if not math.isnan(stage.floor) or math.isnan(stage.port):
+        # What is no number fails, whether or not its rounding is known. Without any floor the port
+        # was not run under rounding, which a notice says; without its own, this was not measured.
+        if floors or math.isnan(stage.port):
             bound = stage_bound(comparison.edge, Kind.BLOCK, stage.floor)
             rows.append(comparison.gate(stage.name, "rel_l2", stage.port, bound))
         if not math.isnan(stage.ratio):

@@ -16,6 +16,7 @@ from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.parameter_pairs import Matching, Means
 from parity.engine.quantity import Quantity, Role
+from parity.port.ledger import NO_OUTPUT, Entry, has_output
 from parity.port.localisation import Place
 from parity.port.narrow import NarrowStage
 from parity.port_tolerances import PortEdge
@@ -39,6 +40,8 @@ class Report:
     """Both sides in bfloat16; empty where that was not asked or does not run."""
     notices: tuple[str, ...]
     """What a reader should know, such as what could not run."""
+    ledger: tuple[Entry, ...]
+    """Each result and derivative of the original: compared, or the reason why not."""
 
     def __repr__(self) -> str:
         """Return the answer: what a failing assertion shows of it."""
@@ -46,8 +49,13 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds."""
-        return first_divergence(self.measurements) is None
+        """Whether every gate holds, and a result of the original was compared at all."""
+        return first_divergence(self.measurements) is None and has_output(self.ledger)
+
+    @property
+    def left_out(self) -> tuple[Entry, ...]:
+        """Results and derivatives of the original that were not compared, with reasons."""
+        return tuple(entry for entry in self.ledger if not entry.compared)
 
     @property
     def culprit(self) -> Stage | None:
@@ -99,7 +107,12 @@ class Report:
             names = ", ".join(self.wrong_derivatives)
             return f"{self.title}: every stage holds, derivatives do not: {names}"
         first = first_divergence(self.measurements)
-        assert first is not None
+        if first is None:
+            return f"{self.title}: no result of the original was compared"
+        if first.quantity == NO_OUTPUT:
+            return f"{self.title}: {first.note}"
+        if first.verdict is Verdict.NOT_COMPARABLE:
+            return f"{self.title}: {first.quantity} was not compared: {first.note}"
         note = f": {first.note}" if first.note else ""
         return f"{self.title}: {first.quantity} fails on {first.edge}, no stage on its own{note}"
 
@@ -114,7 +127,7 @@ class Report:
         lines = [f"{'edge':<26}{'gates':>6}{'fail':>6}  furthest"]
         for edge in dict.fromkeys(m.edge for m in self._gates()):
             rows = [m for m in self._gates() if m.edge == edge]
-            bad = sum(m.verdict is Verdict.FAIL for m in rows)
+            bad = sum(m.verdict is not Verdict.PASS for m in rows)
             worst = max(rows, key=lambda m: _order(m.fraction))
             lines.append(
                 f"{edge:<26}{len(rows):>6}{bad:>6}  {worst.quantity} {worst.value:.1e} "
@@ -156,6 +169,9 @@ class Report:
             "",
             f"{len(self.matching.pairs)} parameters matched, {len(self.alignment.pairs)} stages "
             f"aligned; without a partner: {alone[0]} of the port, {alone[1]} of the original",
+        ]
+        lines += [
+            f"not compared: {entry.role} {entry.name}: {entry.reason}" for entry in self.left_out
         ]
         last = self.narrow[-1] if self.narrow else None
         if last is not None:

@@ -26,7 +26,8 @@ from megalodon_jax.files import read_json_object
 from megalodon_jax.tensor_files import FileTensor, file_tensors
 from parity.sides.side import SideError
 
-KIND, SCHEMA = "capture of a side", 1
+KIND, SCHEMA = "capture of a side", 2
+"""Schema 2 holds whole numbers and bools too: without them a comparison would pass over these."""
 MANIFEST = "manifest.json"
 SHARD = 1 << 28
 """Bytes of arrays in one file, unless one array is larger: the library copies a file's arrays to

@@ -154,9 +154,10 @@ class _Writer:
 
     def _check_repeatable(self, how: Run, trace: Trace) -> None:
         """Refuse what computes something else each time: from a file it would look steady."""
-        again = self.side.run(how).stages
-        for name, value in trace.stages.items():
-            if not np.array_equal(value, again[name], equal_nan=True):
+        second = self.side.run(how)
+        again = second.stages | second.exact
+        for name, value in (trace.stages | trace.exact).items():
+            if name not in again or not np.array_equal(value, again[name], equal_nan=True):
                 raise SideError(
                     f"the {self.side.kind} side is not deterministic: two runs of the same inputs "
                     f"differ from {name} on. Put it in evaluation mode, and give it its random key"
@@ -168,10 +169,12 @@ class _Writer:
         groups = {
             "stages": (trace.stages, {} if base is None else base.stages),
             "gradients": (trace.gradients, {} if base is None else base.gradients),
+            "exact": (trace.exact, {}),
         }
         entry = entry_of(how) | {
             "outputs": list(trace.outputs),
             "notices": list(trace.notices),
+            "unread": trace.unread,
             "base": self.place_of_wide,
         }
         # In one set of files; a gradient may have the name of a stage.

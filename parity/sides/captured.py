@@ -106,7 +106,14 @@ class CapturedSide:
         exact = None if entry["base"] is None else self._runs[entry["base"]]
         stages = self._values(entry, exact, "stages")
         gradients = {} if how.cotangents is None else self._values(entry, exact, "gradients")
-        return Trace(stages, tuple(entry["outputs"]), gradients, tuple(entry["notices"]))
+        return Trace(
+            stages,
+            tuple(entry["outputs"]),
+            gradients,
+            tuple(entry["notices"]),
+            exact=self._values(entry, None, "exact"),
+            unread=dict(entry["unread"]),
+        )
 
     def text(self) -> str:
         """Return what it is and which runs it has, to be read."""

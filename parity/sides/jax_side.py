@@ -103,9 +103,16 @@ class JaxSide:
                 marks, results = program.evaluate(arrays, how.forced)
             stages = {name: as_pairs(np.asarray(x)) for name, x in marks.items() if floating(x)}
             _check_names(how.forced, stages, "stage")
-            stages |= dict(zip(program.outputs, map(np.asarray, results), strict=True))
+            arrived = dict(
+                zip((*program.outputs, *program.exact), map(np.asarray, results), strict=True)
+            )
+            stages |= {name: arrived[name] for name in program.outputs}
+            exact = {name: arrived[name] for name in program.exact} | program.numbers
             gradients = {} if how.cotangents is None else self._gradients(how, arrays, wide)
-        return Trace(stages, program.outputs, gradients, tuple(program.notices or ()))
+        notices = tuple(program.notices or ())
+        return Trace(
+            stages, program.outputs, gradients, notices, exact=exact, unread=dict(program.unread)
+        )
 
     def operations_of(
         self, stage: str, forced: Mapping[str, np.ndarray]

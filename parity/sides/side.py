@@ -82,6 +82,10 @@ class Trace:
     """What a reader should know of this run, such as an operation that has no float64."""
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     """The stages before what means nothing in them was left out, such as padding."""
+    exact: dict[str, np.ndarray] = field(default_factory=dict)
+    """Whole numbers and bools that the program returned, by name; they are compared exactly."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Results that are no arrays, by name, each with its kind; they cannot be compared."""
 
 
 @runtime_checkable
@@ -126,6 +130,19 @@ class TellsResults(Protocol):
     def operation_results(self) -> list[np.ndarray]:
         """Return the results of every operation of a float64 run."""
         ...
+
+
+def exact_number(x: Any) -> np.ndarray | None:
+    """Return a whole number or bool of Python or NumPy as an array; None for anything else."""
+    if isinstance(x, (bool, int, np.integer, np.bool_)):
+        return np.asarray(x)
+    is_exact = isinstance(x, np.ndarray) and x.dtype.kind in "biu"
+    return x if is_exact else None
+
+
+def kind_of_result(x: Any) -> str:
+    """Return in words what a result is that cannot be compared."""
+    return f"a {type(x).__name__}, not an array"
 
 
 def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:

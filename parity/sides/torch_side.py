@@ -13,7 +13,18 @@ import numpy as np
 import torch
 
 from parity.engine.rounding import is_short
-from parity.sides.side import AS_IS, OUTPUT, Precision, Rounding, Run, SideError, Trace, fields_of
+from parity.sides.side import (
+    AS_IS,
+    OUTPUT,
+    Precision,
+    Rounding,
+    Run,
+    SideError,
+    Trace,
+    exact_number,
+    fields_of,
+    kind_of_result,
+)
 from parity.sides.torch_lift import Lift, lifted
 
 DTYPES = {
@@ -127,11 +138,13 @@ class TorchSide:
                 raise SideError(f"expected the module to return floating tensors, got {kinds}")
             derivatives = _gradients(module, outputs, how) if gradients else {}
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
-        rest = (n for n, x in results.items() if isinstance(x, torch.Tensor) and n not in outputs)
-        notices = [f"{n} is no floating array and is not compared" for n in rest]
+        exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
+        notices = []
         if how.precision is Precision.FLOAT64 and self._unseen:
             notices.append("refuses float64, and computed in it all the same: it was hidden")
-        return Trace(arrays, tuple(outputs), derivatives, tuple(notices))
+        return Trace(
+            arrays, tuple(outputs), derivatives, tuple(notices), exact=exact, unread=unread
+        )
 
     def _in(self, precision: Precision) -> torch.nn.Module:
         floats = (x.dtype for x in self.module.state_dict().values() if _floating(x))
@@ -140,6 +153,20 @@ class TorchSide:
         if precision not in self._copies:
             self._copies[precision] = _in_dtype(_copy(self.module), DTYPES[precision])
         return self._copies[precision]
+
+
+def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the whole numbers and bools among results, and the kinds of what is left."""
+    exact: dict[str, np.ndarray] = {}
+    unread: dict[str, str] = {}
+    for name, x in results.items():
+        # Copied: it may be a buffer, which the next run writes to.
+        value = _array(x.clone()) if isinstance(x, torch.Tensor) else exact_number(x)
+        if value is None:
+            unread[name] = kind_of_result(x)
+        else:
+            exact[name] = value
+    return exact, unread
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,15 @@ from parity.engine.rounding import Signs, pool
 from parity.engine.yardstick import LARGE, RUN_OFTEN, known_options
 from parity.sides.complex_pairs import as_pairs, from_pairs, traced_complex, traced_pairs
 from parity.sides.jax_leaves import arrays_of, field_name, floating, is_array, is_complex, is_key
-from parity.sides.side import OUTPUT, Rounding, Run, SideError, fields_of
+from parity.sides.side import (
+    OUTPUT,
+    Rounding,
+    Run,
+    SideError,
+    exact_number,
+    fields_of,
+    kind_of_result,
+)
 
 SMALL = 1 << 20
 """Elements of the largest array below which it is compiled without optimisation: that takes half
@@ -41,6 +49,12 @@ class Traced:
     """Whether it is meant to be bfloat16."""
     notices: dict[str, None] | None = None
     """What its evaluation could not do as asked."""
+    exact: tuple[str, ...] = ()
+    """Names of the arrays of whole numbers and bools that it returns behind the floating ones."""
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    """Whole numbers and bools that it returns as Python's, by name: no input changes them."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Results that are no arrays, by name, each with its kind."""
 
     def evaluate(
         self, arrays: Sequence[Any], forced: Mapping[str, Any]
@@ -91,7 +105,7 @@ class Traced:
             changes = self._changes(forced)
             how = Evaluation(True, notices={}, recorder=recorder)
             results = how.run(self.closed, values, marks, changes)
-            ends = marks.values | dict(zip(self.outputs, results, strict=True))
+            ends = marks.values | dict(zip(self.outputs, results, strict=False))
             last = recorder.producer(ends[stage]) if stage in ends else None
             window = [] if last is None else recorder.window(last)
             found = {i: recorder.values[i] for i in window}
@@ -184,9 +198,11 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
     arrays = arrays_of(trees)
     trained = [i for i, x in enumerate(arrays_of(trees[0])) if floating(x)]
     names: list[str] = []
-    others: list[str] = []
+    exact: list[str] = []
+    numbers: dict[str, np.ndarray] = {}
+    unread: dict[str, str] = {}
 
-    def call(values: Sequence[Any]) -> list[Any]:
+    def call(values: Sequence[Any], exact_too: bool = False) -> list[Any]:
         rest = iter(values)
         whole = [
             (traced_complex(next(rest)) if is_complex(x) else next(rest)) if is_array(x) else x
@@ -201,9 +217,17 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         if not results:
             kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in fields.items()}
             raise SideError(f"expected the function to return floating arrays, got {kinds}")
-        names[:] = results
-        others[:] = (name for name, x in fields.items() if is_array(x) and name not in results)
-        return list(map(traced_pairs, results.values()))
+        whole = {n: x for n, x in fields.items() if is_array(x) and not (n in results or is_key(x))}
+        names[:], exact[:] = results, whole
+        for name, x in fields.items():
+            if name in results or name in whole:
+                continue
+            if (number := exact_number(x)) is not None:
+                numbers[name] = number
+            else:
+                unread[name] = "a random key" if is_key(x) else kind_of_result(x)
+        floats = list(map(traced_pairs, results.values()))
+        return [*floats, *whole.values()] if exact_too else floats
 
     def gradients(*values: Any) -> Any:
         constant, cotangents = list(values[: len(arrays)]), values[len(arrays) :]
@@ -218,12 +242,13 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         return jax.grad(contracted)([constant[i] for i in trained])
 
     if not derivative:
-        closed = jax.make_jaxpr(lambda *values: call(values))(*arrays)
+        closed = jax.make_jaxpr(lambda *values: call(values, True))(*arrays)
     else:
         shapes = jax.eval_shape(lambda *values: call(values), *arrays)
         closed = jax.make_jaxpr(gradients)(*arrays, *shapes)
-    notices = dict.fromkeys(f"{name} is no floating array and is not compared" for name in others)
-    return Traced(closed, tuple(names), notices=notices)
+    return Traced(
+        closed, tuple(names), notices={}, exact=tuple(exact), numbers=numbers, unread=unread
+    )
 
 
 def _taken(marks: Marks) -> dict[str, Any]:

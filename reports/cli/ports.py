@@ -128,7 +128,7 @@ def _answers(documents) -> list[dict[str, object]]:
     """Return what JSON says of each port; the rest of it is in run.json."""
     return [
         {
-            **{name: d[name] for name in ("title", "holds", "sentence", "notices")},
+            **{name: d[name] for name in ("title", "holds", "sentence", "notices", "not_compared")},
             **{name: d["place"][name] for name in PLACE},
         }
         for d in documents
@@ -161,11 +161,12 @@ def capture(
     Parameters, inputs and stages of every run that a comparison asks for are written, with versions
     and hashes; what changes on the way is refused.
     """
+    from parity.engine.exits import exits_named
     from parity.sides import CapturedSide, comparison_runs
     from parity.sides import capture as write_capture
     from reports.ports import side_of
 
-    with side_of(file, side, case) as (chosen, of):
+    with side_of(file, side, case) as (chosen, of), exits_named(f"the {chosen.kind} side"):
         runs = comparison_runs(
             chosen,
             valid=None if of is None else of.valid,

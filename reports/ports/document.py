@@ -48,6 +48,10 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
                 for s in report.narrow[:STAGES]
             ],
             "notices": list(report.notices),
+            "not_compared": [
+                {"name": e.name, "role": str(e.role), "port": e.port, "reason": e.reason}
+                for e in report.left_out[:STAGES]
+            ],
         }
     )
 

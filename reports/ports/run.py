@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.engine.alignment import AlignmentError
+from parity.engine.exits import ExitError
 from parity.pins import read as read_pins
 from parity.port import Port, PortError, Report, compare
 from parity.port_tolerances import PORTS
@@ -22,7 +23,7 @@ from reports.store.manifest import CaseInfo, Manifest, ReferenceInfo, SuiteResul
 from reports.store.runs import Run
 from reports.store.schema import RunKind
 
-REFUSALS = (PortError, AlignmentError, SideError)
+REFUSALS = (PortError, AlignmentError, SideError, ExitError)
 """What a comparison raises where there is nothing to compare: the message is for its author."""
 ORIGINALS = {"torch": ("torch", "transformers"), "flax": ("flax",), "nnx": ("flax",)}
 """Libraries by what an original is written in."""

@@ -8,9 +8,11 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from parity import pooling
-from parity.engine.measurement import Verdict
+from parity.engine.bounds import bound_from, rule
+from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import relative_l2
 from parity.pooling import POOLED, Draw, pool
+from parity.port_tolerances import PORTS, PortEdge
 
 
 def port(weight, x):
@@ -72,6 +74,49 @@ def test_other_draws_are_other_work() -> None:
     one, other = (rows([drawn(seed) for seed in seeds])[0] for seeds in ((0, 1), (0, 2)))
     key = ("port32:port64", "output")
     assert one[key].identity != other[key].identity
+
+
+class Answers:
+    """A program whose draws are told apart: the model is how far rounding moves its output."""
+
+    order = ("output",)
+
+    def __init__(self, signs: list[int], response: float = 0.0) -> None:
+        self.signs, self.response = signs, response
+
+    def on(self, model, inputs) -> Answers:
+        return Answers(self.signs, model)
+
+    def responses(self, exact) -> dict[str, tuple[float, ...]]:
+        return dict.fromkeys(exact, (self.response, 2 * self.response))
+
+    def run(self, dtype, rng=None, exact=None) -> dict[str, np.ndarray]:
+        if rng is not None:
+            self.signs.append(int(rng.integers(2**62)))
+        return {"output": np.asarray([1.0 + (0.0 if rng is None else self.response)])}
+
+
+def test_a_bound_is_of_all_draws_whose_signs_are_their_own(monkeypatch) -> None:
+    signs: list[int] = []
+    monkeypatch.setattr(pooling.Program, "of", lambda *_: Answers(signs))
+    monkeypatch.setattr(pooling, "digest_of", lambda *_: "")
+    draws = [Draw(10.0**-n, ()) for n in (5, 4, 3)]
+    found = pool(port, draws, name="answers")
+    # With the same signs, draws would be one draw of rounding, thrown three times.
+    assert len(set(signs)) == len(signs) == 3
+    assert found.responses["output"] == pytest.approx((1e-5, 1e-4, 1e-3))
+    assert found.first == {"output": (1e-5, 2e-5)}
+    [row] = found.measurements
+    one = rule(PORTS, PortEdge.PORT32_PORT64, Kind.BLOCK)
+    # The geometric mean, where the worst draw alone would allow ten times as much.
+    assert row.tolerance == pytest.approx(bound_from(one, 1e-4))
+
+
+def test_a_draw_that_rounding_makes_no_number_of_leaves_no_bound(monkeypatch) -> None:
+    monkeypatch.setattr(pooling.Program, "of", lambda *_: Answers([]))
+    monkeypatch.setattr(pooling, "digest_of", lambda *_: "")
+    [row] = pool(port, [Draw(1e-5, ()), Draw(np.nan, ())], name="answers").measurements
+    assert row.verdict is Verdict.NOT_COMPARABLE and np.isnan(row.tolerance)
 
 
 def test_a_pool_repeats_if_every_draw_does(monkeypatch) -> None:

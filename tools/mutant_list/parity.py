@@ -42,8 +42,8 @@ COMPARE = of(
     (
         "missing_is_a_note",
         "what could not be measured is told and does not fail",
-        'return self._row(name, "rel_l2", math.inf, math.nan, Verdict.FAIL, note)',
-        'return self._row(name, "rel_l2", math.inf, math.nan, Verdict.INFO, note)',
+        "return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)",
+        "return self._row(name, metric, math.inf, math.nan, Verdict.INFO, note)",
         _COMPARE,
     ),
     (

@@ -785,7 +785,7 @@ SETTLED = of(
     (
         "pass_of_nan_believed",
         "a pass whose value is no number is believed",
-        "holds = math.isfinite(self.value) and self.value <= self.tolerance",
+        "holds = math.isfinite(self.value) and 0.0 <= self.value <= self.tolerance",
         "holds = not self.value > self.tolerance",
         f"{_VERDICTS}::test_a_pass_that_its_numbers_do_not_support_fails",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -104,19 +105,46 @@ def test_zero_comparisons_fail(comparison):
     assert [m.verdict for m in comparison.run({}, {})] == [Verdict.FAIL]
 
 
-def test_a_quantity_without_a_floor_fails(arrays):
-    rows = Comparison(CASE.work, MegalodonEdge.JAX32_ORACLE, NoiseFloors({}), "float64").run(
-        arrays, arrays
-    )
-    assert verdicts(rows, "embed") == {Verdict.FAIL}
+def test_a_quantity_without_a_floor_is_not_measured(arrays):
+    at = Comparison(CASE.work, MegalodonEdge.JAX32_ORACLE, NoiseFloors({}), "float64")
+    rows = at.run(arrays, arrays)
+    assert verdicts(rows, "embed") == {Verdict.NOT_COMPARABLE}
+    # Of logits no margin is clear then: that no token flips was not measured either.
+    flips = [m for m in rows if m.metric == "top1_flips"]
+    assert [m.verdict for m in flips] == [Verdict.NOT_COMPARABLE]
+    # What is no number fails, whatever its bound.
+    bad = at.run({"loss": np.asarray(np.nan)}, {"loss": arrays["loss"]})
+    assert verdicts(bad, "loss") == {Verdict.FAIL}
 
 
-def test_an_unknown_edge_fails(arrays):
+@pytest.mark.parametrize("bound", [math.nan, math.inf, -math.inf])
+def test_a_bound_that_is_not_finite_measures_nothing(comparison, bound):
+    for value in (0.0, 1.0, math.inf):
+        row = comparison.gate("logits", "rel_l2", value, bound)
+        assert row.verdict is Verdict.NOT_COMPARABLE and row.note.startswith("not measured")
+    assert comparison.gate("logits", "rel_l2", math.nan, bound).verdict is Verdict.FAIL
+    row = replace(comparison.gate("logits", "rel_l2", 0.0, 1.0), tolerance=bound)
+    assert row.settled().verdict is Verdict.NOT_COMPARABLE
+    assert math.isnan(row.fraction)
+
+
+def test_a_gate_s_value_is_no_less_than_nothing(comparison):
+    row = replace(comparison.gate("logits", "rel_l2", 0.0, 1.0), value=-1.0)
+    assert row.settled().verdict is Verdict.FAIL
+
+
+def test_no_element_is_nothing_compared(comparison, arrays):
+    empty = spoiled(arrays, "embed", np.zeros((0, 4)))
+    assert verdicts(comparison.run(empty, empty), "embed") == {Verdict.NOT_COMPARABLE}
+    assert verdicts(comparison.run(empty, arrays), "embed") == {Verdict.FAIL}
+
+
+def test_an_unknown_edge_is_not_measured(arrays):
     class Unknown(Edge):
         MINE = "mine:yours"
 
     rows = Comparison(CASE.work, Unknown.MINE, NoiseFloors.load(), "float64").run(arrays, arrays)
-    assert verdicts(rows, "embed") == {Verdict.FAIL}
+    assert verdicts(rows, "embed") == {Verdict.NOT_COMPARABLE}
 
 
 def test_relative_l2():
@@ -298,6 +326,31 @@ def test_masked_positions_are_left_out_where_they_mean_something_else():
         assert verdicts(comparison.run(wrong, truth), "logits") == {verdict}
 
 
+def test_accuracy_is_of_every_block_and_of_all_gradients_together():
+    """Of logits alone, or without the gradients that are no number, it would be other rows."""
+    edge = Comparison(CASE.work, MegalodonEdge.JAX32_ORACLE, NoiseFloors.load(), "float32")
+    rng = np.random.default_rng(3)
+    names = ("logits", "layers.0.q", "grad/a", "grad/b", "loss")
+    truth = {name: rng.normal(size=(3, 4)) for name in names}
+    theirs = {name: x * (1 + 1e-6) for name, x in truth.items()}
+    off = {"logits": 2e-6, "layers.0.q": 3e-6, "grad/a": 3e-6, "grad/b": 4e-6, "loss": 1e-6}
+    ours = {name: x * (1 + off[name]) for name, x in truth.items()}
+    rows = {m.quantity: m for m in edge.accuracy(ours, theirs, truth)}
+    assert set(rows) == {"logits", "layers.0.q", "grad/*"}
+    assert rows["layers.0.q"].value == pytest.approx(3)
+    # The root mean square over gradients, of each side.
+    assert rows["grad/*"].value == pytest.approx(math.sqrt(12.5))
+    assert rows["grad/*"].verdict is Verdict.FAIL
+    for side in (ours, theirs):
+        for bad in (np.full((3, 4), np.nan), None):
+            spoilt = {n: x for n, x in side.items() if bad is not None or n != "grad/a"}
+            if bad is not None:
+                spoilt["grad/a"] = bad
+            pair = (spoilt, theirs) if side is ours else (ours, spoilt)
+            [row] = [m for m in edge.accuracy(*pair, truth) if m.quantity == "grad/*"]
+            assert math.isnan(row.value) and row.verdict is Verdict.FAIL
+
+
 def test_a_value_at_its_tolerance_passes_and_knows_its_stage(comparison):
     assert comparison.gate("logits", "rel_l2", 1e-6, 1e-6).verdict is Verdict.PASS
     assert comparison.gate("logits", "rel_l2", 1.1e-6, 1e-6).verdict is Verdict.FAIL
@@ -323,3 +376,17 @@ def test_rounding_of_a_sum_is_what_sums_in_float32_lose():
     # A rounding error is not quite uniform, and neither is a leading digit logarithmic.
     assert 0.8 < measured / told < 1.25
     assert rounding_noise.floor([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))
+
+
+def test_the_margin_is_of_the_two_best():
+    """Far from the last, yet near to the second: a swap that the bound explains."""
+    truth = np.asarray([[0.0, 5.0, 5.0 - 1e-6]])
+    swapped = np.asarray([[0.0, 5.0 - 1e-6, 5.0]])
+    assert top1_flips(swapped, truth, 1e-6) == 0
+    assert top1_flips(swapped, truth, 1e-9) == 1
+
+
+def test_opposite_arrays_have_a_cosine_of_minus_one():
+    e = np.asarray([3.0, -4.0])
+    assert tensor_metrics(-e, e, "float64")["cosine"] == pytest.approx(-1.0)
+    assert math.isnan(tensor_metrics(e, np.zeros(2), "float64")["cosine"])

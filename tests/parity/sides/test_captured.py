@@ -426,7 +426,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "another schema": (
         lambda f: edited(f, lambda text: json.dumps(json.loads(text) | {"schema": 99})),
-        "schema 99, expected 'capture of a side' and 1",
+        "schema 99, expected 'capture of a side' and 2",
     ),
     "fields that are missing": (
         lambda f: rewritten(f, {"runs": [], "inputs": [{"name": "x"}]}),

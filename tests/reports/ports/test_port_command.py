@@ -177,6 +177,62 @@ def test_a_port_that_cannot_be_compared_leaves_the_run_incomplete(tmp_path: Path
     assert len(list_runs(tmp_path / "runs")[0]) == 1
 
 
+EXITS = """
+
+def port():
+    import sys
+
+    right = one("right")
+    x = right.original.arguments[0][0]
+    leaves = TorchSide(right.original.module, x, call=lambda module, x: sys.exit(0))
+    return [right, Port("mlp", leaves, right.port, case="leaves", gradients=False)]
+"""
+
+
+def test_a_side_that_ends_the_program_is_named_and_exits_with_an_error(tmp_path: Path) -> None:
+    path = write_port(tmp_path, EXITS)
+    some = compare_by_command(path, "--out", tmp_path / "runs", "--quiet")
+    assert some.exit_code == 3, some.output
+    told = "mlp/leaves: not compared: the original (torch) called sys.exit(0)"
+    assert told in some.output
+    alone = compare_by_command(path, "--case", "leaves", "--out", tmp_path / "runs", "--quiet")
+    assert (alone.exit_code, "called sys.exit(0)" in alone.output) == (2, True), alone.output
+    captured = cli("capture", path, tmp_path / "captured", "--side", "original", "--case", "leaves")
+    assert (captured.exit_code, "the torch side called" in captured.output) == (2, True)
+    assert not (tmp_path / "captured").exists()
+
+
+NOTHING = """
+
+def port():
+    right = one("right")
+    x = right.original.arguments[0][0]
+    return Port(
+        "mlp",
+        TorchSide(right.original.module, x, call=lambda m, x: 0 * m(x)),
+        FlaxSide(
+            right.port.module,
+            right.port.params,
+            right.port.arguments[0][0],
+            call=lambda m, p, x: 0 * m.apply(p, x),
+        ),
+        gradients=False,
+        bfloat16=False,
+    )
+"""
+
+
+def test_a_port_of_which_no_result_was_compared_is_not_comparable(tmp_path: Path) -> None:
+    path = write_port(tmp_path, NOTHING)
+    result = compare_by_command(path, "--out", tmp_path / "runs", "--json", "--quiet")
+    assert result.exit_code == 4, result.output
+    (port,) = json.loads(result.stdout)["ports"]
+    assert not port["holds"]
+    told = {entry["name"]: entry["reason"] for entry in port["not_compared"]}
+    assert told["output"] == "nothing compared: 0 everywhere on both sides"
+    assert "not asked for" in told["grad/*"]
+
+
 def test_bad_files_are_usage_errors(tmp_path: Path) -> None:
     missing = compare_by_command(tmp_path / "no.py", "--out", tmp_path / "runs")
     assert (missing.exit_code, "is not there" in missing.output) == (2, True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from reports.verdict import change_points as change_points_module
 from reports.verdict.change_points import FALSE_ALARM, SHORTEST, change_points
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -81,6 +83,31 @@ def test_a_change_by_a_last_bit_is_one_only_without_noise() -> None:
     # Equal to the last bits of what logarithms can tell apart: never a change.
     assert change_points(exact) == ()
     assert [c.index for c in change_points([5.0] * 12 + [5.05] * 12)] == [12]
+
+
+def test_a_change_is_tested_by_999_permutations_that_are_always_the_same(monkeypatch) -> None:
+    seeds: list[object] = []
+    drawn: list[np.ndarray] = []
+    make = np.random.default_rng
+
+    class Spy:
+        def __init__(self, seed: Any = None) -> None:
+            seeds.append(seed)
+            self.rng = make(seed)
+
+        def permuted(self, rows: np.ndarray, axis: int) -> np.ndarray:
+            drawn.append(self.rng.permuted(rows, axis=axis))
+            return drawn[-1]
+
+    noisy = series(3, 25, "normal", (12, 2.0))
+    monkeypatch.setattr(change_points_module.np.random, "default_rng", Spy)
+    assert [c.index for c in change_points(noisy)] == [12]
+    whole = [rows for rows in drawn if rows.shape[1] == len(noisy)]
+    # With the order at hand a thousand: probabilities in thousandths.
+    assert sum(map(len, whole)) == 999
+    assert set(seeds) == {0}
+    # The batches of one test are not one batch again and again.
+    assert len({rows.tobytes() for rows in whole}) == len(whole)
 
 
 def test_the_same_runs_have_the_same_changes() -> None:

@@ -97,7 +97,7 @@ def test_what_jax_and_the_oracle_share_is_suspected(rows, suspected: bool) -> No
         measurement(value=math.nan),
         measurement(value=math.inf),
         measurement(value=5e-6),
-        measurement(tolerance=math.nan),
+        measurement(value=-1.0),
         measurement(value=math.inf, tolerance=math.inf),
         measurement(value=math.nan, verdict=Verdict.INFO),
         measurement(value=math.nan, verdict=Verdict.FAIL),
@@ -106,6 +106,13 @@ def test_what_jax_and_the_oracle_share_is_suspected(rows, suspected: bool) -> No
 def test_a_pass_that_its_numbers_do_not_support_fails(bad: Measurement) -> None:
     assert bad.settled().verdict is Verdict.FAIL
     assert decide(run(measurement(), bad), None).word is Word.REGRESSED
+
+
+@pytest.mark.parametrize("tolerance", [math.nan, math.inf])
+def test_a_pass_without_a_finite_tolerance_measured_nothing(tolerance: float) -> None:
+    bad = measurement(tolerance=tolerance).settled()
+    assert bad.verdict is Verdict.NOT_COMPARABLE
+    assert decide(run(measurement(case="other"), bad), None).word is Word.NOT_COMPARABLE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Whole numbers and bools that two sides return: paired by name and place, compared exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Measurement
+
+METRIC = "unequal"
+"""How many elements differ; the largest that passes is 0."""
+Arrays = Mapping[str, np.ndarray]
+
+
+def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
+    """Return the port's names of the original's results: of one name, else of one shape in order.
+
+    Args:
+        original: Arrays of whole numbers and bools by name.
+        port: Likewise.
+    """
+    partners = {name: name for name in original if name in port}
+    rest = [name for name in port if name not in partners]
+    for name, x in original.items():
+        if name in partners:
+            continue
+        other = next((n for n in rest if port[n].shape == x.shape), None)
+        if other is not None:
+            partners[name] = other
+            rest.remove(other)
+    return partners
+
+
+def compare_exactly(
+    comparison: Comparison, original: Arrays, port: Arrays, partners: Mapping[str, str]
+) -> list[Measurement]:
+    """Return a gate for each result of either side.
+
+    Args:
+        comparison: Makes the gates.
+        original: Arrays of whole numbers and bools by name.
+        port: Likewise.
+        partners: The port's names by the original's (`exact_partners`).
+    """
+    rows = []
+    for name, expected in original.items():
+        if name not in partners:
+            note = "the original returns whole numbers or bools here, and the port does not"
+            rows.append(comparison.missing(name, note, METRIC))
+            continue
+        mine = partners[name]
+        why = _mismatch(port[mine], expected)
+        if why:
+            rows.append(comparison.missing(mine, why, METRIC))
+        elif not expected.size:
+            rows.append(comparison.unmeasured(mine, "nothing to compare: no element", METRIC))
+        else:
+            differ = int(np.sum(port[mine] != expected))
+            row = comparison.judged(mine, METRIC, float(differ))
+            note = f"{differ} of {expected.size} whole numbers or bools differ" if differ else ""
+            rows.append(replace(row, note=note))
+    for mine in port.keys() - set(partners.values()):
+        note = "the port returns whole numbers or bools here, and the original does not"
+        rows.append(comparison.missing(mine, note, METRIC))
+    return rows
+
+
+def _mismatch(actual: np.ndarray, expected: np.ndarray) -> str:
+    """Return why two arrays are no pair; empty where they are one."""
+    if actual.shape != expected.shape:
+        return f"expected shape {expected.shape}, received {actual.shape}"
+    if (actual.dtype == bool) != (expected.dtype == bool):
+        return f"expected {expected.dtype}, received {actual.dtype}"
+    return ""

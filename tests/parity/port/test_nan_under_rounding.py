@@ -1,0 +1,66 @@
+"""What rounding turned into no number leaves no bound: it is not left out of the floor."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from parity.engine import rounding_noise
+from parity.engine.measurement import Kind
+from parity.engine.metrics import relative_l2, without_shared_infinities
+from parity.port.rounding_floors import floors_of, stage_bound, together
+from parity.port_tolerances import PortEdge
+
+EXACT = np.array([1.0, 2.0, -np.inf, 4.0])
+
+
+def moved(bad, seed):
+    """A response to rounding, in which one of four seeds turns an element into `bad`."""
+    x = EXACT * (1 + 1e-7)
+    if seed == 2:
+        x = np.where(np.arange(4) == 1, bad, x)
+    return {"stage": x}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_seed_that_gives_no_number_leaves_no_floor(bad):
+    healthy = floors_of({"stage": EXACT}, lambda seed: moved(2.0, seed))["stage"]
+    assert 0 < healthy < 1e-6
+    floor = floors_of({"stage": EXACT}, lambda seed: moved(bad, seed))["stage"]
+    assert math.isnan(floor)
+    assert all(math.isnan(stage_bound(edge, Kind.BLOCK, floor)) for edge in PortEdge)
+    assert math.isnan(together({"stage": 1e-7}, {"stage": floor})["stage"])
+
+
+def test_where_the_exact_run_is_infinite_is_no_question():
+    def masked(seed):
+        return {"stage": np.where(np.isinf(EXACT), -1.0, EXACT * (1 + 1e-7))}
+
+    assert floors_of({"stage": EXACT}, masked)["stage"] < 1e-6
+
+
+def test_responses_keep_what_is_no_number():
+    exact = {"a": np.ones(3)}
+
+    def run(rng):
+        return {"a": np.array([1.0, np.nan, 1.0])}
+
+    values = rounding_noise.responses(exact, run, seeds=2)["a"]
+    assert len(values) == 2 and all(map(math.isnan, values))
+    assert math.isnan(rounding_noise.floor([1e-7, math.nan]))
+    assert math.isnan(rounding_noise.floors(exact, run, seeds=2)["a"])
+
+
+def test_infinities_are_shared_where_both_sides_and_the_truth_have_them():
+    a, e = np.array([1.0, np.inf, -np.inf]), np.array([1.0, np.inf, -np.inf])
+    assert relative_l2(*without_shared_infinities(a, e)) == 0.0
+    assert relative_l2(*without_shared_infinities(a, e, e)) == 0.0
+    for truth in (np.array([1.0, np.inf, 2.0]), np.array([1.0, np.inf, np.inf])):
+        assert math.isnan(relative_l2(*without_shared_infinities(a, e, truth)))
+    # Of another sign, on one side alone, or of another shape they are none that agree.
+    assert math.isnan(relative_l2(*without_shared_infinities(-a, e)))
+    assert math.isnan(relative_l2(*without_shared_infinities(np.ones(3), e)))
+    assert without_shared_infinities(a[:2], e)[0].shape == (2,)
+    assert math.isnan(relative_l2(*without_shared_infinities(a, e, e[:2])))

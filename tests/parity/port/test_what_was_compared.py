@@ -1,0 +1,333 @@
+"""A port holds only where its results were compared: what was not has a reason in the ledger."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from parity import FunctionSide, Port, PortError, TorchSide, compare
+from parity.engine.alignment import AlignmentError
+from parity.engine.exits import ExitError
+from parity.engine.measurement import Verdict
+from parity.port.exact import exact_partners
+from parity.port.ledger import ALL_DERIVATIVES, NO_OUTPUT, Entry, Role
+from parity.port_tolerances import PortEdge
+from parity.sides.side import AS_IS, Precision, Rounding
+from tests.parity.port.twins import flax_side, torch_side
+
+WIDTH = 6
+X = np.random.default_rng(2).standard_normal((4, WIDTH)).astype(np.float32)
+FAST: dict[str, Any] = {"gradients": False, "bfloat16": False}
+
+
+class Head(torch.nn.Module):
+    """A linear map, and what `then` makes of it."""
+
+    def __init__(self, then) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.head = torch.nn.Linear(WIDTH, WIDTH)
+        self.then = then
+
+    def forward(self, x):
+        return self.then(self.head(x))
+
+
+def port_of(theirs, ours, **how) -> Port:
+    module = Head(theirs)
+    params = {"weight": module.head.weight.detach().numpy(), "bias": module.head.bias.detach()}
+    side = FunctionSide(lambda p, x: ours(x @ p["weight"].T + p["bias"]), params, X)
+    return Port("returned", TorchSide(module, X), side, **(FAST | how))
+
+
+def both(theirs, ours, **how):
+    return compare(port_of(theirs, ours, **how))
+
+
+def lower(y):
+    return y.masked_fill(torch.ones_like(y).tril() == 0, -torch.inf)
+
+
+def lower_jax(y, at=0):
+    return jnp.where(jnp.tril(jnp.ones_like(y), at) == 0, -jnp.inf, y)
+
+
+SILENT = {
+    "infinite": (lambda y: y * 0 + torch.inf, lambda y: y * 0 + jnp.inf),
+    "masked": (lower, lower_jax),
+    "zero": (lambda y: y * 0, lambda y: y * 0),
+    "constant": (lambda y: y * 0 + 5, lambda y: y * 0 + 5),
+    "transposed": (lambda y: y, lambda y: y.T),
+    "flattened": (lambda y: y, lambda y: y.reshape(-1)),
+    "one more axis": (lambda y: y, lambda y: y[None]),
+    "a second result is missing": (lambda y: (y, y.exp()), lambda y: (y,)),
+    "whole numbers differ": (lambda y: (y, y.argmax(-1)), lambda y: (y, y.argmin(-1))),
+    "bools differ": (lambda y: (y, y > 0), lambda y: (y, y >= y.max())),
+    "whole numbers are missing": (lambda y: (y, y.argmax(-1)), lambda y: (y,)),
+    "whole numbers are bools": (lambda y: (y, (y > 0).long()), lambda y: (y, y > 0)),
+    "whole numbers have another axis": (
+        lambda y: (y, y.argmax(-1)),
+        lambda y: (y, y.argmax(-1)[None]),
+    ),
+    "beyond every mask": (lambda y: y * 2e30, lambda y: abs(y) * 1e30 * jnp.sign(y)),
+}
+"""Pairs that a comparison once called equal: the original, and the port."""
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_agreement_of_nothing_does_not_hold(name):
+    report = both(*SILENT[name])
+    assert not report.holds, report.text()
+    # Also for who reads the measurements alone, as the verdict of a stored run does.
+    assert any(m.verdict in (Verdict.FAIL, Verdict.NOT_COMPARABLE) for m in report.measurements)
+    assert any(entry.reason for entry in report.ledger) or report.failures
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("masked", "say Port(masked_outputs=True) if these are masks"),
+        ("zero", "nothing compared: 0 everywhere on both sides"),
+        ("transposed", "expected shape (4, 6), received (6, 4); the values agree when transposed"),
+        ("flattened", "expected shape (4, 6), received (24,); the values agree when reshaped"),
+        ("one more axis", "expected shape (4, 6), received (1, 4, 6); the values agree"),
+        ("a second result is missing", "output[1] fails"),
+        ("whole numbers differ", "of 4 whole numbers or bools differ"),
+        ("whole numbers are bools", "expected int64, received bool"),
+        ("whole numbers have another axis", "expected shape (4,), received (1, 4)"),
+    ],
+)
+def test_the_sentence_says_what_is_wrong(name, told):
+    assert told in both(*SILENT[name]).sentence()
+
+
+def test_values_that_do_not_agree_in_another_shape_are_not_said_to():
+    assert "values agree" not in both(lambda y: y, lambda y: jnp.exp(y).T).sentence()
+
+
+def test_a_stage_that_is_not_returned_is_named():
+    report = compare(
+        Port(
+            "twin",
+            torch_side(),
+            flax_side(),
+            **FAST,
+            not_compared={"output.hidden": "the port keeps it"},
+        )
+    )
+    assert report.holds, report.text()
+    assert [(e.name, e.reason) for e in report.left_out if e.role is Role.OUTPUT] == [
+        ("output.hidden", "the port keeps it")
+    ]
+
+
+def test_masks_of_results_agree_where_the_case_says_so_and_float64_has_them():
+    assert both(lower, lower_jax, masked_outputs=True).holds
+    # In other places: a mask that is off by one is no mask that agrees.
+    assert not both(lower, lambda y: lower_jax(y, 1), masked_outputs=True).holds
+    # An overflow of float32 that float64 does not have, though both sides have it.
+    grown = (lambda y: (y * 150).exp() ** 2, lambda y: jnp.exp(y * 150) ** 2)
+    report = both(*grown, masked_outputs=True)
+    assert not report.holds, report.text()
+
+
+def test_an_infinity_of_both_float32_runs_that_float64_does_not_have_fails():
+    """Stages may hold masks, and an overflow is none."""
+
+    def theirs(y):
+        return torch.tanh((y * 60).exp() ** 2)
+
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), Grown(), torch.nn.Tanh())
+    params = {"weight": module[0].weight.detach().numpy(), "bias": module[0].bias.detach()}
+
+    def ours(p, x):
+        grown = jnp.exp((x @ p["weight"].T + p["bias"]) * 300)
+        return jnp.tanh(jax.ad_checkpoint.checkpoint_name(grown, "1"))
+
+    report = compare(Port("grown", TorchSide(module, X), FunctionSide(ours, params, X), **FAST))
+    edges = {m.edge for m in report.failures if m.quantity == "1"}
+    assert PortEdge.PORT32_ORIGINAL32 in edges, report.text()
+
+
+class Grown(torch.nn.Module):
+    def forward(self, x):
+        return (x * 300).exp()
+
+
+def test_nothing_but_masks_is_nothing_compared():
+    report = both(*SILENT["infinite"], masked_outputs=True)
+    assert not report.holds
+    [row] = [m for m in report.measurements if m.quantity == NO_OUTPUT]
+    assert row.verdict is Verdict.NOT_COMPARABLE and "no finite number" in row.note
+
+
+def test_constants_that_differ_fail_and_one_constant_among_results_is_told():
+    assert both(lambda y: y * 0, lambda y: y * 0 + 1).failures
+    report = both(lambda y: (y, y * 0), lambda y: (y, y * 0))
+    assert report.holds
+    [entry] = [e for e in report.left_out if e.role is Role.OUTPUT]
+    assert (entry.name, "0 everywhere on both sides" in entry.reason) == ("output[1]", True)
+    # A number alone is no constant.
+    assert both(lambda y: y.sum(), lambda y: y.sum()).holds
+    assert not both(lambda y: 0 * y.sum(), lambda y: 0 * y.sum()).holds
+
+
+def test_only_valid_positions_make_a_result():
+    """Where padding is 0 and the rest is one number, nothing is compared either."""
+    valid = np.ones((4, WIDTH), bool)
+    valid[:, 4:] = False
+    constant = (lambda y: y * 0 + 5, lambda y: y * 0 + 5)
+    assert not both(*constant, valid=valid).holds
+
+
+def test_whole_numbers_that_agree_are_gates():
+    report = both(
+        lambda y: {"y": y, "best": y.argmax(-1), "up": y > 0, "n": 4},
+        lambda y: {"y": y, "best": y.argmax(-1), "up": y > 0, "n": 4},
+    )
+    assert report.holds, report.text()
+    gates = {(m.quantity, m.edge) for m in report.measurements if m.metric == "unequal"}
+    edges = (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32)
+    assert gates == {(f"output.{n}", edge) for n in ("best", "up", "n") for edge in edges}
+    assert all(entry.compared for entry in report.ledger if entry.role is Role.OUTPUT)
+
+
+def test_whole_numbers_pair_by_name_then_by_shape():
+    three, four = np.arange(3), np.arange(4)
+    ours = {"b": three, "x": four, "y": three}
+    assert exact_partners({"a": three, "b": three, "c": four}, ours) == {
+        "b": "b",
+        "a": "y",
+        "c": "x",
+    }
+    assert exact_partners({"a": three}, {"x": four}) == {}
+
+
+def test_what_is_no_array_is_in_the_ledger():
+    report = both(lambda y: {"y": y, "kind": "linear"}, lambda y: {"y": y})
+    assert report.holds
+    reasons = {e.name: e.reason for e in report.left_out}
+    assert reasons["output.kind"].startswith("a str, not an array")
+    assert "not compared: output output.kind" in report.text()
+
+
+def test_every_derivative_is_in_the_ledger():
+    report = both(lambda y: y, lambda y: y)
+    assert [e.reason for e in report.left_out if e.name == ALL_DERIVATIVES]
+    report = both(lambda y: y.tanh(), jnp.tanh, gradients=True)
+    entries = {e.name: e for e in report.ledger if e.role is Role.GRADIENT}
+    assert set(entries) == {"head.weight", "head.bias"}
+    assert all(e.compared for e in entries.values())
+    # Zero on both sides: told, and no failure of a healthy port.
+    report = both(lambda y: (y, y.detach())[1] + 0, jax.lax.stop_gradient, gradients=True)
+    assert report.holds
+    assert {e.name for e in report.left_out} == {"head.weight", "head.bias"}
+    assert all("0 everywhere" in e.reason for e in report.left_out)
+    gates = [m for m in report.measurements if m.verdict is not Verdict.INFO]
+    assert not any(m.quantity.startswith("grad/") for m in gates)
+
+
+def test_a_parameter_that_the_port_lacks_is_in_the_ledger():
+    module = Head(lambda y: y)
+    module.unused = torch.nn.Parameter(torch.arange(3.0))
+    params = {"weight": module.head.weight.detach().numpy(), "bias": module.head.bias.detach()}
+    side = FunctionSide(lambda p, x: x @ p["weight"].T + p["bias"], params, X)
+    report = compare(Port("unused", TorchSide(module, X), side, bfloat16=False))
+    assert {e.name: e.reason for e in report.left_out} == {
+        "unused": "the port has no counterpart of it"
+    }
+
+
+def test_a_ledger_without_a_reason_is_refused():
+    for compared, reason in ((False, ""), (True, "why")):
+        with pytest.raises(AssertionError, match="neither"):
+            Entry("output", Role.OUTPUT, compared=compared, reason=reason)
+
+
+def test_what_a_case_leaves_out_needs_a_name_and_a_reason():
+    pair = (lambda y: (y, y.exp()), lambda y: (y,))
+    left_out = {"output[1]": "the port does not return it"}
+    report = both(*pair, not_compared=left_out)
+    assert report.holds
+    assert {e.name: e.reason for e in report.left_out if e.role is Role.OUTPUT} == left_out
+    with pytest.raises(PortError, match=r"names output\[7\], which no side returns"):
+        both(*pair, not_compared={"output[7]": "why"})
+    with pytest.raises(PortError, match="no reason"):
+        both(*pair, not_compared={"output[1]": " "})
+    # All of them: then there is nothing to compare.
+    with pytest.raises(AlignmentError):
+        both(*pair, not_compared={"output": "why"})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "whose"),
+    [
+        (lambda y: y, lambda y: sys.exit(0), "the port (function)"),
+        (lambda y: sys.exit(0), lambda y: y, "the original (torch)"),
+    ],
+    ids=["port", "original"],
+)
+def test_an_exit_in_a_side_is_an_error_that_names_it(theirs, ours, whose):
+    with pytest.raises(ExitError) as error:
+        both(theirs, ours)
+    assert whose in str(error.value) and "sys.exit(0)" in str(error.value)
+
+
+def test_an_exit_in_float64_alone_is_no_side_without_float64():
+    def theirs(y):
+        return sys.exit() if y.element_size() > 4 else y
+
+    with pytest.raises(ExitError, match="the original"):
+        both(theirs, lambda y: y)
+
+
+def test_a_side_that_returns_other_whole_numbers_each_time_is_not_deterministic():
+    seen = []
+
+    def theirs(y):
+        seen.append(y)
+        return y, torch.tensor([len(seen), 0])
+
+    report = both(theirs, lambda y: (y, jnp.asarray([1, 0])))
+    assert "not deterministic" in report.sentence() and "output[1]" in report.sentence()
+
+
+def test_a_report_whose_ledger_has_no_result_does_not_hold():
+    report = both(lambda y: y, lambda y: y)
+    assert report.holds
+    assert not replace(report, ledger=()).holds
+
+
+def test_bfloat16_whose_rounding_is_no_number_was_not_measured(monkeypatch):
+    pair = (lambda y: (y, y.tanh()), lambda y: (y, jnp.tanh(y)))
+    assert both(*pair, bfloat16=True).holds
+    run = FunctionSide.run
+
+    def spoilt(self, how=AS_IS):
+        trace = run(self, how)
+        if (how.precision, how.rounding, how.seed) == (
+            Precision.BFLOAT16,
+            Rounding.OPERATIONS,
+            2,
+        ):
+            trace.stages["output[1]"] = trace.stages["output[1]"] * np.nan
+        return trace
+
+    monkeypatch.setattr(FunctionSide, "run", spoilt)
+    report = both(*pair, bfloat16=True)
+    bad = [m for m in report.measurements if m.verdict is Verdict.NOT_COMPARABLE]
+    assert [(m.quantity, m.edge) for m in bad] == [("output[1]", PortEdge.PORTBF16_PORT64)]
+    assert not report.holds and "not measured" in report.sentence()
+
+
+def test_masks_agree_in_bfloat16_too():
+    assert both(lower, lower_jax, masked_outputs=True, bfloat16=True).holds
+    report = both(lower, lower_jax, bfloat16=True)
+    assert PortEdge.PORTBF16_PORT64 in {m.edge for m in report.failures}

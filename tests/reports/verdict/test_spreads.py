@@ -1,0 +1,48 @@
+"""How far rounding scatters a level: estimates of a deviation from few draws, without a bias."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from reports.verdict.levels import STILL, spread_by_jackknife, spread_over_seeds
+
+SEEDS = 4
+
+
+def responses(gates: int = 3, draws: int = SEEDS) -> np.ndarray:
+    return np.exp(np.random.default_rng(0).normal(size=(gates, draws))) * 1e-7
+
+
+def test_over_seeds_it_is_the_deviation_by_n_minus_1() -> None:
+    """By n it would be 0.87 of that for four seeds: levels would be called drifted too soon."""
+    values = responses()
+    typical, worst = spread_over_seeds(values.tolist())
+    assert typical == pytest.approx(np.std(np.log(values).mean(axis=0), ddof=1))
+    assert worst == pytest.approx(np.std(np.log(values.max(axis=0)), ddof=1))
+    by_n = np.std(np.log(values).mean(axis=0))
+    assert typical / by_n == pytest.approx(math.sqrt(SEEDS / (SEEDS - 1)))
+
+
+def test_over_draws_it_is_the_deviation_of_their_mean() -> None:
+    """Of one gate the jackknife is exact: the deviation of a draw over the root of their number."""
+    values = responses(gates=1)
+    typical, worst = spread_by_jackknife(values.tolist())
+    one = np.std(np.log(values[0]), ddof=1) / math.sqrt(SEEDS)
+    assert typical == pytest.approx(one) and worst == pytest.approx(one)
+    # Gates that move together scatter their mean as one does; and the mean of several counts.
+    alike = np.repeat(values, 3, axis=0)
+    assert spread_by_jackknife(alike.tolist())[0] == pytest.approx(one)
+    several = responses()
+    means = np.log(several).mean(axis=0).tolist()
+    expected = statistics.stdev(means) / math.sqrt(SEEDS)
+    assert spread_by_jackknife(several.tolist())[0] == pytest.approx(expected)
+
+
+def test_one_draw_has_no_deviation() -> None:
+    assert spread_over_seeds([[1e-7]]) == spread_by_jackknife([[1e-7]]) == STILL
+    # A seed that some gate does not respond to has no logarithm.
+    assert spread_over_seeds([[1e-7, 0.0], [1e-7, 2e-7]]) == STILL
