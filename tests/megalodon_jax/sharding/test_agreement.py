@@ -20,6 +20,7 @@ from tests.megalodon_jax.sharding.programs import (
     SMALL,
     B,
     L,
+    evaluated,
     mesh_named,
     on_mesh,
     on_one_device,
