@@ -95,6 +95,8 @@ _ONEDNN = (
 """Flags for XLA's matrix products by another library than YNN, which jaxlib takes by default.
 
 YNN asks the processor itself what it has: `--xla_cpu_max_isa` does not limit it."""
+# jaxlib cannot store programs with oneDNN's products, and says so in a warning for each.
+_UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
 def _by(products: str, limits: dict[str, str]) -> dict[str, str]:
@@ -107,7 +109,7 @@ HOSTS = (
     Host("AVX512, 2 threads", "avx512f", _AVX512, 2),
     Host("AVX2, 2 threads", "avx2", _AVX2, 2),
     Host("AVX2 by Eigen, 2 threads", "avx2", _by(_EIGEN, _AVX2), 2),
-    Host("AVX2 by oneDNN, 2 threads", "avx2", _by(_ONEDNN, _AVX2), 2),
+    Host("AVX2 by oneDNN, 2 threads", "avx2", _by(_ONEDNN, _AVX2) | _UNCACHED, 2),
     Host("AVX, 1 thread", "avx", _AVX, 1),
     Host("SSE4.2, 2 threads", "sse4_2", _SSE, 2),
     Host("SSE4.2, 1 thread", "sse4_2", _SSE, 1),

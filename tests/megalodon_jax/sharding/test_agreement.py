@@ -137,6 +137,8 @@ def test_a_shard_with_no_token_before_it_takes_an_origin_of_its_own(line) -> Non
     for row, late in enumerate((L // 4, L // 2, L - 3)):
         mask[row, :late] = False
     weight = mask[..., None] * np.ones_like(x)
+    # What is masked is no origin, however far away it is.
+    x[~mask] = -1e9
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: a.astype(jnp.float64), norm)
         given = (jnp.asarray(a, jnp.float64) for a in (x, weight))
