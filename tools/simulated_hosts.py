@@ -44,6 +44,11 @@ TESTS = (
     "tests/stability/nonfinite/test_nonfinite.py",
     "tests/stability/products/test_what_if.py",
     "tests/megalodon_jax/quantization/test_gemm.py",
+    "tests/megalodon_jax/layers",
+    "tests/megalodon_jax/test_derivatives.py",
+    "tests/megalodon_jax/test_loss.py",
+    "tests/megalodon_jax/test_mixed_dtypes.py",
+    "tests/megalodon_jax/test_stacked.py",
 )
 """What compares with stored numbers, or holds something to a bound that no noise floor gives."""
 LOSS_CASES = ("plain", "byte_lm")
@@ -82,14 +87,33 @@ _AVX512 = _limits("AVX512", "avx512", "AVX512_CORE", "AVX512", "SkylakeX")
 _AVX2 = _limits("AVX2", "avx2", "AVX2", "AVX2", "Haswell")
 _AVX = _limits("AVX", "default", "AVX", "AVX", "Sandybridge")
 _SSE = _limits("SSE4_2", "default", "SSE41", "SSE4_2", "Nehalem")
+_EIGEN = "--xla_cpu_experimental_ynn_fusion_type="
+_ONEDNN = (
+    f"{_EIGEN} --xla_cpu_experimental_onednn_fusion_type=LIBRARY_FUSION_TYPE_DOT "
+    "--xla_cpu_use_onednn=true"
+)
+"""Flags for XLA's matrix products by another library than YNN, which jaxlib takes by default.
+
+YNN asks the processor itself what it has: `--xla_cpu_max_isa` does not limit it."""
+# jaxlib cannot store programs with oneDNN's products, and says so in a warning for each.
+_UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+
+
+def _by(products: str, limits: dict[str, str]) -> dict[str, str]:
+    return limits | {"XLA_FLAGS": f"{limits['XLA_FLAGS']} {products}"}
+
+
 HOSTS = (
     Host("no limit, 2 threads", "sse4_2", {}, 2),
     Host("no limit, 1 thread", "sse4_2", {}, 1),
     Host("AVX512, 2 threads", "avx512f", _AVX512, 2),
     Host("AVX2, 2 threads", "avx2", _AVX2, 2),
+    Host("AVX2 by Eigen, 2 threads", "avx2", _by(_EIGEN, _AVX2), 2),
+    Host("AVX2 by oneDNN, 2 threads", "avx2", _by(_ONEDNN, _AVX2) | _UNCACHED, 2),
     Host("AVX, 1 thread", "avx", _AVX, 1),
     Host("SSE4.2, 2 threads", "sse4_2", _SSE, 2),
     Host("SSE4.2, 1 thread", "sse4_2", _SSE, 1),
+    Host("SSE4.2 by Eigen, 1 thread", "sse4_2", _by(_EIGEN, _SSE), 1),
 )
 
 

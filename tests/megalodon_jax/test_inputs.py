@@ -26,7 +26,7 @@ from megalodon_jax.loss import (
     loss_sum_and_count,
     next_token_loss,
 )
-from tests.helpers import model_of, tiny
+from tests.helpers import SINGLE, model_of, rel_l2, tiny
 
 B, L, V = 2, 6, 256
 CONFIG = tiny(num_layers=1, vocab_size=V, output_size=V - 1)
@@ -101,8 +101,9 @@ def test_every_entry_takes_integers_of_any_dtype(name: str) -> None:
     function = INTEGERS[name]
     expected = function(jnp.asarray(IDS, jnp.int32))
     for ids in (jnp.asarray(IDS, jnp.int8), jnp.asarray(IDS, jnp.uint8), IDS.astype(np.int64)):
-        assert np.array_equal(function(ids), expected), ids.dtype
-    assert not np.array_equal(function(jnp.asarray(IDS // 2, jnp.int32)), expected)
+        # Another dtype of ids is another program, whose fusions may round otherwise.
+        assert rel_l2(function(ids), expected) <= SINGLE, ids.dtype
+    assert rel_l2(function(jnp.asarray(IDS // 2, jnp.int32)), expected) > SINGLE
     for bad in (IDS.astype(np.float32), IDS > 50):
         with pytest.raises(ValueError, match="expected integers"):
             function(bad)
@@ -201,9 +202,9 @@ EAGER = ("ComplexEMA", "ChunkedAttention")
 def test_a_mask_is_boolean_or_of_zeros_and_ones_everywhere(name: str) -> None:
     function = MASKS[name]
     expected = function(jnp.asarray(MASK))
-    assert np.array_equal(function(MASK.astype(np.uint8)), expected)
+    assert rel_l2(function(MASK.astype(np.uint8)), expected) <= SINGLE
     full = function(jnp.ones((B, L), jnp.int8))
-    assert not np.array_equal(full, expected), "the control: the mask matters"
+    assert rel_l2(full, expected) > SINGLE, "the control: the mask matters"
     with pytest.raises(RuntimeError, match="integers other than 0"):
         jax.block_until_ready(function(MASK * 2))
     with pytest.raises(ValueError, match="is float32, expected bool, or integers that are 0 or 1"):
@@ -231,6 +232,6 @@ def test_attention_with_a_cache_refuses_padding(held: bool) -> None:
     ring = layer.empty_ring(B, L) if held else None
     expected, _ = layer(*QKV, None, ring, True)
     out, _ = layer(*QKV, jnp.ones((B, L), bool), ring, True)
-    assert np.array_equal(out, expected)
+    assert rel_l2(out, expected) <= SINGLE
     with pytest.raises(RuntimeError, match="a cache and a mask with padding do not go together"):
         layer(*QKV, jnp.asarray(MASK), ring, True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.executors.item import Item
@@ -31,6 +35,31 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
     assert read_run(next((tmp_path / "runs").iterdir())).manifest.environment.threads == 1
     assert any("--xla_cpu_max_isa=SSE4_2" in line for line in words["against"])
     assert "rounding explains up to" in words["sentence"]
+
+
+PRODUCT = """
+import jax, jax.numpy as jnp
+x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+print(jax.jit(lambda a, b: a @ b).lower(x, x).compile().as_text())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("AVX2, 2 threads", "__ynn"),
+        ("AVX2 by Eigen, 2 threads", ""),
+        ("AVX2 by oneDNN, 2 threads", "__onednn"),
+    ],
+)
+def test_a_host_takes_its_products_by_the_library_of_its_name(name: str, library: str) -> None:
+    """A flag that jaxlib renames would leave every host on one library."""
+    limits = next(host.limits for host in simulated_hosts.HOSTS if host.name == name)
+    command = [sys.executable, "-c", PRODUCT]
+    environment = os.environ | limits | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [n for n in ("__ynn", "__onednn") if n in done.stdout] == [n for n in (library,) if n]
 
 
 def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from megalodon_jax.layers import ComplexEMA, complex_ema
 from megalodon_jax.layers.complex_ema import causal_convolution, response
 from parity.tolerances import LOST_APPLIED
-from tests.helpers import EXACT, rel_l2
+from tests.helpers import EXACT, rel_l2, rounding_bound, roundoff
 
 B, D, N = 2, 3, 4
 

@@ -10,7 +10,8 @@ import pytest
 
 from megalodon_jax import NormState
 from megalodon_jax.layers import LayerNorm, RMSNorm, TimestepNorm
-from tests.helpers import EXACT, rel_l2
+from megalodon_jax.weights import abstract_model
+from tests.helpers import EXACT, TINY, model_of, rel_l2, roundoff, tiny
 
 B, L, D, G = 2, 11, 6, 3
 VALID = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1], bool)
@@ -181,6 +182,39 @@ def test_layernorm_centres_and_divides_by_the_deviation() -> None:
     assert rel_l2(norm(jnp.asarray(x)), expected) <= EXACT
     assert rel_l2(LayerNorm(D, dtype=jnp.float64)(jnp.asarray(x)), plain) <= EXACT
     assert rel_l2(LayerNorm(D, affine=False)(jnp.asarray(x)), plain) <= EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_epsilon_that_is_given_is_the_one_that_is_added() -> None:
+    """An epsilon that counts: a default would be off by a fifth."""
+    x, eps = signal(), 0.5
+    rms = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+    plain = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+    assert rel_l2(RMSNorm(D, eps, affine=False)(jnp.asarray(x)), rms) <= EXACT
+    assert rel_l2(LayerNorm(D, eps, affine=False)(jnp.asarray(x)), plain) <= EXACT
+    running = run(TimestepNorm(D, G, eps, affine=False), jnp.asarray(x))[0]
+    assert rel_l2(running, by_definition(x, np.float64, eps)) <= EXACT
+
+
+def test_every_norm_of_a_model_has_the_epsilon_of_its_configuration() -> None:
+    eps = 0.5
+    model = abstract_model(tiny(norm_eps=eps))
+    kinds = (RMSNorm, LayerNorm, TimestepNorm)
+    nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, kinds))
+    norms = [node for node in nodes if isinstance(node, kinds)]
+    assert {type(norm) for norm in norms} == set(kinds)
+    assert {norm.eps for norm in norms} == {eps}
+    # Queries and keys have no gains of their own: their norm is made where it is used.
+    attn = model_of(tiny(norm_eps=eps)).model.layers[0].attn
+    m = jnp.asarray(np.random.default_rng(3).standard_normal((1, 3, TINY.model_dim)), jnp.float32)
+    z = np.asarray(attn.wz(m), np.float64).reshape(1, 3, TINY.num_heads, TINY.head_dim)
+    z = z / np.sqrt((z**2).mean(-1, keepdims=True) + eps)
+    gains, shifts = (
+        np.asarray(a, np.float64).reshape(2, *z.shape[2:]) for a in (attn.gamma, attn.beta)
+    )
+    for i, found in enumerate(attn.queries_keys(m)):
+        expected = z * (gains[i] + 1) / np.sqrt(TINY.head_dim) + shifts[i]
+        assert rel_l2(found, expected) <= roundoff(TINY.head_dim + 8)
 
 
 @pytest.mark.parametrize("make", [RMSNorm, LayerNorm])

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from megalodon_jax import MegalodonForCausalLM, traced_checks
+from megalodon_jax.inference import init_cache
 from megalodon_jax.layers.stack import _parts
 from megalodon_jax.stacked import stack_layers, unstack_layers
+from megalodon_jax.types import LayerCache
 from megalodon_jax.weights import abstract_model, named_leaves
 from tests.helpers import EXACT, EXACT_GRADIENT, model_of, rel_l2, tiny, tokens
 
@@ -104,6 +106,27 @@ def test_only_neighbours_of_one_kind_share_a_loop() -> None:
         slice(2, 4),
     ]
     assert len(list(_parts(model.model.layers, (None,) * 4, False))) == 4
+
+
+def test_only_layers_that_carry_the_same_share_a_loop() -> None:
+    """A loop has one kind of cache: what differs in arrays, shape or dtype is another one."""
+    config = tiny(num_layers=2)
+    blocks = abstract_model(config).model.layers
+
+    def held(changes: dict, **allocated: bool) -> LayerCache:
+        cache = init_cache(dataclasses.replace(config, **changes), 1, **allocated)
+        return cache.layer_caches[0]
+
+    plain, same = (held({}, allocate_kv=True) for _ in range(2))
+    assert list(_parts(blocks, (plain, same), True)) == [slice(0, 2)]
+    for other in (
+        None,
+        held({}),
+        held({}, allocate_kv=True, allocate_ema=True),
+        held({"chunk_size": 8}, allocate_kv=True),
+        held({"compute_dtype": "bfloat16"}, allocate_kv=True),
+    ):
+        assert list(_parts(blocks, (plain, other), True)) == [slice(0, 1), slice(1, 2)]
 
 
 def test_the_option_changes_neither_names_nor_weights() -> None:

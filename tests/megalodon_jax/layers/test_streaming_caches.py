@@ -336,15 +336,16 @@ def decodes_once(compiled) -> None:
     assert len(compiled()) > before
 
 
+@pytest.mark.usefixtures("x64")
 def test_two_beams_of_one_cache_can_be_decoded_with_donation() -> None:
-    model = one_layer()
+    model = model_of(tiny(num_layers=1).with_dtype("float64"))
     _, held = step(model, jnp.asarray(IDS[:, :3]))
     expected, _ = step(model, jnp.asarray(IDS[:, 3:4]), held)
     branch = index_cache(held, jnp.asarray([1, 0], jnp.uint8))
     swapped, _ = decode_step(model, branch, jnp.asarray(IDS[::-1, 3]))
     logits, _ = decode_step(model, held, jnp.asarray(IDS[:, 3]))
-    assert np.array_equal(logits, expected[:, 0])
-    assert np.array_equal(swapped, expected[::-1, 0])
+    assert rel_l2(logits, expected[:, 0]) <= EXACT
+    assert rel_l2(swapped, expected[::-1, 0]) <= EXACT
 
 
 @pytest.mark.parametrize("checks", [True, False])

@@ -276,6 +276,28 @@ def test_other_paths_take_the_same_product() -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "path"),
+    [("mxfp8", "fp8 dot"), ("mxfp8", "emulated"), ("nvfp4", "emulated")],
+)
+def test_a_block_that_is_no_number_spoils_its_row_or_its_column(backend: str, path: str) -> None:
+    x, weight = X.copy(), WEIGHT.copy()
+    x[3, 1], weight[5, 40] = np.nan, np.nan
+
+    @jax.jit
+    def taken(x, weight):
+        return product(operands("forward", BACKENDS[backend], x, weight), path)
+
+    expected = np.zeros((TOKENS, OUT), bool)
+    for given, row, column in (((x, WEIGHT), 3, None), ((X, weight), None, 5), ((x, weight), 3, 5)):
+        expected[:] = False
+        if row is not None:
+            expected[row] = True
+        if column is not None:
+            expected[:, column] = True
+        assert np.array_equal(np.isnan(taken(*given)), expected)
+
+
+@pytest.mark.parametrize(
     ("capability", "mxfp8", "nvfp4"),
     [
         ("8.0", "emulated", "emulated"),

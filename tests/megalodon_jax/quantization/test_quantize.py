@@ -179,6 +179,18 @@ def test_stochastic_rounding_has_the_right_mean_whatever_the_bits_are() -> None:
     ), "no order of summation enters"
 
 
+def test_stochastic_rounding_knows_the_smallest_bfloat16_numbers() -> None:
+    """Below 2^-119 the grid is 2^-126: a finer unit, or its inverse, is no normal float32."""
+    steps, share, n = np.arange(1, 128), 0.25, 2000
+    x = np.ldexp(steps[:, None] + np.full(n, share), -126).astype(np.float32)
+    run = jax.jit(lambda x: formats.stochastic(x, jnp.bfloat16, jax.random.key(2)))
+    up = np.ldexp(np.asarray(run(x), np.float64), 126) - steps[:, None]
+    assert set(np.unique(up)) == {0.0, 1.0}
+    assert abs(np.mean(up) - share) < 5 * np.sqrt(share * (1 - share) / up.size)
+    kept = np.ldexp(np.float32(1), -126) * np.arange(-128, 129, dtype=np.float32)
+    assert np.array_equal(run(kept), kept)
+
+
 @pytest.mark.parametrize(
     ("quantise", "message"),
     [

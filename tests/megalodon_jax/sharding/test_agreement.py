@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.timestep_norm import TimestepNorm
+from megalodon_jax.loss import chunked_next_token_loss
 from megalodon_jax.sharding import make_mesh
 from megalodon_jax.types import NormState
 from megalodon_jax.weights import named_leaves
@@ -19,6 +20,7 @@ from tests.megalodon_jax.sharding.programs import (
     SMALL,
     B,
     L,
+    evaluated,
     mesh_named,
     on_mesh,
     on_one_device,
@@ -122,6 +124,52 @@ def test_a_running_norm_continues_across_shards(line, offset: float) -> None:
     cuts = (cut(x, line, 1), state, cut(mask, line, 1), cut(weight, line, 1))
     # The offset itself takes digits: they are lost on one device too.
     assert worst(normalised(norm, *cuts), expected) <= EXACT_GRADIENT * (1.0 + offset)
+
+
+def test_a_shard_with_no_token_before_it_takes_an_origin_of_its_own(line) -> None:
+    """In float32, where an origin of 0 costs a large offset its digits and no more."""
+    rng = np.random.default_rng(6)
+    norm = model_of(SMALL).model.norm
+    assert isinstance(norm, TimestepNorm)
+    x = (1e4 + rng.standard_normal((B, L, SMALL.model_dim))).astype(np.float32)
+    mask = np.ones((B, L), bool)
+    # Nothing before the second, the third and the last shard; and one that has all of it.
+    for row, late in enumerate((L // 4, L // 2, L - 3)):
+        mask[row, :late] = False
+    weight = mask[..., None] * np.ones_like(x)
+    # What is masked is no origin, however far away it is.
+    x[~mask] = -1e9
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: a.astype(jnp.float64), norm)
+        given = (jnp.asarray(a, jnp.float64) for a in (x, weight))
+        exact, weights = next(given), next(given)
+        truth = normalised(wide, exact, None, jnp.asarray(mask), weights)[0][1][0]
+    alone = normalised(norm, jnp.asarray(x), None, jnp.asarray(mask), jnp.asarray(weight))
+    cuts = (cut(x, line, 1), None, cut(mask, line, 1), cut(weight, line, 1))
+    for row in range(B):
+        here = mask[row]
+        errors = [
+            rel_l2(np.asarray(y[0][1][0])[row][here], np.asarray(truth)[row][here])
+            for y in (alone, normalised(norm, *cuts))
+        ]
+        # The digits of the offset are 13 bits, four of which are room for other sums.
+        assert errors[1] <= 16 * errors[0], row
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_loss_in_chunks_counts_the_tail_of_every_shard(line) -> None:
+    rng = np.random.default_rng(7)
+    hidden, head = rng.standard_normal((2, L, 4)), jnp.asarray(rng.standard_normal((5, 4)))
+    labels = rng.integers(0, 5, (2, L)).astype(np.int32)
+
+    @eqx.filter_jit
+    def loss(hidden, labels):
+        project = lambda x, head: x @ head.T  # noqa: E731
+        options = {"chunk": 3, "dtype": jnp.float64}
+        return chunked_next_token_loss(hidden, head, project, labels, **options)
+
+    expected = loss(jnp.asarray(hidden), jnp.asarray(labels))
+    assert rel_l2(loss(cut(hidden, line, 1), cut(labels, line, 1)), expected) <= EXACT
 
 
 @pytest.mark.usefixtures("x64")
