@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parity.engine.alignment import Alignment
+from parity.engine.contract import Gate
 from parity.engine.irregularities import irregularities
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Measurement, Verdict
@@ -56,6 +57,15 @@ class Report:
     def left_out(self) -> tuple[Entry, ...]:
         """Results and derivatives of the original that were not compared, with reasons."""
         return tuple(entry for entry in self.ledger if not entry.compared)
+
+    @property
+    def contract(self) -> tuple[Gate, ...]:
+        """The gates that a run of this comparison must hold, one for each pair and edge.
+
+        Pairs are found from values, so they are known once both sides ran. That no result or
+        derivative of the original is silently left out is what `ledger` says.
+        """
+        return tuple(dict.fromkeys(map(Gate.of, self._gates())))
 
     @property
     def culprit(self) -> Stage | None:

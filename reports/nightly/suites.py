@@ -247,6 +247,8 @@ def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteR
             made = port(by_name(AS_A_PORT[title]), gradients=True)
             made = replace(made, name="port", case=AS_A_PORT[title], device=device_kind())
             once, again = (compare_port(made) for _ in range(2))
+            # The second run must find the pairs of the first.
+            suite.contract += again.contract
             suite.measurements += mark_repeats(once.measurements, again.measurements)
             if (account := accounts.of_port(once)) is not None:
                 suite.explanations.append(account)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.engine.alignment import AlignmentError
+from parity.engine.contract import contract_of
 from parity.engine.exits import ExitError
 from parity.pins import read as read_pins
 from parity.port import Port, PortError, Report, compare
@@ -139,6 +140,7 @@ def manifest_of(options: Options, done: Comparisons) -> Manifest:
         id=f"{manifest.id}-{slug(names)}",
         durations={name: round(seconds, 3) for name, seconds in done.seconds.items()},
         suites=tuple(_suite(name, done) for name in names),
+        contract=contract_of(gate for _, found in done.found for gate in found.contract),
         cases=tuple(_case(port, found) for port, found in done.found),
         selected=options.cases,
     )

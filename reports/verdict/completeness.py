@@ -15,7 +15,7 @@ from reports.text import label
 
 FIRST_SCHEMA = 5
 """The first schema whose runs hold a contract."""
-BOUND = frozenset((RunKind.NIGHTLY, RunKind.SHARD))
+BOUND = frozenset((RunKind.NIGHTLY, RunKind.SHARD, RunKind.PORT))
 """Kinds of run that know before they measure what they will measure; tests do not."""
 WITHOUT_GATES = frozenset(("stability", "controls"))
 """Suites of a night that give findings and counts, no gates."""
