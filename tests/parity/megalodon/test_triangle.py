@@ -108,4 +108,4 @@ def test_a_case_that_changed_loses_its_tolerances():
     exact = truth(changed)
     narrow = {name: a.astype("float32") for name, a in exact.items()}
     verdicts = {m.verdict for m in comparison.run(narrow, exact) if m.metric == "rel_l2"}
-    assert verdicts == {Verdict.FAIL}
+    assert verdicts == {Verdict.NOT_COMPARABLE}
