@@ -70,8 +70,8 @@ def test_whatever_becomes_of_the_index_the_answer_is_the_same(tmp_path: Path, da
         (tmp_path / INDEX).write_bytes(b"nothing of it")
     elif damage == "a number in the index":
         text = (tmp_path / INDEX).read_bytes()
-        assert b'"nightly"' in text
-        (tmp_path / INDEX).write_bytes(text.replace(b'"nightly"', b'"pytests"'))
+        assert b"2026-11-01T21:30" in text
+        (tmp_path / INDEX).write_bytes(text.replace(b"2026-11-01T21:30", b"2026-10-01T21:30"))
     elif damage == "no index":
         (tmp_path / INDEX).unlink()
     elif damage == "values":
