@@ -14,7 +14,7 @@ from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
 from reports.store import gathered, index
 from reports.store.index import INDEX
-from reports.store.runs import list_runs, write_run
+from reports.store.runs import list_runs, one_look, write_run
 from tests.reports.nights import failing, measurement, reseal, run
 
 
@@ -70,8 +70,8 @@ def test_whatever_becomes_of_the_index_the_answer_is_the_same(tmp_path: Path, da
         (tmp_path / INDEX).write_bytes(b"nothing of it")
     elif damage == "a number in the index":
         text = (tmp_path / INDEX).read_bytes()
-        assert b'"nightly"' in text
-        (tmp_path / INDEX).write_bytes(text.replace(b'"nightly"', b'"pytests"'))
+        assert b"2026-11-01T21:30" in text
+        (tmp_path / INDEX).write_bytes(text.replace(b"2026-11-01T21:30", b"2026-10-01T21:30"))
     elif damage == "no index":
         (tmp_path / INDEX).unlink()
     elif damage == "values":
@@ -165,3 +165,21 @@ def test_a_run_of_an_older_schema_is_listed_unchecked(tmp_path: Path) -> None:
     assert "files" not in json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert [s.id for s in summarise_runs(tmp_path)[0]] == [folder.name]
     assert values(tmp_path) == [1e-6]
+
+
+def test_runs_are_of_one_work_if_they_measured_the_same_gates(tmp_path: Path) -> None:
+    rows = measurement(value=1e-7), measurement(identity="other"), measurement(quantity="loss")
+    for day, row in enumerate((measurement(), *rows), 1):
+        write_run(tmp_path, night(day, row))
+    first, again, *others = (info.work for info in list_runs(tmp_path)[0])
+    assert first == again
+    assert len({first, *others}) == 3
+
+
+def test_one_look_ends_with_its_answer(tmp_path: Path) -> None:
+    write_run(tmp_path, night(1))
+    with one_look():
+        assert len(list_runs(tmp_path)[0]) == 1
+        write_run(tmp_path, night(2))
+        assert len(list_runs(tmp_path)[0]) == 1
+    assert len(list_runs(tmp_path)[0]) == 2

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from parity.engine.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW
-from reports.store.runs import write_run
+from reports.store.runs import Run, write_run
+from reports.store.schema import StoreError
+from reports.verdict import history as history_module
 from reports.verdict.history import WINDOW, Past, load_history, worst_over
 from tests.reports.nights import earlier, failing, measurement, run
 
@@ -103,3 +105,22 @@ def test_the_past_of_a_noisy_gate_is_its_newest_runs_on_this_machine(tmp_path: P
     assert past == Past(tuple(values[-NOISE_WINDOW:]), True)
     # What every replay repeated has no past to be held against.
     assert not load_history(tmp_path / "none", run(measurement())).past
+
+
+def test_a_baseline_is_older_than_a_window_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of the same work are asked again where those of the first window broke meanwhile."""
+    names = [write_run(tmp_path, earlier(measurement(), day=day)).name for day in (11, 12, 13, 14)]
+    read = history_module.read_run
+
+    def damaged(folder: Path) -> Run:
+        if folder.name in names[2:]:
+            raise StoreError("damaged meanwhile")
+        return read(folder)
+
+    monkeypatch.setattr(history_module, "WINDOW", 3)
+    monkeypatch.setattr(history_module, "read_run", damaged)
+    found = load_history(tmp_path, run(measurement()))
+    assert found.baseline is not None
+    assert found.baseline.id == names[1]
