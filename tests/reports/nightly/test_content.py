@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -55,14 +56,21 @@ def append(name: str) -> Any:
 
 @dataclass
 class Killed(Inline):
-    """An executor that answers the first item; at the second somebody ends the driver."""
+    """Answers the first item; once that is stored, somebody ends the driver."""
 
+    out: Path = Path()
     end: BaseException = field(default_factory=KeyboardInterrupt)
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
         first, *rest = items
         waiting: list[Future[Answer]] = [Future() for _ in rest]
-        threading.Timer(0.2, waiting[0].set_exception, [self.end]).start()
+
+        def end() -> None:
+            while not any(path.stat().st_size for path in self.out.rglob(ANSWERS)):
+                time.sleep(0.01)
+            waiting[0].set_exception(self.end)
+
+        threading.Thread(target=end, daemon=True).start()
         return [self._done(first), *waiting]
 
 
@@ -72,7 +80,7 @@ def test_what_was_measured_is_taken_where_nothing_changed(
     """The negative control of the next test."""
     night, second, lines = replace(options, checkpoint=checkpoint), Inline(), []
     with pytest.raises(KeyboardInterrupt):
-        fan_out(night, Killed(), lines.append)
+        fan_out(night, Killed(out=options.out), lines.append)
     [said] = [line for line in lines if line.startswith("interrupted")]
     assert f"1 of {PARTS} parts are measured and kept in {options.out}" in said
     assert "the same command with --executor inline goes on from them" in said
@@ -92,7 +100,7 @@ def test_no_part_of_another_content_is_taken(
     """Row 1 of issue 35: the path of the checkpoint was in the digest, its content was not."""
     night, second = replace(options, checkpoint=checkpoint), Inline()
     with pytest.raises(KeyboardInterrupt):
-        fan_out(night, Killed(), quiet)
+        fan_out(night, Killed(out=options.out), quiet)
     change(checkpoint)
     fan_out(night, second, quiet)
     assert len(second.ran) == PARTS

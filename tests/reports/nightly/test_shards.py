@@ -11,7 +11,7 @@ from reports.nightly.shards import MESH_PART, PROBES_PART, merge_shards
 from reports.nightly.suites import SuiteRun
 from reports.store.runs import Run, write_run
 from reports.store.schema import StoreError
-from tests.reports.nights import explained, finding, measurement, run
+from tests.reports.nights import described, explained, failing, finding, measurement, run
 
 PLAN = ("length_c", "stream_tokens", PROBES_PART)
 
@@ -39,7 +39,8 @@ def shard(index: int, **changes: object) -> Run:
             **changes,
         },
     )
-    return made if last else replace(made, explanations=(explained(name),))
+    tensors = described([failing(case=name, identity=name)])
+    return made if last else replace(made, explanations=(explained(name),), tensors=tensors)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_nothing_of_a_shard_is_lost(stored: list[Path]) -> None:
     merged = merge_shards(stored)
     assert [m.case for m in merged.measurements] == list(PLAN[:2])
     assert [e.case for e in merged.explanations] == list(PLAN[:2])
-    assert len(merged.findings) == 1
+    assert len(merged.findings) == 1 and len(merged.tensors) == 2
     manifest = merged.manifest
     assert manifest.spreads == {"length_c level": [0.1], "stream_tokens level": [0.2]}
     assert manifest.stability == {"poles": 3}
