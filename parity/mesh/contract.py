@@ -39,7 +39,8 @@ def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDty
     with traced_checks(False):
         for dtype in comparison.precisions:
             for name, value in program.planned(dtype, dtype in WATCHED).items():
-                yield str(EDGES[dtype]), name, value
+                if name not in comparison.zeros:
+                    yield str(EDGES[dtype]), name, value
 
 
 def metrics_of(name: str, value: jax.ShapeDtypeStruct) -> Iterator[str]:

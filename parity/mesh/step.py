@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ class MeshComparison:
     precisions: Sequence[str] = ("float64", "float32")
     masked_outputs: bool = False
     """Whether results hold infinities on purpose; see `compare_meshes`."""
+    zeros: Collection[str] = ()
+    """Results that are 0 by construction on every side, such as the gradient of a buffer: comparing
+    them would say nothing, so they are no gates."""
     explicit: bool = False
     """Whether axes are Explicit, in the types of arrays; otherwise XLA splits what nobody did."""
 

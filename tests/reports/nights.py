@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -121,6 +121,11 @@ def reseal(folder: Path, **changes: object) -> Path:
         del content["files"]
     (folder / MANIFEST).write_text(text_of(content), encoding="utf-8")
     return folder
+
+
+def stored_below(root: Path) -> Iterator[Path]:
+    """The folders of runs in a folder, without what is derived from them."""
+    return (path for path in root.iterdir() if not path.name.startswith("."))
 
 
 def altered(night: Run, **changes: object) -> Run:

@@ -17,6 +17,7 @@ from parity.executors.sweep import collect, open_executor
 from reports.nightly.run import Options, nightly
 from reports.store.runs import read_run
 from reports.verdict.decide import Word
+from tests.reports.nights import stored_below
 from tools import simulated_hosts
 
 SSE = next(host for host in simulated_hosts.HOSTS if host.name == "SSE4.2, 1 thread")
@@ -32,7 +33,7 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
     log = (tmp_path / "log").read_text(encoding="utf-8")
     words = json.loads(log.strip().splitlines()[-1])
     assert (answer.value, words["verdict"]) == (0, "PASS"), log
-    assert read_run(next((tmp_path / "runs").iterdir())).manifest.environment.threads == 1
+    assert read_run(next(stored_below(tmp_path / "runs"))).manifest.environment.threads == 1
     assert any("--xla_cpu_max_isa=SSE4_2" in line for line in words["against"])
     assert "rounding explains up to" in words["sentence"]
 

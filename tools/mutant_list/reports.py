@@ -822,7 +822,7 @@ WHOLE = of(
     (
         "half_a_suite_is_whole",
         "a suite that executed anything is whole",
-        "self.executed >= self.planned",
+        "0 < self.planned == self.executed",
         "self.executed > 0",
         f"{_VERDICTS}::test_a_suite_that_is_not_whole_is_incomplete",
     ),

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from megalodon_jax.roles import named_leaves
-from parity.deepseek_v3.cases import TINY, Case
+from parity.deepseek_v3.cases import BUFFER, TINY, Case
 from parity.mesh.step import MeshComparison
 from parity.mesh.subjects.training import STEPS, initial_state, trained
 
@@ -50,7 +50,13 @@ def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> Mesh
         return {"loss": value, "grad": named_leaves(gradients)}
 
     state = initial_state(params) if steps else ()
-    return MeshComparison(run, (params, state, case.ids), _spec, meshes, name="mla-moe")
+    # The router's bias chooses experts and takes part in no sum: its derivative is 0, and so are
+    # both moments of it.
+    buffers = [name for name in named_leaves(params) if name.endswith(BUFFER)]
+    derived = ("grad", f"step{steps}/mu", f"step{steps}/nu")
+    zeros = {f"{what}/{name}" for name in buffers for what in derived}
+    arguments = (params, state, case.ids)
+    return MeshComparison(run, arguments, _spec, meshes, name="mla-moe", zeros=zeros)
 
 
 def _spec(path: str, leaf: Any, mesh: Any) -> P:

@@ -18,7 +18,7 @@ from reports.store.runs import write_run
 from reports.store.schema import PAGE
 from reports.verdict.decide import decide
 from tests.helpers import cli
-from tests.reports.nights import bench, earlier, failing, measurement, run
+from tests.reports.nights import bench, earlier, failing, measurement, run, stored_below
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 STAGE = {"quantity": "layers.0.cema", "kind": Kind.BLOCK, "stage": 2}
@@ -66,7 +66,7 @@ def test_its_links_lead_to_the_pages_of_both(runs: Path, tmp_path: Path) -> None
     assert "2026-11-18" in first and "2026-11-20" in second
     links = re.findall(r'href="([^"#]+\.html)', text)
     there = {os.path.normpath(page.parent / html.unescape(a).replace("%20", " ")) for a in links}
-    assert there == {str(folder / PAGE) for folder in runs.iterdir()}
+    assert there == {str(folder / PAGE) for folder in stored_below(runs)}
 
 
 def test_what_a_later_run_repaired_is_last_and_facts_that_differ_are_marked(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from reports.nightly import suites as suites_module
 from reports.registry.lookback import measured_names
 from reports.store.runs import list_runs, write_run
 from tests.helpers import ROOT, cli
-from tests.reports.nights import bench, earlier, failing, measurement
+from tests.reports.nights import bench, earlier, failing, measurement, stored_below
 
 PASSED = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 
@@ -119,7 +119,7 @@ def test_history_without_runs_says_what_makes_one(tmp_path: Path) -> None:
 def test_names_are_completed_in_the_shell(runs: Path, monkeypatch, words: str, offered) -> None:
     monkeypatch.chdir(runs)
     (runs / "runs").mkdir()
-    for run in [path for path in runs.iterdir() if path.name != "runs"]:
+    for run in [path for path in stored_below(runs) if path.name != "runs"]:
         run.rename(runs / "runs" / run.name)
     text = f"megalodon-numerics {words}"
     asked = {

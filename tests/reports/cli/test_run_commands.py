@@ -12,7 +12,7 @@ from reports.cli import doctor as doctor_module
 from reports.cli.doctor import examine
 from reports.store.runs import write_run
 from tests.helpers import cli
-from tests.reports.nights import bench, earlier, failing, measurement, run
+from tests.reports.nights import bench, earlier, failing, measurement, run, stored_below
 
 GATE = {"identity": "one"}
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
@@ -45,7 +45,7 @@ def test_the_list_tells_kinds_gates_and_failures(runs: Path) -> None:
 
 
 def test_the_list_names_what_it_cannot_read(runs: Path) -> None:
-    broken = sorted(runs.iterdir())[0]
+    broken = sorted(stored_below(runs))[0]
     (broken / "measurements.parquet").write_bytes(b"PAR1")
     words = json.loads(cli("list", "--out", runs, "--json").stdout)
     assert len(words["runs"]) == 2

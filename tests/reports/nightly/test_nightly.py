@@ -35,7 +35,7 @@ from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
 from stability.suite import PROBES
 from tests.helpers import cli, double
-from tests.reports.nights import measurement
+from tests.reports.nights import measurement, stored_below
 
 
 def quiet(line):
@@ -70,7 +70,7 @@ def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert summary.read_text(encoding="utf-8").startswith("before\n## PASS")
-    [folder] = (tmp_path / "runs").iterdir()
+    [folder] = stored_below(tmp_path / "runs")
     page = (folder / PAGE).read_text(encoding="utf-8")
     assert "PASS" in page
     assert "recorded" in page

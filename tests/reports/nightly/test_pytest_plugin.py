@@ -15,6 +15,7 @@ from reports.registry.lookup import judge_stored
 from reports.store.runs import list_runs, read_run
 from reports.verdict.decide import ExitCode, Word
 from tests.helpers import ROOT
+from tests.reports.nights import stored_below
 
 TESTS = """
 import pytest
@@ -76,7 +77,7 @@ ROW = TESTS[: TESTS.index("@pytest")]
 def judged(folder: Path, *arguments: str, tests: str, before: str = ROW):
     """The session's exit status and output, and the run it stored with its verdict."""
     result = run(folder, *arguments, tests=before + tests)
-    return result, judge_stored(next((folder / "runs").iterdir()))
+    return result, judge_stored(next(stored_below(folder / "runs")))
 
 
 def only(folder: Path):
@@ -92,18 +93,18 @@ def test_the_same_records_come_out_with_and_without_workers(sessions) -> None:
     for folder, text in sessions.values():
         assert "measurements of" in text
         assert "compared with the float64 oracle and megalodon-hf" in text
-        assert str(next((folder / "runs").iterdir()).name) in text
+        assert str(next(stored_below(folder / "runs")).name) in text
 
 
 def test_a_session_without_failures_passes_and_can_be_judged_again(sessions) -> None:
-    folder = next((sessions["alone"][0] / "runs").iterdir())
+    folder = next(stored_below(sessions["alone"][0] / "runs"))
     result = judge_stored(folder)
     assert result.decision.word is Word.PASS
     assert result.run.manifest.suites[0].executed == 4
 
 
 def test_a_failed_test_and_a_value_that_is_none_are_failures(sessions) -> None:
-    result = judge_stored(next((sessions["workers"][0] / "runs").iterdir()))
+    result = judge_stored(next(stored_below(sessions["workers"][0] / "runs")))
     assert result.decision.word is Word.REGRESSED
     assert [m.case for m in result.run.measurements if m.verdict is not Verdict.PASS] == ["bad"]
     assert [f.subject.partition("::")[2] for f in result.run.findings] == ["test_bad"]

@@ -30,7 +30,15 @@ from reports.store.schema import PAGE, RunKind
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from tests.helpers import cli
-from tests.reports.nights import altered, earlier, explained, failing, measurement, run
+from tests.reports.nights import (
+    altered,
+    earlier,
+    explained,
+    failing,
+    measurement,
+    run,
+    stored_below,
+)
 from tests.test_citations import dangling
 
 FAULT = "rmsnorm_plus_one_dropped"
@@ -154,7 +162,7 @@ def nights(tmp_path_factory) -> Path:
 
 @pytest.mark.sweep  # two real nights; each of its questions is asked above of synthetic ones
 def test_a_planted_bug_is_led_to_from_the_headline_to_the_parameter(nights: Path) -> None:
-    healthy, red = sorted(nights.iterdir())
+    healthy, red = sorted(stored_below(nights))
     [account] = read_run(red).explanations
     stage = fault_by_name(FAULT).stage
     assert (account.quantity, account.edge) == (stage, "jax64:oracle")
@@ -177,7 +185,7 @@ def test_a_planted_bug_is_led_to_from_the_headline_to_the_parameter(nights: Path
 
 @pytest.mark.sweep
 def test_the_two_nights_are_set_side_by_side(nights: Path, tmp_path: Path) -> None:
-    healthy, red = sorted(nights.iterdir())
+    healthy, red = sorted(stored_below(nights))
     page = tmp_path / "both.html"
     result = cli("compare", healthy, red, "--html", page, "--json")
     assert json.loads(result.stdout)["page"] == str(page)

@@ -64,7 +64,7 @@ def test_nothing_of_a_shard_is_lost(stored: list[Path]) -> None:
     assert (manifest.created, manifest.shard, manifest.plan) == (
         "2026-11-20T21:30:01+00:00",
         None,
-        (),
+        PLAN,
     )
 
 

@@ -24,7 +24,7 @@ from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
 from stability.core.findings import Finding, Severity
 from tests.helpers import ROOT, cli
-from tests.reports.nights import altered, failing, measurement
+from tests.reports.nights import altered, failing, measurement, stored_below
 
 WORKFLOWS = ROOT / ".github" / "workflows"
 TINY = ["--case", "length_c", "--case", "stream_tokens", "--reference", "recorded"]
@@ -113,7 +113,7 @@ def test_a_lost_shard_is_incomplete_and_named(tiny, tmp_path: Path) -> None:
     words = night(lost="3/3")
     assert (words["merge"].exit_code, words["gate"].exit_code) == (0, 3)
     assert "shard 3/3 is missing" in words["gate"].output
-    [merged_run] = (tmp_path / "runs").iterdir()
+    [merged_run] = stored_below(tmp_path / "runs")
     suites = {s.name: s.status for s in read_run(merged_run).manifest.suites}
     assert "failed" in suites.values()
     refused = cli("merge", "shards", "--out", "again")
