@@ -76,6 +76,7 @@ def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
         pooled=lambda *_: pool,
     )
     monkeypatch.setattr(module, "mla_moe", fake)
+    monkeypatch.setattr(module.mla_moe_contract, "gates", lambda *_: ())
     monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
     found = SimpleNamespace(message="", value=0.0)
     monkeypatch.setattr(module, "reference_scatter", lambda *_: found)
