@@ -29,8 +29,7 @@ from reports.nightly.shards import (
 )
 from reports.provenance.code import Start
 from reports.provenance.host import fingerprint, processor
-from reports.registry.lookup import judge_stored
-from reports.registry.outcome import Outcome, store
+from reports.registry.outcome import Outcome, finish, store
 from reports.store.manifest import Environment, Manifest, PartInfo, read_manifest
 from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, StoreError
@@ -225,8 +224,8 @@ def _stored(
     # same second as another has a number behind its id.
     for place in sorted(options.out.glob(f"{merged.id}*/{MANIFEST}")):
         if read_manifest(place.parent).shards == merged.manifest.shards:
-            judged = judge_stored(place.parent)
-            return Outcome(judged.run, judged.decision, place.parent)
+            # That driver may have died before it judged the run or drew its page.
+            return finish(place.parent, read_run(place.parent), report)
     for info in infos:
         if info.attempts > 1:
             report(f"  {info.name}: {info.attempts - 1} of its workers died, and another finished")

@@ -54,6 +54,8 @@ def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
         if run.manifest.kind is not RunKind.SHARD:
             _report_verdict(root, run, report)
         raise
+    if folder.name != run.id:
+        report(f"the name {run.id} was taken; the run is {folder.name}")
     run = replace(run, manifest=replace(run.manifest, id=folder.name))
     if is_address(address := address_of(root)):
         report(f"stored in {address}/{folder.name}; a copy is here")

@@ -63,7 +63,7 @@ def examine(folder: Path, only: bool = False) -> Examined:
 
 
 def _gates(table: pa.Table) -> pa.Table:
-    """Return the rows that are gates, judged by their numbers as `settle` does."""
+    """Return the rows that are gates, judged by their numbers as `Measurement.settled` does."""
     words = np.asarray(table["verdict"].combine_chunks().cast(pa.string()).to_numpy(False))
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
     gated = (words != Verdict.INFO.value) | ~np.isnan(tolerance)
@@ -75,7 +75,8 @@ def _gates(table: pa.Table) -> pa.Table:
         )
     share = np.where(np.isnan(tolerance), np.nan, share)
     judged = np.where(asked, np.where(within, Verdict.PASS.value, Verdict.FAIL.value), words)
-    judged = np.where(asked & within & np.isinf(tolerance), Verdict.NOT_COMPARABLE.value, judged)
+    unbounded = asked & np.isfinite(value) & ~np.isfinite(tolerance)
+    judged = np.where(unbounded, Verdict.NOT_COMPARABLE.value, judged)
     columns = {name: table[name] for name in (*KEY, "value", "tolerance")}
     columns |= {"fraction": share, "verdict": pa.array(judged.tolist(), pa.string())}
     if "deterministic" in table.column_names:

@@ -5,9 +5,8 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +55,13 @@ class Run:
 
     def __post_init__(self) -> None:
         """Judge every measurement by its numbers."""
-        rows = tuple(settle(m) for m in self.measurements)
+        rows = tuple(m.settled() for m in self.measurements)
         object.__setattr__(self, "measurements", rows)
 
     @property
     def id(self) -> str:
         """Name of the run's folder."""
         return self.manifest.id
-
-
-def settle(m: Measurement) -> Measurement:
-    """Return a measurement with the verdict that its numbers support: fail closed.
-
-    An infinite tolerance checks nothing. A value is a distance, a share or a count, and none of
-    them is below zero.
-    """
-    m = m.settled()
-    if m.verdict is Verdict.PASS and math.isinf(m.tolerance):
-        return replace(m, verdict=Verdict.NOT_COMPARABLE)
-    if m.verdict is Verdict.PASS and m.value < 0:
-        return replace(m, verdict=Verdict.FAIL)
-    return m
 
 
 # Columns that are more than a text or a number, by file.

@@ -23,6 +23,7 @@ from reports.registry.outcome import UnjudgedError, store
 from reports.store import reader
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
+from reports.store.seal import text_of
 from reports.verdict import pins
 from tests.helpers import cli
 from tests.reports.nights import earlier, explained, failing, finding, measurement, reseal, run
@@ -202,7 +203,7 @@ def test_a_run_of_todays_schema_without_checksums_is_damaged(root: Path) -> None
     folder = next(iter(sorted(root.glob("2026*"))))
     content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     del content["files"]
-    (folder / "run.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / "run.json").write_text(text_of(content), encoding="utf-8")
     with pytest.raises(StoreError, match=r"expected a checksum of .*measurements\.parquet"):
         read_run(folder)
     # One of schema 4 never had any, is judged, and said to be unchecked.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from parity.engine.measurement import Verdict
 from reports.registry.listing import summarise_runs
 from reports.registry.lookback import look_back
-from reports.store import gathered, index
+from reports.store import examine, gathered, index
+from reports.store.examine import KEY
 from reports.store.index import INDEX
 from reports.store.runs import list_runs, one_look, write_run
 from tests.reports.nights import failing, measurement, reseal, run
@@ -183,3 +188,22 @@ def test_one_look_ends_with_its_answer(tmp_path: Path) -> None:
         write_run(tmp_path, night(2))
         assert len(list_runs(tmp_path)[0]) == 1
     assert len(list_runs(tmp_path)[0]) == 2
+
+
+NUMBERS = (math.nan, -math.inf, -1.0, 0.0, 1.0, 2.0, math.inf)
+
+
+def test_the_index_judges_a_row_as_a_run_does(tmp_path: Path) -> None:
+    """Two forms of one rule: on a row, and on columns of ten thousand runs."""
+    cases = itertools.product(NUMBERS, NUMBERS, Verdict)
+    rows = [
+        measurement(quantity=f"q{i}", value=value, tolerance=tolerance, verdict=verdict)
+        for i, (value, tolerance, verdict) in enumerate(cases)
+    ]
+    # Of what a row says; `Run` settles verdicts when it is made.
+    columns = {name: [getattr(m, name) for m in rows] for name in (*KEY, "value", "tolerance")}
+    words = pa.array([m.verdict.value for m in rows]).dictionary_encode()
+    found = examine._gates(pa.table({**columns, "verdict": words}))
+    settled = {m.quantity: m.settled().verdict.value for m in rows}
+    gates = {name: word for name, word in settled.items() if word != Verdict.INFO.value}
+    assert dict(zip(*(found[c].to_pylist() for c in ("quantity", "verdict")), strict=True)) == gates
