@@ -166,6 +166,11 @@ def run(
     tensors: tuple[Deviation, ...] = (),
     **changes: object,
 ) -> Run:
+    if changes.get("kind") == "port":
+        # A port's name is its suite.
+        names = [suite["name"] for suite in changes.get("suites", ())]  # pyright: ignore
+        if len(names) == 1:
+            measurements = tuple(replace(m, suite=names[0]) for m in measurements)
     changes = {"contract": contracted(measurements), **changes}
     return Run(manifest(**changes), measurements, findings, tensors=tensors)
 

@@ -33,6 +33,7 @@ from parity.engine.measurement import Measurement, Verdict
 from reports.registry.lookup import judge_stored
 from reports.store.runs import Run, StoreError, write_run
 from reports.store.schema import FINDINGS, MANIFEST, MEASUREMENTS, PAGE, VERDICT
+from reports.verdict import pins
 from reports.verdict.decide import ExitCode
 from tests.helpers import cli
 from tests.reports.nights import contracted, failing, finding, measurement, run
@@ -49,12 +50,16 @@ CONTRACT = contracted(GATES)
 DERIVED = {PAGE, VERDICT}
 """Files of a run that its numbers do not depend on."""
 
+NEIGHBOURS = ("loop", "pipe", "nested", "empty")
+"""How the names of folders end that are no runs."""
+
 numbers = st.integers(min_value=0, max_value=10**6)
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """The files of a run that decide its verdict."""
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name not in DERIVED}
+    """The files of a run that decide its verdict; a pipe is never read."""
+    files = (p for p in folder.iterdir() if p.name not in DERIVED and p.is_file())
+    return {p.name: p.read_bytes() for p in files}
 
 
 class StoreAdversary(RuleBasedStateMachine):
@@ -77,7 +82,7 @@ class StoreAdversary(RuleBasedStateMachine):
         return sorted(p for p in self.root.iterdir() if p.is_dir() and p.name[0] != ".")
 
     def some(self, number: int) -> Path:
-        folders = self.folders()
+        folders = [p for p in self.folders() if not p.name.endswith(NEIGHBOURS)]
         return folders[number % len(folders)]
 
     @initialize()
@@ -115,7 +120,7 @@ class StoreAdversary(RuleBasedStateMachine):
         which=st.integers(0, len(GATES) - 1),
         change=st.sampled_from(
             [{"tolerance": float("inf")}, {"tolerance": float("nan")}, {"quantity": "norm"},
-             {"suite": "mesh"}, {"verdict": Verdict.INFO}]
+             {"suite": "mesh"}, {"verdict": Verdict.INFO, "tolerance": float("nan")}]
         ),
     )  # fmt: skip
     def a_night_with_another_gate(self, which: int, change: dict[str, Any]) -> None:
@@ -221,7 +226,7 @@ class StoreAdversary(RuleBasedStateMachine):
         if not copy.exists():
             shutil.copytree(folder, copy)
 
-    @precondition(lambda self: len(self.folders()) > 2)
+    @precondition(lambda self: len(self.folders()) > 4)
     @rule(number=numbers)
     def a_run_is_deleted(self, number: int) -> None:
         shutil.rmtree(self.some(number))
@@ -256,18 +261,24 @@ class StoreAdversary(RuleBasedStateMachine):
             assert cli("gate", "latest", "--out", self.root).exit_code != 0
 
     def _judge(self, folder: Path) -> None:
+        if content_of(folder) in self.healthy:
+            # It may pass, and need not be asked.
+            return
         try:
             decision = judge_stored(folder).decision
         except StoreError:
             return
-        if decision.exit_code is ExitCode.PASS:
-            assert content_of(folder) in self.healthy, f"{decision.word}: {decision.sentence}"
+        assert decision.exit_code is not ExitCode.PASS, f"{decision.word}: {decision.sentence}"
 
 
 @pytest.mark.parametrize(
-    "examples", [15, pytest.param(5000, marks=pytest.mark.sweep)], ids=["", "many"]
+    "examples", [200, pytest.param(5000, marks=pytest.mark.sweep)], ids=["", "many"]
 )
-def test_no_pass_but_for_what_was_measured(examples: int) -> None:
+def test_no_pass_but_for_what_was_measured(
+    examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The repository's pinned runs are about other work, and reading them is half of a verdict.
+    monkeypatch.setattr(pins, "FOLDER", tmp_path)
     run_state_machine_as_test(
         StoreAdversary,
         settings=settings(
