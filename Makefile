@@ -14,12 +14,13 @@ WORKERS ?= 2
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 
-.PHONY: help nightly test test-all test-ports lint docs reference record checkpoint clean
+.PHONY: help nightly test test-all test-long test-ports lint docs reference record checkpoint clean
 
 help:
 	@echo "make nightly     compare JAX with megalodon-hf and the oracle, probe bf16, write the page"
 	@echo "make test        lint and run the tests, but for the sweeps"
 	@echo "make test-all    lint and run every test, with every check on traced values"
+	@echo "make test-long   run thousands of random kills, lost replies and edits of stored runs"
 	@echo "make test-ports  compare every Flax model of Transformers with its original"
 	@echo "make lint        ruff, basedpyright, import-linter"
 	@echo "make docs        the documents and interfaces as a site, in build/site"
@@ -38,7 +39,11 @@ test: $(VENV)/.dev lint
 	@JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not sweep" $(ARGS)
 
 test-all: $(VENV)/.dev lint
-	@$(PYTEST) --traced-checks always -m "not (flax_models and sweep)" $(ARGS)
+	@$(PYTEST) --traced-checks always -m "not (flax_models and sweep) and not long" $(ARGS)
+
+# Thousands of random examples: kills, lost replies, an adversary over stored runs.
+test-long: $(VENV)/.dev
+	@$(PYTEST) -m "long" $(ARGS)
 
 # Every Flax model of Transformers, and every bug planted in them: an hour of two cores.
 test-ports: $(VENV)/.dev

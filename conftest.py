@@ -177,19 +177,22 @@ class Sweeps:
     """Says how many sweeps `-m "not sweep"` left out: what did not run is told, not forgotten."""
 
     def __init__(self, config):
-        self.config, self.left = config, 0
+        self.config, self.left, self.long = config, 0, 0
 
     def pytest_deselected(self, items):
-        self.left += sum(item.get_closest_marker("sweep") is not None for item in items)
+        long = [item for item in items if item.get_closest_marker("long")]
+        self.long += len(long)
+        self.left += sum(i.get_closest_marker("sweep") is not None for i in items) - len(long)
 
     def pytest_sessionfinish(self, session):
         if hasattr(session.config, "workerinput"):
-            session.config.workeroutput["sweeps"] = self.left
+            session.config.workeroutput["sweeps"] = self.left, self.long
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
         # Each worker of pytest-xdist collects everything, so each leaves out the same.
-        self.left = max(self.left, getattr(node, "workeroutput", {}).get("sweeps", 0))
+        left, long = getattr(node, "workeroutput", {}).get("sweeps", (0, 0))
+        self.left, self.long = max(self.left, left), max(self.long, long)
 
     def pytest_terminal_summary(self, terminalreporter):
         chosen = self.config.getoption("-m") or ""
@@ -197,6 +200,8 @@ class Sweeps:
             target = "test-ports" if "flax_models" in chosen else "test-all"
             line = f"sweep: {self.left} not run; make {target} runs them"
             terminalreporter.write_line(line)
+        if self.long and chosen:
+            terminalreporter.write_line(f"long: {self.long} not run; make test-long runs them")
 
 
 def missing(name):

@@ -272,7 +272,9 @@ class StoreAdversary(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "examples", [200, pytest.param(5000, marks=pytest.mark.sweep)], ids=["", "many"]
+    "examples",
+    [200, pytest.param(5000, marks=[pytest.mark.sweep, pytest.mark.long])],
+    ids=["", "many"],
 )
 def test_no_pass_but_for_what_was_measured(
     examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,8 @@ def killed(folder: Path, kills: int, seed: int, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kills", "seed"), [(40, 35), pytest.param(200, 36, marks=pytest.mark.sweep)]
+    ("kills", "seed"),
+    [(40, 35), pytest.param(200, 36, marks=[pytest.mark.sweep, pytest.mark.long])],
 )
 def test_killed_drivers_lose_nothing_and_take_nothing_of_other_content(
     tmp_path: Path, kills: int, seed: int

@@ -131,6 +131,7 @@ def test_every_run_of_writers_at_once_is_stored_once(
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("replies", "requests", "conditions"), FAULTS)
 def test_eight_writers_of_forty_runs_with_more_seeds(
