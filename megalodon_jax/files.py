@@ -93,8 +93,10 @@ def read_limited(file: Path, limit: int) -> bytes:
     # The path may have become a pipe since; without O_NONBLOCK opening it would wait for a writer.
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as opened:
-        _check_regular(file, os.fstat(handle))
-        content = opened.read(limit + 1)
+        status = os.fstat(handle)
+        _check_regular(file, status)
+        # One byte more shows that the file grew. A buffer of `limit` bytes would be taken at once.
+        content = opened.read(min(status.st_size, limit) + 1)
     if len(content) > limit:
         raise ValueError(f"{file} has more than {limit:,} bytes, the most that is read of it")
     return content

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parity.engine.contract import Gate, contract_of
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.tolerances import NOISE_WINDOW
 from reports.provenance.host import FIELDS
@@ -147,12 +148,15 @@ def _nights(scenario: Scenario, rng: np.random.Generator) -> Iterator[tuple[int,
 def _run(value: float, repeats: bool) -> Run:
     row = Measurement(
         *KEY[:3], Kind.LOGITS, 1, KEY[3], value, TOLERANCE, Verdict.PASS, "float32", "cpu", "same",
-        deterministic=repeats,
+        deterministic=repeats, suite="parity",
     )  # fmt: skip
     # One machine throughout: levels of another are held to wider limits.
     machine = Environment(device=Device("cpu"), host=dict.fromkeys(FIELDS, "synthetic"))
     suite = SuiteResult("parity", planned=1, executed=1, status="ran")
-    manifest = Manifest(id="night", created="2026-11-20", environment=machine, suites=(suite,))
+    contract = contract_of([Gate.of(row)])
+    manifest = Manifest(
+        "night", "2026-11-20", environment=machine, suites=(suite,), contract=contract
+    )
     return Run(manifest, (row,))
 
 

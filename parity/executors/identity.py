@@ -8,13 +8,17 @@ of it. Nothing that computes is imported here.
 from __future__ import annotations
 
 import hashlib
+import marshal
 import os
 import platform
+import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from parity.executors.inputs import digest_of_file, files_below
@@ -37,6 +41,8 @@ HARMLESS = (
 )  # fmt: skip
 """Beginnings of those among them that say where files are kept, what is logged or how memory is
 taken."""
+_HEADER, _WORD = 16, 0xFFFFFFFF
+"""Bytes before the code in a file of bytecode, and the largest number that they hold (PEP 552)."""
 DOCUMENTS = ("README.md",)
 """Files in the packages that no program reads."""
 
@@ -98,6 +104,37 @@ def changed_files() -> list[str]:
     """Return the files of the packages that are others than when this process first asked."""
     first, now = _first_files(), package_files()
     return sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))
+
+
+def stale_bytecode() -> list[str]:
+    """Return the files of the packages of which Python runs bytecode of another source.
+
+    Python takes stored bytecode by the source's size and time of change, and both can be kept when
+    a file is replaced. Its time of change of state cannot: bytecode that is older than that is
+    compared with what the source compiles to.
+    """
+    found = []
+    for package in PACKAGES:
+        for name, path in files_below(ROOT / package):
+            if path.suffix == ".py" and _is_stale(path, Path(cache_from_source(str(path)))):
+                found.append(f"{package}/{name}")
+    return found
+
+
+def _is_stale(source: Path, stored: Path) -> bool:
+    with suppress(OSError, EOFError, ValueError, TypeError):
+        if stored.stat().st_mtime_ns >= source.stat().st_ctime_ns:
+            return False
+        content, bytecode = source.read_bytes(), stored.read_bytes()
+        flags, changed, size = struct.unpack("<III", bytecode[4:_HEADER])
+        now = source.stat()
+        if flags or (changed, size) != (int(now.st_mtime) & _WORD, now.st_size & _WORD):
+            # Python compiles the source again.
+            return False
+        return marshal.loads(bytecode[_HEADER:]) != compile(
+            content, str(source), "exec", dont_inherit=True
+        )
+    return False
 
 
 class Watch:

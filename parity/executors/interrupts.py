@@ -22,6 +22,8 @@ GRACE = 3.0
 """Seconds that a process has after SIGINT or SIGTERM to stop by itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+_answers: list[int] = []
+"""Exit codes that were set by `end_with`."""
 _groups: set[int] = set()
 """Process groups of this driver's workers."""
 
@@ -68,11 +70,16 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(code)
+            os._exit(_answers[-1] if _answers else code)
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(writer)
+
+
+def end_with(code: int) -> None:
+    """Set the exit code of an interrupted process whose interrupt is its ordinary end."""
+    _answers.append(code)
 
 
 def lead_group() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from parity.executors.interrupts import end_with
+
 ROOT = Path(__file__).parents[2]
 """Folder of the packages: that of a checkout, or where they are installed."""
 MODEL = ROOT / "megalodon_jax"
@@ -46,6 +48,8 @@ def watch(folder: Path, arguments: Iterable[str]) -> int:
                 time.sleep(POLL)
             click.echo(f"changed: {', '.join(path.name for path in changed[:3])}", err=True)
     except KeyboardInterrupt:
+        # Ctrl-C is how watching ends, so the exit code is that of the last run.
+        end_with(code)
         return code
 
 

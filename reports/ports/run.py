@@ -110,6 +110,12 @@ def compare_ports(
         except REFUSALS as error:
             done.refused.append((port, error))
             answer = f"{port.title}: not compared: {str(error).splitlines()[0]}"
+        except Exception as error:
+            # Code of the two sides runs in there, and may raise anything.
+            named = PortError(f"{type(error).__name__}: {error}".rstrip(": "))
+            named.__cause__ = error
+            done.refused.append((port, named))
+            answer = f"{port.title}: not compared: {str(named).splitlines()[0]}"
         seconds = time.perf_counter() - start
         done.seconds[port.name] = done.seconds.get(port.name, 0.0) + seconds
         report(f"{answer} ({seconds:.1f} s)")

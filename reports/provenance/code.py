@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parity.executors.identity import Watch, code
+from parity.executors.identity import Watch, code, stale_bytecode
 from parity.executors.inputs import changed, contents
 from reports.provenance.environment import git_state
 from reports.store.schema import StoreError
@@ -36,6 +36,12 @@ class Start:
         Raises:
             StoreError: the packages are not those that this process imported.
         """
+        if stale := stale_bytecode():
+            raise StoreError(
+                f"expected Python to run the sources of the packages, but its stored bytecode of "
+                f"{', '.join(stale[:5])} is of another source with the same size and time. Delete "
+                f"the folders __pycache__ below {PACKAGES} and run the same command again"
+            )
         names = [str(name) for name in inputs if name is not None]
         start = cls(code(), contents(names), *git_state(PACKAGES))
         start.check()

@@ -18,6 +18,7 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest, read_manifest
+from reports.store.reader import checksum, read_bytes
 from reports.store.runs import Run, RunInfo, list_runs, one_look, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
@@ -38,6 +39,8 @@ _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 _CHANGE = ("what", "case", "edge", "quantity", "metric", "before", "now", "tolerance", "note")
 SHOWN = 20
 """Changes that are listed in the terminal."""
+AHEAD = 1.0
+"""Hours that a run may be dated ahead of the clock: two machines' clocks differ by seconds."""
 NAMED = 5
 """Damaged runs that are named below a verdict."""
 
@@ -50,10 +53,12 @@ class Found:
         folder: of the run.
         newer: with a reason, damaged folders that may hold a newer run than `latest` found: the
             verdict of an older one is no answer then.
+        ahead: hours by which `latest` is dated ahead of the clock.
     """
 
     folder: Path
     newer: tuple[tuple[Path, str], ...] = ()
+    ahead: float = 0.0
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -62,14 +67,22 @@ def find_run(root: Path, name: str) -> Path:
     `latest` is the newest run that has a verdict: a bench or a shard has none.
 
     Raises:
-        StoreError: there is none, or several begin so.
+        StoreError: there is none, several begin so, or a damaged run may be newer than `latest`.
     """
-    return look_up(root, name).folder
+    found = look_up(root, name)
+    if found.newer:
+        folder, why = found.newer[0]
+        raise StoreError(
+            f"expected the newest run, but {folder.name} may be newer than {found.folder.name} and "
+            f"cannot be read: {why}. Restore or delete it, or name the run that is meant"
+        )
+    return found.folder
 
 
 def look_up(root: Path, name: str) -> Found:
     """Return what `find_run` does, and for `latest` the damaged runs that may be newer."""
-    if _is_run(Path(name)):
+    # A folder of that name in the current folder does not stand for the newest run.
+    if name not in ("latest", "pinned") and _is_run(Path(name)):
         return Found(Path(name))
     if name == "blessed":
         raise StoreError("a pinned run is now named 'pinned', not 'blessed'")
@@ -85,8 +98,10 @@ def look_up(root: Path, name: str) -> Found:
         matches = [run.folder for run in stored if run.folder.name.startswith(name)]
         matches += [f for f, _ in unreadable if f.name.startswith(name) and f not in matches]
     if len(matches) == 1:
-        newer = _newer(matches[0], stored, unreadable) if name == "latest" else ()
-        return Found(matches[0], newer)
+        if name != "latest":
+            return Found(matches[0])
+        created = next(run.manifest.created for run in stored if run.folder == matches[0])
+        return Found(matches[0], _newer(created, stored, unreadable), -_hours_since(created))
     folders, place = matches or [run.folder for run in stored], address_of(root)
     bad = "".join(f"; {folder.name} is damaged: {why}" for folder, why in unreadable[-3:])
     if not folders:
@@ -103,10 +118,9 @@ def _is_run(folder: Path) -> bool:
 
 
 def _newer(
-    latest: Path, stored: Sequence[RunInfo], unreadable: Sequence[tuple[Path, str]]
+    created: str, stored: Sequence[RunInfo], unreadable: Sequence[tuple[Path, str]]
 ) -> tuple[tuple[Path, str], ...]:
     """Return the damaged folders that may hold a newer run, or whose age cannot be told."""
-    created = next(run.manifest.created for run in stored if run.folder == latest)
     return tuple((f, why) for f, why in unreadable if _may_be_newer(f, created, stored))
 
 
@@ -121,9 +135,12 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
     except StoreError:
         pass
     else:
-        # A whole copy of a run that can be read is no run of its own.
-        copies = {run.manifest.id for run in stored if run.folder != folder}
-        return manifest.created > created and manifest.id not in copies
+        # A whole copy of a run that can be read is no run of its own. Another run of the same id
+        # is one: two machines may begin in one second.
+        own = checksum(read_bytes(folder / MANIFEST))
+        twins = (r.folder for r in stored if r.manifest.id == manifest.id and r.folder != folder)
+        copied = any(checksum(read_bytes(twin / MANIFEST)) == own for twin in twins)
+        return manifest.created >= created and not copied
     if date := _DATED.match(folder.name):
         day, hour, minute, second = date.groups()
         return f"{day}T{hour}:{minute}:{second}" > created[:19]
@@ -138,6 +155,15 @@ def withheld(decision: Decision, found: Found) -> Decision:
     """Return the verdict that `gate` gives: INCOMPLETE in place of a green one where a newer run is
     damaged, because what is asked for is the newest.
     """
+    if decision.exit_code is ExitCode.PASS and found.ahead > AHEAD:
+        sentence = (
+            f"Run {found.folder.name} is dated {found.ahead:,.1f} hours ahead of this machine's "
+            "clock, so that it would stay the newest. Set the clocks right and measure again, or "
+            "name the run to judge."
+        )
+        return replace(
+            decision, word=Word.INCOMPLETE, exit_code=ExitCode.INCOMPLETE, sentence=sentence
+        )
     if not found.newer or decision.exit_code is not ExitCode.PASS:
         return decision
     damaged = count(len(found.newer), "newer folder is damaged", "newer folders are damaged")
@@ -239,7 +265,8 @@ def check_age(folder: Path, hours: float) -> None:
         raise StoreError(
             f"{folder.name} began at {created!r}, which is no time: {error}"
         ) from error
-    if age > hours:
+    # Written so that an age or a limit that is no number is refused.
+    if not -AHEAD <= age <= hours:
         raise StoreError(
             f"expected a run that began at most {hours:g} hours ago, but {folder.name} is "
             f"{age:.1f} hours old: nothing was stored since. See what was to measure."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from reports.store.schema import (
     kind_of,
     migrate,
 )
-from reports.store.seal import check_seal
+from reports.store.seal import check_seal, is_sealed
 
 CHECKED = 5
 """First schema with checksums."""
@@ -341,8 +342,21 @@ def _verdict(folder: Path, content: bytes) -> str:
     except StoreError:
         return ""
     word = document.get("verdict")
-    fits = isinstance(word, str) and document.get("run") == checksum(content)
-    return str(word) if fits else ""
+    fits = document.get("run") == checksum(content) and is_sealed(document)
+    return word if fits and isinstance(word, str) else ""
+
+
+def _check_time(created: str, path: Path) -> None:
+    # Runs are sorted by this text, so all of them have one form, in UTC.
+    try:
+        offset = datetime.fromisoformat(created).utcoffset()
+    except ValueError:
+        offset = None
+    if offset != timedelta(0):
+        raise StoreError(
+            f"expected a time in UTC such as 2026-11-20T21:30:00+00:00 as 'created' in {path}, "
+            f"received {created[:40]!r}; restore the folder or delete it"
+        )
 
 
 def parse_manifest(content: bytes, path: Path) -> Manifest:
@@ -354,6 +368,7 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
         raise StoreError(
             f"expected the texts 'id' and 'created' in {path}; restore the folder or delete it"
         )
+    _check_time(document["created"], path)
     try:
         return Manifest.from_json(document)
     except (StoreError, TypeError) as error:

@@ -15,8 +15,9 @@ from pathlib import Path
 from reports.store.addresses import ADDRESS, address_of
 from reports.store.index import Line, read_index
 from reports.store.manifest import Manifest
+from reports.store.reader import checksum, read_bytes
 from reports.store.run import Run, read_run
-from reports.store.schema import PAGE, RunKind, StoreError
+from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.writer import add_page, add_verdict, check_writable, write_run
 
 __all__ = [
@@ -114,8 +115,13 @@ def _folders(root: Path) -> tuple[list[Path], Unreadable]:
         with os.scandir(root) as entries:
             for entry in entries:
                 try:
-                    if not entry.name.startswith(".") and entry.is_dir():
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir():
                         names.append(entry.name)
+                    elif entry.is_symlink() and not os.path.exists(entry.path):
+                        why = "expected a folder, but the link leads nowhere; mount it or delete it"
+                        unreadable.append((root / entry.name, why))
                 except OSError as error:
                     # A link to itself, among others.
                     why = f"expected a folder, but: {error.strerror or error}; delete it"
@@ -139,6 +145,10 @@ def without_copies(runs: list[RunInfo], unreadable: Unreadable) -> list[RunInfo]
     for run in sorted(runs, key=lambda run: run.folder.name != run.manifest.id):
         first = by_id.setdefault(run.manifest.id, run)
         if first is not run:
-            why = f"a copy of run {run.manifest.id} in {first.folder}; delete one of them"
+            same = checksum(read_bytes(run.folder / MANIFEST)) == checksum(
+                read_bytes(first.folder / MANIFEST)
+            )
+            what = "a copy of run" if same else "another run with the id of run"
+            why = f"{what} {run.manifest.id} in {first.folder}; delete one of them"
             unreadable.append((run.folder, why))
     return sorted(by_id.values(), key=lambda run: (run.manifest.created, str(run.folder)))

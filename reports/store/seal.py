@@ -23,12 +23,18 @@ FIRST_SEALED = 5
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document of run.json with the seal of its content."""
-    return {**document, SEAL: _digest(document)}
+    content = {name: value for name, value in document.items() if name != SEAL}
+    return {**content, SEAL: _digest(content)}
 
 
 def text_of(document: Mapping[str, Any]) -> str:
     """Return the text of a run.json: the document, sealed."""
     return json.dumps(sealed(document), indent=2, ensure_ascii=False) + "\n"
+
+
+def is_sealed(document: Mapping[str, Any]) -> bool:
+    """Return whether a document has the seal of its content."""
+    return document.get(SEAL) == _digest(document)
 
 
 def check_seal(document: Mapping[str, Any], path: Path) -> None:
@@ -38,10 +44,17 @@ def check_seal(document: Mapping[str, Any], path: Path) -> None:
         StoreError: it has no seal, or its content has another one.
     """
     schema = document.get("schema")
+    newer = [name for name in ("seal", "files", "contract") if name in document]
+    if isinstance(schema, int) and schema < FIRST_SEALED and newer:
+        raise StoreError(
+            f"expected {path} as it was stored, but it says schema {schema} and has "
+            f"{', '.join(newer)}, which schema {FIRST_SEALED} brought: it was edited. Restore the "
+            "folder or delete it"
+        )
     # What is no schema of this version is refused by `migrate`, which says why.
     if not isinstance(schema, int) or not FIRST_SEALED <= schema <= SCHEMA:
         return
-    if document.get(SEAL) != _digest(document):
+    if not is_sealed(document):
         raise StoreError(
             f"expected {path} as it was stored, but its content does not fit its seal: it was "
             f"edited or damaged. Restore the folder or delete it; a value in {MANIFEST} is never "

@@ -6,7 +6,6 @@ Source: docs/reports.md "Store".
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -189,7 +188,7 @@ def add_verdict(folder: Path, word: str, page: str | None = None) -> None:
         # Whoever edits run.json afterwards has another run, which nobody judged.
         document["run"] = checksum(read_bytes(folder / MANIFEST))
         with written_aside(folder / VERDICT) as aside:
-            aside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            aside.write_text(text_of(document), encoding="utf-8")
     if (storage := storage_of(folder.parent)) is not None:
         for name in (PAGE, VERDICT):
             if (folder / name).is_file():

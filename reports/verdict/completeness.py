@@ -37,6 +37,11 @@ def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str
         old_schema_may_pass: whether a run without a contract, of an older schema, counts as whole.
     """
     manifest = run.manifest
+    if manifest.fault:
+        return (
+            f"Nothing failed, but the bug {label(manifest.fault, 60)} was planted in this run: no "
+            "gate found it, and the run says nothing about the program without it."
+        )
     if twice := [key for key, n in Counter(m.key for m in run.measurements).items() if n > 1]:
         case, edge, quantity, metric = twice[0]
         return (

@@ -243,7 +243,7 @@ def _verdict(
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
     sentence = (
-        f"All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "
+        f"{say.selection(run)}All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "
         f"{say.since(baseline, environment, changes)}{say.first_night(run, comparisons)}"
     )
     return Word.PASS, ExitCode.PASS, sentence

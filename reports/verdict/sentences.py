@@ -112,6 +112,16 @@ def incomplete(run: Run, missing: Sequence[str]) -> str:
     )
 
 
+def selection(run: Run) -> str:
+    """Say that a run measured a selection of a night; empty where it measured all of it."""
+    manifest = run.manifest
+    if manifest.kind is not RunKind.NIGHTLY or not manifest.selected:
+        return ""
+    names = ", ".join(label(name, 40) for name in manifest.selected[:3])
+    more = f" and {len(manifest.selected) - 3} more" if len(manifest.selected) > 3 else ""
+    return f"Of the night only {names}{more} was measured. "
+
+
 def tightest(run: Run) -> str:
     """Name the gate that is closest to its tolerance."""
     gates = [m for m in run.measurements if m.verdict is Verdict.PASS]

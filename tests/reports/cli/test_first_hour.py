@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from parity.engine.contract import Gate
 from parity.faults import Fault
 from parity.mesh import suite as meshes
 from reports.cli import doctor as doctor_module
@@ -199,8 +200,12 @@ def stand_in(monkeypatch) -> None:
         make = failing if planted else measurement
         yield make(case="length_c", quantity="layers.0.inner", stage=1)
 
+    def planned(*_: object) -> Iterator[Gate]:
+        yield Gate.of(measurement(case="length_c", quantity="layers.0.inner", stage=1))
+
     monkeypatch.setattr(Fault, "planted", plant)
     monkeypatch.setattr(suites_module.Suite, "case", case)
+    monkeypatch.setattr("parity.megalodon.contract.gates", planned)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def diverging(folder: Path):
 
 def test_a_port_that_holds_passes_and_its_run_says_what_it_is(folder: Path) -> None:
     (first, *_), unreadable = list_runs(folder / "runs")
-    manifest = first.manifest
+    manifest = read_run(first.folder).manifest
     assert not unreadable
     assert (first.kind, manifest.verdict, manifest.subject) == (RunKind.PORT, "PASS", {"mlp"})
     assert manifest.id.endswith("-port-mlp")

@@ -1,0 +1,179 @@
+"""Ways in which a run was green that had not earned it, each found by attacking the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from parity.executors import identity
+from reports.provenance.code import Start
+from reports.registry.lookup import find_run, judge_stored
+from reports.store.runs import StoreError, list_runs, read_run, write_run
+from reports.store.seal import sealed
+from reports.verdict.decide import Word, decide
+from tests.helpers import cli
+from tests.reports.nights import earlier, failing, measurement, run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with one run that passes."""
+    write_run(tmp_path / "runs", earlier(measurement()))
+    return tmp_path / "runs"
+
+
+def gate(root: Path, *more: str):
+    return cli("gate", "latest", "--out", root, *more)
+
+
+def test_the_run_of_these_tests_passes(root: Path) -> None:
+    assert gate(root).exit_code == 0
+
+
+def test_another_run_of_the_same_id_is_no_copy(root: Path) -> None:
+    """Two machines began in one second; the run that failed is not hidden by the one that passed."""
+    aside = write_run(root.parent / "aside", earlier(failing()))
+    shutil.copytree(aside, root / f"host2-{aside.name}")
+    told = gate(root)
+    assert told.exit_code == 3 and "newer folder is damaged" in told.output
+    _, [(_, why)] = list_runs(root)
+    assert why.startswith("another run with the id of run")
+    # A copy of the run itself is none.
+    shutil.rmtree(root / f"host2-{aside.name}")
+    [good] = (info.folder for info in list_runs(root)[0])
+    shutil.copytree(good, root / "copy")
+    assert gate(root).exit_code == 0
+
+
+def test_what_reads_the_newest_run_refuses_an_older_one(root: Path) -> None:
+    damaged = write_run(root, run(measurement()))
+    (damaged / "measurements.parquet").write_bytes(b"PAR1")
+    assert gate(root).exit_code == 3
+    with pytest.raises(StoreError, match="expected the newest run, but .* cannot be read"):
+        find_run(root, "latest")
+    for command in (
+        ("export", "latest", "junit"),
+        ("report", "latest"),
+        ("compare", "latest", "latest"),
+    ):
+        assert cli(*command, "--out", root).exit_code == 2
+
+
+def test_a_link_that_leads_nowhere_may_be_the_newest_run(root: Path) -> None:
+    (root / "2026-12-24T00-00-00Z-1a2b3c4").symlink_to(root / "gone")
+    told = gate(root)
+    assert told.exit_code == 3 and "link leads nowhere" in told.output
+
+
+def test_a_folder_named_latest_does_not_stand_for_the_newest_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root, run(failing()))
+    monkeypatch.chdir(root.parent)
+    shutil.copytree(sorted(root.glob("2026-11-19*"))[0], root.parent / "latest")
+    assert gate(root).exit_code == 1
+
+
+@pytest.mark.parametrize("hours", [2, 24 * 365])
+def test_a_run_dated_in_the_future_does_not_stay_the_newest(tmp_path: Path, hours: int) -> None:
+    created = (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
+    write_run(tmp_path, run(measurement(), created=created))
+    told = gate(tmp_path)
+    assert told.exit_code == 3 and "ahead of this machine's clock" in told.output
+    assert cli("gate", "latest", "--out", tmp_path, "--max-age", "1").exit_code == 2
+
+
+@pytest.mark.parametrize("limit", ["nan", "-1", "0"])
+def test_a_limit_of_age_is_a_number_above_0(root: Path, limit: str) -> None:
+    assert gate(root, "--max-age", limit).exit_code == 2
+
+
+@pytest.mark.parametrize("created", ["zzz", "2026-11-20", "2026-11-20T23:59:00-05:00", ""])
+def test_a_run_says_when_it_began_in_utc(tmp_path: Path, created: str) -> None:
+    folder = write_run(tmp_path, run(measurement(), created=created))
+    with pytest.raises(StoreError, match="expected a time in UTC"):
+        read_run(folder)
+
+
+def test_an_older_schema_is_not_written_by_hand(root: Path) -> None:
+    """The seal taken out, and a schema and a kind put in that had none and no contract."""
+    [info] = list_runs(root)[0]
+    document = json.loads((info.folder / "run.json").read_text(encoding="utf-8"))
+    del document["seal"]
+    document |= {"schema": 4, "kind": "pytest"}
+    (info.folder / "run.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(StoreError, match=r"says schema 4 and has files, contract.*it was edited"):
+        read_run(info.folder)
+
+
+def test_a_list_shows_no_word_that_was_edited(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run(failing(), verdict="REGRESSED"), lambda night: "page")
+    [info] = list_runs(tmp_path)[0]
+    assert info.manifest.verdict == "REGRESSED"
+    path = folder / "verdict.json"
+    edited = path.read_text(encoding="utf-8").replace("REGRESSED", "PASS")
+    path.write_text(edited, encoding="utf-8")
+    assert [each.manifest.verdict for each in list_runs(tmp_path)[0]] != ["PASS"]
+
+
+def test_a_planted_bug_that_nothing_found_is_no_pass(tmp_path: Path) -> None:
+    night = run(measurement(), fault="timenorm_counts_padding")
+    decision = decide(night, None)
+    assert decision.word is Word.INCOMPLETE
+    assert "timenorm_counts_padding was planted" in decision.sentence
+    assert decide(run(failing(), fault="timenorm_counts_padding"), None).word is Word.REGRESSED
+
+
+def test_a_selection_says_that_it_is_one() -> None:
+    asked = decide(run(measurement(), selected=["length_c", "plain"]), None)
+    assert asked.word is Word.PASS
+    assert asked.sentence.startswith("Of the night only length_c, plain was measured. All 1 gate")
+    assert "only" not in decide(run(measurement()), None).sentence
+
+
+def test_a_tolerance_near_the_smallest_float_costs_no_other_run(root: Path) -> None:
+    tiny = measurement(value=0.0, tolerance=5e-324)
+    odd = write_run(root, earlier(tiny, day=18))
+    assert judge_stored(odd).decision.word is Word.PASS
+    assert gate(root).exit_code == 0
+
+
+def test_a_seal_holds_for_what_was_sealed_before() -> None:
+    assert sealed(sealed({"a": 1})) == sealed({"a": 1})
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in the place of ours, with bytecode that Python stored."""
+    import py_compile
+
+    for name in identity.PACKAGES:
+        (tmp_path / name).mkdir()
+    module = tmp_path / identity.PACKAGES[0] / "norm.py"
+    module.write_text("def root(x):\n    return x ** 0.5\n", encoding="utf-8")
+    monkeypatch.setattr(identity, "ROOT", tmp_path)
+    py_compile.compile(str(module))
+    return module
+
+
+def test_bytecode_of_another_source_of_the_same_size_and_time_is_found(package: Path) -> None:
+    assert identity.stale_bytecode() == []
+    state = package.stat()
+    package.write_text("def root(x):\n    return x ** 0.6\n", encoding="utf-8")
+    os.utime(package, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert package.stat().st_size == state.st_size
+    assert identity.stale_bytecode() == ["megalodon_jax/norm.py"]
+    with pytest.raises(StoreError, match=r"bytecode of megalodon_jax/norm\.py .*__pycache__"):
+        Start.now()
+    # The source as it was, or with another time, is what Python runs.
+    package.write_text("def root(x):\n    return x ** 0.5\n", encoding="utf-8")
+    os.utime(package, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert identity.stale_bytecode() == []
+    package.write_text("def root(x):\n    return x ** 0.7\n", encoding="utf-8")
+    os.utime(package, ns=(state.st_atime_ns, state.st_mtime_ns + 2 * 10**9))
+    assert identity.stale_bytecode() == []
