@@ -118,8 +118,10 @@ def reseal(folder: Path, **changes: object) -> Path:
     names = (path for path in sorted(folder.glob("*.parquet")))
     content["files"] = {path.name: checksum(path.read_bytes()) for path in names}
     if content["schema"] < CHECKED:
-        del content["files"]
-    (folder / MANIFEST).write_text(text_of(content), encoding="utf-8")
+        content = {n: v for n, v in content.items() if n not in ("files", "contract", "seal")}
+        (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
+    else:
+        (folder / MANIFEST).write_text(text_of(content), encoding="utf-8")
     return folder
 
 

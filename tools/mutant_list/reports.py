@@ -410,8 +410,8 @@ STORE = (
         (
             "hidden_folders_are_runs",
             "what an interrupted write left is listed",
-            'if not entry.name.startswith(".") and entry.is_dir():',
-            "if entry.is_dir():",
+            'if entry.name.startswith("."):\n                        continue',
+            'if entry.name == ".":\n                        continue',
             f"{_STORE}",
         ),
         (

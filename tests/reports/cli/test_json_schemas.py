@@ -66,7 +66,7 @@ def test_every_command_with_json_has_a_schema() -> None:
         ("list", 0),
         ("gate latest", 1),
         ("gate 2026-11-18", 0),
-        ("compare 2026-11-18 latest", 1),
+        ("compare 2026-11-18 2026-11-20", 1),
         ("history", 0),
         ("history baseline", 0),
         ("history baseline logits", 0),

@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None
         folder.mkdir()
         for name in ("measurements.parquet", "findings.parquet"):
             (folder / name).hardlink_to(first / name)
-        created = f"2025-{1 + n // 31:02d}-{1 + n % 31:02d}T00:00:00+00:00"
+        created = (datetime(2025, 1, 1, tzinfo=UTC) + timedelta(days=n)).isoformat()
         (folder / "run.json").write_text(
             text_of(text | {"id": folder.name, "created": created}), encoding="utf-8"
         )

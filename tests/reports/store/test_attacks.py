@@ -36,7 +36,7 @@ def test_the_run_of_these_tests_passes(root: Path) -> None:
 
 
 def test_another_run_of_the_same_id_is_no_copy(root: Path) -> None:
-    """Two machines began in one second; the run that failed is not hidden by the one that passed."""
+    """Two machines began in one second: the run that passed does not hide the one that failed."""
     aside = write_run(root.parent / "aside", earlier(failing()))
     shutil.copytree(aside, root / f"host2-{aside.name}")
     told = gate(root)
@@ -54,14 +54,10 @@ def test_what_reads_the_newest_run_refuses_an_older_one(root: Path) -> None:
     damaged = write_run(root, run(measurement()))
     (damaged / "measurements.parquet").write_bytes(b"PAR1")
     assert gate(root).exit_code == 3
-    with pytest.raises(StoreError, match="expected the newest run, but .* cannot be read"):
+    with pytest.raises(StoreError, match=r"expected the newest run, but .* cannot be read"):
         find_run(root, "latest")
-    for command in (
-        ("export", "latest", "junit"),
-        ("report", "latest"),
-        ("compare", "latest", "latest"),
-    ):
-        assert cli(*command, "--out", root).exit_code == 2
+    for command in ("export latest junit", "report latest", "compare latest latest"):
+        assert cli(*command.split(), "--out", root).exit_code == 2
 
 
 def test_a_link_that_leads_nowhere_may_be_the_newest_run(root: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_run_of_todays_schema_without_checksums_is_damaged(root: Path) -> None
     with pytest.raises(StoreError, match=r"expected a checksum of .*measurements\.parquet"):
         read_run(folder)
     # One of schema 4 never had any: it is read and said to be unchecked, and no gate was planned.
-    (folder / "run.json").write_text(json.dumps(content | {"schema": 4}), encoding="utf-8")
+    reseal(folder, schema=4)
     told = cli("gate", folder.name, "--out", root)
     assert told.exit_code == 3 and "stored by schema 4" in told.stdout
 
