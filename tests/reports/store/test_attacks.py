@@ -8,11 +8,16 @@ import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from parity.executors import identity
 from reports.provenance.code import Start
+from reports.registry.lookback import look_back
 from reports.registry.lookup import find_run, judge_stored
+from reports.store.gathered import FEW, Gathered
+from reports.store.index import Line
 from reports.store.runs import StoreError, list_runs, read_run, write_run
 from reports.store.seal import sealed
 from reports.verdict.decide import Word, decide
@@ -58,6 +63,52 @@ def test_what_reads_the_newest_run_refuses_an_older_one(root: Path) -> None:
         find_run(root, "latest")
     for command in ("export latest junit", "report latest", "compare latest latest"):
         assert cli(*command.split(), "--out", root).exit_code == 2
+
+
+def test_a_change_is_withheld_too_where_a_newer_run_is_damaged(root: Path) -> None:
+    """CHANGED exits with 0 like PASS."""
+    write_run(root, run(measurement(value=1.1e-6), id="2026-11-20T00-00-00Z-1a2b3c4"))
+    assert "CHANGED" in gate(root).output and gate(root).exit_code == 0
+    newest = write_run(root, run(measurement(), created="2026-11-21T21:30:00+00:00"))
+    (newest / "measurements.parquet").write_bytes(b"PAR1")
+    assert gate(root).exit_code == 3
+
+
+@pytest.mark.parametrize("hours", [1.5, 73.0])
+def test_an_age_counts_whole_days(tmp_path: Path, hours: float) -> None:
+    created = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
+    write_run(tmp_path, run(measurement(), created=created))
+    assert gate(tmp_path, "--max-age", str(hours + 1)).exit_code == 0
+    told = gate(tmp_path, "--max-age", str(hours - 1))
+    assert told.exit_code == 2 and f"{hours:.1f} hours old" in told.output
+
+
+def test_gates_of_every_subject_are_listed_whoever_ran_last(tmp_path: Path) -> None:
+    for day, name in ((18, "mine"), (19, "yours")):
+        suites = [{"name": name, "status": "ran", "planned": 1, "executed": 1}]
+        row = measurement(case=f"{name}/one", suite=name)
+        write_run(tmp_path, earlier(row, day=day, kind="port", suites=suites))
+    cases = {row["case"] for row in look_back(str(tmp_path)).rows}
+    assert cases == {"mine/one", "yours/one"}
+
+
+def test_values_that_were_gathered_anew_are_kept_once(tmp_path: Path) -> None:
+    """Files of few runs become one; what a later file holds anew is left out of it."""
+    gathered = Gathered(tmp_path, {})
+
+    def write(*runs: str, value: float) -> str:
+        return gathered.write(pa.table({"run": list(runs), "value": [value] * len(runs)}))
+
+    old, new = write("a", "b", value=1.0), write("a", value=2.0)
+    more = [write(f"r{i}", value=3.0 + i) for i in range(FEW)]
+    lines = {"a": Line("a", "", gathered=new), "b": Line("b", "", gathered=old)}
+    lines |= {f"r{i}": Line(f"r{i}", "", gathered=name) for i, name in enumerate(more)}
+    made = gathered.compact(lines)
+    [name] = {line.gathered for line in made.values()}
+    held = pq.read_table(gathered.path(name)).to_pydict()
+    assert sorted(zip(held["run"], held["value"], strict=True)) == sorted(
+        [("a", 2.0), ("b", 1.0), *((f"r{i}", 3.0 + i) for i in range(FEW))]
+    )
 
 
 def test_a_link_that_leads_nowhere_may_be_the_newest_run(root: Path) -> None:
