@@ -269,7 +269,6 @@ def _pair(case: str, edge: str, seed: object) -> list[Measurement]:
             quantity=f"grad/model.layers.{i}.{name}",
             kind=Kind.GRADIENT,
             stage=-1,
-            suite="gradients",
             value=error(name, 0.7),
             **shared,
         )
@@ -331,7 +330,6 @@ def _realistic_document() -> dict[str, object]:
         durations={"parity": 214.2, "gradients": 188.9, "stability": 96.4},
         suites=[
             {"name": "parity", "status": "ran", "planned": 52, "executed": 52, "reason": ""},
-            {"name": "gradients", "status": "ran", "planned": 52, "executed": 52, "reason": ""},
             {"name": "stability", "status": "ran", "planned": 4, "executed": 4, "reason": ""},
         ],
         cases=[

@@ -12,7 +12,19 @@ from reports.verdict.completeness import lacking
 from reports.verdict.decide import ExitCode, Word, decide
 from tests.reports.nights import altered, contracted, failing, measurement, realistic, run
 
-NIGHT = realistic()
+
+def two_suites() -> Run:
+    """A whole night whose gradients are a suite of their own."""
+    night = realistic()
+    rows = tuple(
+        replace(m, suite="gradients") if m.kind is Kind.GRADIENT else m for m in night.measurements
+    )
+    suites = [*night.manifest.to_json()["suites"], GRADIENTS]
+    return replace(altered(night, suites=suites, contract=contracted(rows)), measurements=rows)
+
+
+GRADIENTS = {"name": "gradients", "status": "ran", "planned": 52, "executed": 52, "reason": ""}
+NIGHT = two_suites()
 
 
 def of(rows: list[Measurement]) -> Run:
