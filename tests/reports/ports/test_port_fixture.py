@@ -63,8 +63,9 @@ def test_a_test_of_a_port_fails_with_its_report_and_the_run_has_all(tmp_path: Pa
     assert "mlp/right: holds" not in shown
     ((stored,), _) = list_runs(tmp_path / "runs")
     assert stored.kind is RunKind.PYTEST
-    assert [d["title"] for d in stored.manifest.ports] == ["mlp/good", "mlp/right", "mlp/wrong"]
-    assert {m.case for m in read_run(stored.folder).measurements} == {
+    found = read_run(stored.folder)
+    assert [d["title"] for d in found.manifest.ports] == ["mlp/good", "mlp/right", "mlp/wrong"]
+    assert {m.case for m in found.measurements} == {
         "mlp/good",
         "mlp/right",
         "mlp/wrong",
