@@ -51,9 +51,9 @@ def mla_moe(*, steps: int = STEPS, meshes: Any = MESHES, batch: int = 8) -> Mesh
 
     state = initial_state(params) if steps else ()
     # The router's bias chooses experts and takes part in no sum: its derivative is 0, and so are
-    # both moments of it.
+    # both moments of it. It starts at 0, so it stays there.
     buffers = [name for name in named_leaves(params) if name.endswith(BUFFER)]
-    derived = ("grad", f"step{steps}/mu", f"step{steps}/nu")
+    derived = ("grad", *(f"step{steps}/{what}" for what in ("mu", "nu", "params")))
     zeros = {f"{what}/{name}" for name in buffers for what in derived}
     arguments = (params, state, case.ids)
     return MeshComparison(run, arguments, _spec, meshes, name="mla-moe", zeros=zeros)

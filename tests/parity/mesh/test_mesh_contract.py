@@ -5,14 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from megalodon_jax import traced_checks
+from parity.deepseek_v3.cases import BUFFER
+from parity.engine.contract import breaches, contract_of
 from parity.engine.measurement import Verdict
 from parity.mesh import contract
 from parity.mesh.step import MeshComparison
-from parity.mesh.suite import WATCHED
+from parity.mesh.suite import CASES, WATCHED, measured
 
 
 def step(x):
@@ -52,4 +55,14 @@ def test_a_part_of_the_meshes_has_a_part_of_the_gates():
     case = "mesh mla-moe data=2 expert=4"
     gates = list(contract.gates([case]))
     assert {gate.case for gate in gates} == {case}
+    # What is 0 by construction is no gate.
+    assert not any(BUFFER in gate.quantity for gate in gates)
     assert {"grad", "params", "mu", "nu"} <= {p for g in gates for p in g.quantity.split("/")[:2]}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", ["mesh mla-moe data=8 expert=1", next(iter(CASES))])
+def test_the_suite_measures_its_contract(case):
+    """A gate that is planned and never measured would leave every night incomplete."""
+    found = breaches(contract_of(contract.gates([case])), measured([case]))
+    assert not found, found.sentence()
