@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import re
 
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jax
 import pytest
+from _pytest.mark.expression import Expression
 from jaxtyping import install_import_hook
 
 from tests.browser import chromium
@@ -30,7 +32,7 @@ if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 install_import_hook(PACKAGES, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
-pytest_plugins = ["reports.nightly.pytest_plugin"]
+pytest_plugins = ["megalodon_numerics.pytest_plugin"]
 MAPS = 30_000
 """Memory maps of a process above which compiled programs are thrown away. Linux allows 65,530; XLA
 takes some for each of the hundreds of modules of a program, and dies where there are no more."""
@@ -134,6 +136,37 @@ def pytest_collection_modifyitems(items):
         for name, reason in reasons.items():
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Collect nothing where -m selects only tests that cannot run here: the answer is the same.
+
+    Importing all tests takes most of a minute of a machine without a GPU. Workers of pytest-xdist
+    collect anyway, since their controller waits for what they found.
+    """
+    config = session.config
+    expression = config.getoption("-m")
+    distributed = hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None)
+    if expression and not distributed and not may_run(expression):
+        return True
+    return None
+
+
+def may_run(expression):
+    """Whether a -m expression can select a test that has no guarded marker that cannot run here."""
+    try:
+        compiled = Expression.compile(expression)
+    except Exception:  # pytest says what is wrong with it
+        return True
+    free = sorted(set(re.findall(r"\w+", expression)) - {"and", "or", "not"})
+    absent = {name for name in GUARDED if name in free and missing(name)}
+    choices = itertools.product(*([False] if name in absent else [False, True] for name in free))
+    for choice in choices:
+        marks = dict(zip(free, choice, strict=True))
+        if compiled.evaluate(lambda name, /, marks=marks, **_: marks.get(name, True)):
+            return True
+    return False
 
 
 class GuardedMarkers:

@@ -15,6 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_OURS = ("megalodon_jax", "parity", "stability", "reports")
+"""Top-level packages of this project."""
+
 
 class UserFileError(ValueError):
     """A file is not what was asked for; the message says what was, and shows its own lines."""
@@ -97,7 +100,23 @@ def _own_traceback(path: Path, error: BaseException) -> str:
     own = [i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(folder)]
     lines = traceback.format_list(frames[own[0] :] if own else [])
     lines += traceback.format_exception_only(error)
-    return "".join(lines).rstrip()
+    return "".join([*lines, _same_name(folder, error)]).rstrip()
+
+
+def _same_name(folder: Path, error: BaseException) -> str:
+    """Return what to do where the file meant a package beside it with the name of one of ours."""
+    if not isinstance(error, ImportError):
+        return ""
+    package = (error.name or "").partition(".")[0]
+    ours = Path(getattr(sys.modules.get(package), "__file__", None) or folder).resolve().parent
+    theirs = folder / package
+    if package not in _OURS or not theirs.is_dir() or ours in (theirs, folder):
+        return ""
+    return (
+        f"{package!r} is the package of megalodon-numerics in this process ({ours}), not "
+        f"{theirs}. Import what you need from {theirs} under another name, or load it with "
+        "importlib.util.spec_from_file_location"
+    )
 
 
 def guarded_items(path: Path, items: Iterable[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-PACKAGES = ("megalodon_jax", "parity", "stability", "reports", "tests")
+PACKAGES = ("megalodon_jax", "megalodon_numerics", "parity", "stability", "reports", "tests")
 POSITION = {"read_text": 0, "write_text": 1}
 """Where `encoding` stands when it is not given by name."""
 

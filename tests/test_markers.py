@@ -36,6 +36,22 @@ def test_cuda_without_a_device_is_not_green(arguments):
     assert result.returncode == 5
 
 
+def test_what_can_select_only_tests_that_cannot_run_collects_nothing():
+    # All of tests/: importing them would take most of a minute.
+    result = run("-m", "cuda and not sweep")
+    assert "NOT GREEN: cuda: 0 ran, 1 required" in result.stdout
+    assert "no tests ran" in result.stdout
+    assert "deselected" not in result.stdout
+    assert result.returncode == 5
+
+
+def test_another_marker_of_the_expression_is_run_without_a_device():
+    result = run("-m", "cuda or traced_checks", "tests/test_markers.py", "-k", "marked_test")
+    assert "1 passed" in result.stdout
+    assert "NOT GREEN: cuda: 0 ran, 1 required" in result.stdout
+    assert result.returncode == 5
+
+
 @pytest.mark.parametrize(
     "workers",
     [(), pytest.param(("-n", "1"), marks=pytest.mark.sweep)],

@@ -212,7 +212,7 @@ def arguments(side: str, length: int, sizes: str) -> tuple[str, ...]:
         length: tokens of its one row.
         sizes: a name of `SIZES`.
     """
-    return ("-m", "reports.bench.workloads", side, str(length), sizes)
+    return ("-P", "-m", "reports.bench.workloads", side, str(length), sizes)
 
 
 def _serve(side: str, length: str, sizes: str) -> None:

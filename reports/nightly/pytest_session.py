@@ -24,8 +24,6 @@ from stability.core.findings import Finding, Severity
 if TYPE_CHECKING:
     from reports.store.manifest import Manifest, SuiteResult
 
-VERDICT, PYTEST = "verdict", "pytest"
-"""Values of `--numerics-exit`."""
 _PLANNED, _UNCOLLECTED = "numerics_planned", "numerics_uncollected"
 """What a worker of pytest-xdist sends to the controller when it ends."""
 _REASON = 400
@@ -68,9 +66,11 @@ class WorkerPlanner(Planner):
 class Collector(Planner):
     """Gathers the reports of a session and stores them as one run when it ends."""
 
-    def __init__(self, config: pytest.Config, root: Path) -> None:
+    def __init__(self, config: pytest.Config, root: Path, judged: bool) -> None:
         super().__init__(config)
         self.root = root
+        # Whether the exit status of the session is the verdict's.
+        self.judged = judged
         self.started, self.clock = datetime.now(UTC), time.perf_counter()
         self.records: list[tuple[str, Measurement]] = []
         self.ports: list[tuple[str, dict[str, Any]]] = []
@@ -137,7 +137,7 @@ class Collector(Planner):
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
             return
         # A verdict of 0 leaves pytest's own status: a failed session is never turned green.
-        if verdict and self.config.getoption("--numerics-exit") == VERDICT:
+        if verdict and self.judged:
             session.exitstatus = verdict
             if verdict != exitstatus:
                 self.lines.append(f"exit status {verdict} is the verdict's, not pytest's")

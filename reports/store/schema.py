@@ -38,7 +38,7 @@ class RunKind(StrEnum):
 
     NIGHTLY = "nightly"
     PYTEST = "pytest"
-    """Measurements that tests recorded (`reports.nightly.pytest_plugin`)."""
+    """Measurements that tests recorded (`megalodon_numerics.pytest_plugin`)."""
     SHARD = "shard"
     """Part of a nightly, to be merged (`reports.nightly.shards`)."""
     BENCH = "bench"

@@ -51,7 +51,7 @@ def test_silent():
 def run(folder: Path, *arguments: str, tests: str = TESTS) -> subprocess.CompletedProcess[str]:
     (folder / "test_tiny.py").write_text(tests, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-p", "reports.nightly.pytest_plugin", "--numerics-run", "runs", *arguments]
+    command += ["--numerics-run", "runs", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     # As this project's own conftest has it; torch would be most of the time.
     option = (

@@ -9,7 +9,7 @@ import pytest
 
 from parity.port import Port
 from reports.ports import ports_of
-from reports.user_module import UserFileError
+from reports.user_module import UserFileError, functions_of
 from tests.reports.ports.scripts import CASES, write_port
 
 
@@ -84,3 +84,22 @@ def test_an_error_of_the_file_is_shown_by_its_own_lines_alone(
     shown = str(refused.value)
     assert line in shown and error in shown
     assert "importlib" not in shown and "reports" not in shown
+
+
+def test_a_package_beside_the_file_with_the_name_of_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "mine.py").write_text("X = 1\n", encoding="utf-8")
+    file = tmp_path / "my_port.py"
+    file.write_text("from reports.mine import X\n\ndef port(): ...\n", encoding="utf-8")
+    with pytest.raises(UserFileError) as raised, functions_of(file, "port"):
+        pass
+    assert "'reports' is the package of megalodon-numerics" in str(raised.value)
+    assert str(tmp_path / "reports") in str(raised.value)
+
+
+def test_another_import_that_fails_says_nothing_of_our_packages(tmp_path: Path) -> None:
+    file = tmp_path / "my_port.py"
+    file.write_text("import reports.mine\n\ndef port(): ...\n", encoding="utf-8")
+    with pytest.raises(UserFileError) as raised, functions_of(file, "port"):
+        pass
+    assert "is the package of megalodon-numerics" not in str(raised.value)

@@ -39,8 +39,6 @@ def test_each(port, port_report):
 
 def run(folder: Path, tests: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_mine.py").write_text(tests, encoding="utf-8")
-    plugin = 'pytest_plugins = ["reports.nightly.pytest_plugin"]\n'
-    (folder / "conftest.py").write_text(plugin, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers"]
     paths = os.pathsep.join(map(str, (ROOT, folder)))
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}

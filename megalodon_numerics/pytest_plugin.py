@@ -4,6 +4,9 @@
 is read by `report`, `compare`, `gate` and `history`. Measurements travel with the reports of the
 tests, so pytest-xdist brings them to the controller, and a worker that dies loses only its own.
 What becomes of them there is `reports.nightly.pytest_session`.
+
+pytest finds the plugin by its entry point, in every project of an environment where this one is
+installed. So nothing of this project is imported before a test or an option asks for it.
 Source: docs/testing.md "Measurements of tests".
 """
 
@@ -12,16 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, no_type_check
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import pytest
 
-from parity.engine.measurement import Measurement
-from reports.nightly.pytest_session import PYTEST, VERDICT, Collector, WorkerPlanner, measures
+from megalodon_numerics import own
 
-_ROWS = pytest.StashKey[list[Measurement]]()
+if TYPE_CHECKING:
+    from parity.engine.measurement import Measurement
+
+_ROWS = pytest.StashKey[list[Any]]()
 _PORTS = pytest.StashKey[list[Any]]()
-Record = Callable[[Iterable[Measurement]], list[Measurement]]
+VERDICT, PYTEST = "verdict", "pytest"
+"""Values of `--numerics-exit`."""
 MARK = "ports(of=function): the test runs once for each parity.Port of function(), as `port`"
 
 
@@ -48,20 +54,22 @@ def pytest_configure(config: pytest.Config) -> None:
     root = config.getoption("--numerics-run")
     if root is None:
         return
-    if hasattr(config, "workerinput"):
-        config.pluginmanager.register(WorkerPlanner(config))
-        return
-    from reports.store.runs import StoreError, check_writable
-
     try:
-        check_writable(root)
-    except StoreError as error:
+        session, runs = own("reports.nightly.pytest_session"), own("reports.store.runs")
+        if hasattr(config, "workerinput"):
+            config.pluginmanager.register(session.WorkerPlanner(config))
+            return
+        runs.check_writable(root)
+    except (ImportError, ValueError) as error:
         raise pytest.UsageError(f"--numerics-run: {error}") from error
-    config.pluginmanager.register(Collector(config, root))
+    judged = config.getoption("--numerics-exit") == VERDICT
+    config.pluginmanager.register(session.Collector(config, root, judged))
 
 
 @pytest.fixture
-def numerics(request: pytest.FixtureRequest) -> Record:
+def numerics(
+    request: pytest.FixtureRequest,
+) -> Callable[[Iterable[Measurement]], list[Measurement]]:
     """Record measurements: `rows = numerics(suite.case(case, floors))` returns them as a list."""
     rows = request.node.stash.setdefault(_ROWS, [])
 
@@ -74,17 +82,19 @@ def numerics(request: pytest.FixtureRequest) -> Record:
 
 
 @pytest.fixture
-def port_report(request: pytest.FixtureRequest, numerics: Record) -> Callable[[Any], Any]:
+def port_report(
+    request: pytest.FixtureRequest,
+    numerics: Callable[[Iterable[Measurement]], list[Measurement]],
+) -> Callable[[Any], Any]:
     """Compare a port of yours: `assert port_report(port()).holds`.
 
     A test that fails shows the whole report; its measurements are part of `--numerics-run`.
     """
-    from parity.port import Port, Report, compare
+    engine = own("parity.port")
+    reports = request.node.stash.setdefault(_PORTS, [])
 
-    reports: list[tuple[Port, Report]] = request.node.stash.setdefault(_PORTS, [])
-
-    def compared(port: Port) -> Report:
-        report = compare(port)
+    def compared(port: Any) -> Any:
+        report = engine.compare(port)
         reports.append((port, report))
         numerics(report.measurements)
         return report
@@ -97,9 +107,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = list(metafunc.definition.iter_markers("ports"))
     if not marks:
         return
-    from reports.ports import as_ports
-    from reports.user_module import UserFileError
-
+    try:
+        as_ports = own("reports.ports").as_ports
+        user_file_error = own("reports.user_module").UserFileError
+    except ImportError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
     # By keyword: a mark that is called with a function alone marks that function.
     functions = [mark.kwargs["of"] for mark in marks if "of" in mark.kwargs]
     if not functions or not all(map(callable, functions)):
@@ -110,7 +122,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
     try:
         ports = [port for each in functions for port in as_ports(each(), f"{each.__name__}()")]
-    except UserFileError as error:
+    except user_file_error as error:
         raise pytest.Collector.CollectError(str(error)) from error
     metafunc.parametrize("port", ports, ids=[port.title for port in ports])
 
@@ -124,15 +136,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     and a test that is repeated records anew.
     """
     report = yield
-    if measures(item) or _ROWS in item.stash:
+    if "numerics" in getattr(item, "fixturenames", ()) or _ROWS in item.stash:
         report.measurements = [
             {name: str(v) if isinstance(v, str) else v for name, v in asdict(row).items()}
             for row in _taken(item, _ROWS)
         ]
     if found := _taken(item, _PORTS):
-        from reports.ports import document_of
-
-        report.ports = [document_of(*pair) for pair in found]
+        if item.config.getoption("--numerics-run") is not None:
+            document_of = own("reports.ports").document_of
+            report.ports = [document_of(*pair) for pair in found]
         for _, each in found:
             if report.failed and not each.holds and hasattr(report.longrepr, "addsection"):
                 report.longrepr.addsection(f"port {each.title}", each.text())

@@ -1,0 +1,165 @@
+"""The names that the documents use, in a package whose own name no other project has.
+
+`import megalodon_numerics` imports nothing else; an attribute imports the module it is from. The
+code is in the packages `megalodon_jax`, `parity`, `stability` and `reports`. Where a project has a
+package of one of these names too, Python may find that one first: an attribute that needs ours then
+raises an `ImportError` with the file that was found, and attributes of the other packages work.
+Source: docs/your-own-port.md "Beside packages of the same name".
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import megalodon_jax
+    import parity
+    import reports
+    import stability
+    from parity import (
+        CapturedSide,
+        EquinoxSide,
+        FlaxSide,
+        FunctionSide,
+        NNXSide,
+        Port,
+        PortError,
+        Report,
+        SideError,
+        TorchSide,
+        capture,
+        compare,
+        comparison_runs,
+    )
+    from parity.mesh import MeshComparison, out_of_sync
+    from stability.dtype_audit import audit_step, load_policy
+    from stability.nonfinite.flags import broken, in_order, watched_loss
+    from stability.nonfinite.replay import locate
+    from stability.recovery.guard import GuardConfig, guard
+    from stability.recovery.rollback import RecoveryConfig, guarded_run
+    from stability.storage import frozen_watch
+    from stability.storage.narrow_optimisers import apply_updates, kahan_adamw, stochastic_adamw
+    from stability.storage.torch_narrow import compensate, round_stochastically
+
+PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
+"""Top-level packages of this project."""
+
+_HOMES = {
+    "parity": (
+        "CapturedSide",
+        "EquinoxSide",
+        "FlaxSide",
+        "FunctionSide",
+        "NNXSide",
+        "Port",
+        "PortError",
+        "Report",
+        "SideError",
+        "TorchSide",
+        "capture",
+        "compare",
+        "comparison_runs",
+    ),
+    "parity.mesh": ("MeshComparison", "out_of_sync"),
+    "stability.dtype_audit": ("audit_step", "load_policy"),
+    "stability.nonfinite.flags": ("broken", "in_order", "watched_loss"),
+    "stability.nonfinite.replay": ("locate",),
+    "stability.recovery.guard": ("GuardConfig", "guard"),
+    "stability.recovery.rollback": ("RecoveryConfig", "guarded_run"),
+    "stability.storage.frozen_watch": ("frozen_watch",),
+    "stability.storage.narrow_optimisers": ("apply_updates", "kahan_adamw", "stochastic_adamw"),
+    "stability.storage.torch_narrow": ("compensate", "round_stochastically"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CapturedSide",
+    "EquinoxSide",
+    "FlaxSide",
+    "FunctionSide",
+    "GuardConfig",
+    "MeshComparison",
+    "NNXSide",
+    "Port",
+    "PortError",
+    "RecoveryConfig",
+    "Report",
+    "SideError",
+    "TorchSide",
+    "apply_updates",
+    "audit_step",
+    "broken",
+    "capture",
+    "compare",
+    "comparison_runs",
+    "compensate",
+    "frozen_watch",
+    "guard",
+    "guarded_run",
+    "in_order",
+    "kahan_adamw",
+    "load_policy",
+    "locate",
+    "megalodon_jax",
+    "out_of_sync",
+    "parity",
+    "reports",
+    "round_stochastically",
+    "stability",
+    "stochastic_adamw",
+    "watched_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in PACKAGES:
+        return own(name)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'megalodon_numerics' has no attribute {name!r}")
+    home = own(_MODULES[name])
+    # `frozen_watch` is a module itself.
+    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def own(module: str) -> ModuleType:
+    """Import a module of this project by its full name, such as `parity.port`.
+
+    Raises:
+        ImportError: a package of another project is found under the name of one that it needs.
+    """
+    package = module.partition(".")[0]
+    # A package imports from those on its left, so these must be ours too.
+    for needed in PACKAGES[: PACKAGES.index(package) + 1]:
+        found = _found(needed)
+        if found is not None and not found.is_relative_to(_folder(needed)):
+            raise ImportError(
+                f"megalodon_numerics needs its own package {needed!r} (in {_folder(needed)}), but "
+                f"Python finds another one first: {found}. Rename or move that one, or leave "
+                f"{found.parent.parent} out of sys.path (PYTHONPATH, or pytest's rootdir with "
+                "--import-mode=importlib) where megalodon_numerics is used"
+            )
+    return importlib.import_module(module)
+
+
+def _folder(package: str) -> Path:
+    """Return the folder of a package of ours: all of them lie beside this one."""
+    return Path(__file__).resolve().parent.parent / package
+
+
+def _found(package: str) -> Path | None:
+    """Return the file that `import package` runs or has run; None for a folder without one."""
+    if package in sys.modules:
+        file = getattr(sys.modules[package], "__file__", None)
+    else:
+        spec = importlib.util.find_spec(package)
+        file = spec.origin if spec is not None else None
+    return Path(file).resolve() if file else None
