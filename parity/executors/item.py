@@ -83,6 +83,8 @@ class Item:
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Digests of the files it reads besides the packages' own (`inputs.contents`), by name: a
     worker that finds other content there refuses."""
+    expected: float = 0.0
+    """Seconds it is expected to take, for the estimate of the time left; 0 where nobody knows."""
 
     def digest(self) -> str:
         """Return a hash of all that its answer depends on except the processor.

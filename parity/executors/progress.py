@@ -6,16 +6,19 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from parity.executors.item import Answer, State
+from parity.executors.item import Answer, Item, State
 
 if TYPE_CHECKING:
     from parity.executors.sweep import Executor
 
 EVERY, REDRAWN = 30.0, 0.5
 """Seconds between two lines, and between two pictures on a terminal."""
+PRIOR = 30.0
+"""Seconds of work as long as expected that the pace is averaged with: one short item says little of
+how fast a machine is."""
 LINES = 200
 """Items of a sweep that get a line each; of more, only those that did not go well."""
 
@@ -23,9 +26,14 @@ LINES = 200
 class Progress:
     """Says what becomes of items: a table on a terminal, and lines anywhere."""
 
-    def __init__(self, executor: Executor, planned: int, report: Callable[[str], None]) -> None:
-        self.executor, self.planned, self.report = executor, planned, report
+    def __init__(
+        self, executor: Executor, items: Sequence[Item], report: Callable[[str], None]
+    ) -> None:
+        self.executor, self.planned, self.report = executor, len(items), report
         self.start = time.time()
+        # Expected seconds of the items that are not done.
+        self.left = {item.name: item.expected for item in items}
+        self.expected: list[float] = []
         self.seconds: list[float] = []
         self.slowest: list[tuple[float, str]] = []
         self._over = threading.Event()
@@ -57,6 +65,7 @@ class Progress:
     def done(self, answer: Answer) -> None:
         """Count an answer, and say what is worth a line."""
         self.seconds.append(answer.seconds)
+        self.expected.append(self.left.pop(answer.name, 0.0))
         self.slowest = sorted([*self.slowest, (answer.seconds, answer.name)], reverse=True)[:3]
         well = answer.state is State.DONE and answer.attempts == 1
         if well and self.planned > LINES:
@@ -68,15 +77,24 @@ class Progress:
         self._say(f"  {len(self.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the seconds left, items like the median one; None before the first is done."""
-        left = self.planned - len(self.seconds)
-        if not self.seconds or not left:
-            return None if left else 0.0
-        typical, now = statistics.median(self.seconds), time.time()
-        ages = [now - since for _, since in self.executor.running().values()][:left]
-        # What took longer than most will take some longer still.
-        rest = [max(typical - age, age / 4) for age in ages] + [typical] * (left - len(ages))
-        return max(sum(rest) / max(min(self.executor.workers, left), 1), max(rest))
+        """Return the seconds left; None before anything is known of how long items take.
+
+        An item takes what was expected of it, times the pace of those that are done; one of which
+        nothing was expected takes what the median one did.
+        """
+        if not self.left:
+            return 0.0
+        known = [(s, e) for s, e in zip(self.seconds, self.expected, strict=True) if e]
+        pace = (PRIOR + sum(s for s, _ in known)) / (PRIOR + sum(e for _, e in known))
+        typical = statistics.median(self.seconds) if self.seconds else 0.0
+        takes = {name: pace * each or typical for name, each in self.left.items()}
+        if not all(takes.values()):
+            return None
+        now = time.time()
+        ages = {name: now - since for name, since in self.executor.running().values()}
+        # What has taken longer than it should takes some longer still.
+        rest = [max(takes[n] - ages.get(n, 0.0), ages.get(n, 0.0) / 4) for n in takes]
+        return max(sum(rest) / max(min(self.executor.workers, len(rest)), 1), max(rest))
 
     def lines(self) -> list[str]:
         """Return how it goes: counts and estimate, each worker, and what took longest."""

@@ -240,7 +240,7 @@ def run(
         if len(waiting) < len(items):
             report(f"  {len(items) - len(waiting)} of {len(items)} items are there already")
         yield from (answer for answer in known.values() if answer is not None)
-        with Progress(executor, len(waiting), report) as progress:
+        with Progress(executor, waiting, report) as progress:
             futures = dict(zip(executor.start(waiting), waiting, strict=True))
             for future in as_completed(futures):
                 item, answer = futures.pop(future), future.result()

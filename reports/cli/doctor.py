@@ -26,7 +26,7 @@ from reports.provenance import host as hosts
 from reports.provenance.device import device_kind
 from reports.provenance.environment import PACKAGES, new_manifest
 from reports.store.manifest import Environment
-from reports.store.runs import check_writable, list_runs
+from reports.store.runs import list_lines
 from reports.store.schema import RunKind, StoreError
 from reports.text import count
 from reports.verdict import pins
@@ -53,7 +53,7 @@ UNREAD = {"cpu": "no /proc/cpuinfo to read", "cuda": "no nvidia-smi to ask for m
 
 
 def examine(out: Path) -> list[Line]:
-    """Return what was found; `out` is the folder runs go to."""
+    """Return what was found; `out` is the folder runs go to. Nothing is written."""
     return [*_versions(), *_devices(), *_numerics(), *_reference(), *_runs(out), *_tools()]
 
 
@@ -151,14 +151,23 @@ def _reference() -> list[Line]:
 
 def _runs(out: Path) -> list[Line]:
     try:
-        check_writable(out)
-        stored, unreadable = list_runs(out)
+        _check_access(out)
+        stored, unreadable = list_lines(out, keep=False)
         advice = f"unreadable: {', '.join(folder.name for folder, _ in unreadable)}"
         summary = f"{out}: {count(len(stored), 'run')}"
         folder = Line("folder of runs", summary, advice if unreadable else "")
     except StoreError as error:
         folder = Line("folder of runs", str(out), str(error))
     return [folder, *_pinned()]
+
+
+def _check_access(out: Path) -> None:
+    """Raise StoreError where runs could not be written to `out`; nothing is created to find out."""
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise StoreError(f"expected a folder, or none yet, and {there} is a file: give another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise StoreError(f"{there} cannot be written; give another --out")
 
 
 def _pinned() -> list[Line]:
@@ -180,13 +189,20 @@ def _environment() -> Environment:
     return new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment
 
 
+def _installed(package: str) -> bool:
+    return util.find_spec(package.replace("-", "_")) is not None
+
+
 def _tools() -> list[Line]:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    ready = "found" if browser and util.find_spec("playwright") else "missing"
-    install = "" if ready == "found" else "tests of the page are skipped: install Chromium"
+    absent = [] if shutil.which("chromium") or shutil.which("chromium-browser") else ["Chromium"]
+    absent += [name for name in ("playwright", "axe-playwright-python") if not _installed(name)]
+    ready = f"no {' and no '.join(absent)}" if absent else "Chromium and playwright found"
+    names = {"Chromium": "`apt-get install chromium`"}
+    ways = " and ".join(names.get(name, f"`pip install {name}`") for name in absent)
+    install = f"tests of the page are skipped: {ways}" if absent else ""
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     return [
-        Line("browser tests", f"chromium and playwright {ready}", install, True),
+        Line("browser tests", ready, install, True),
         Line(
             "compilation cache",
             cache or "none: every run compiles again",

@@ -150,9 +150,11 @@ class Guarded(click.Group):
 @click.version_option(package_name=PROGRAM)
 def main() -> None:
     """Compare ports with their originals, first of all Megalodon in JAX with megalodon-hf."""
-    click.get_current_context().with_resource(ended_in_time(INCOMPLETE))
+    context = click.get_current_context()
+    context.with_resource(ended_in_time(INCOMPLETE))
     if "jax" not in sys.modules:
-        _store_programs()
+        # The doctor compiles one program of a millisecond, and leaves nothing behind.
+        _store_programs(small=context.invoked_subcommand != "doctor")
 
 
 @main.command(
@@ -182,12 +184,15 @@ for module in (
         main.add_command(command)
 
 
-def _store_programs() -> None:
+def _store_programs(small: bool = True) -> None:
     """Have JAX store what it compiles, where nobody said where: a probe of 200 million parameters
     takes a quarter less the second time.
 
     Each machine has a folder of its own, since a home may be shared by several, and a program
     compiled for one processor's instructions ends another's process.
+
+    Args:
+        small: whether also what compiles in less than a second.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -200,4 +205,5 @@ def _store_programs() -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(caches / PROGRAM / "jax" / machine)
     # JAX stores what took a second. A night compiles 1,100 programs, of which 900 take less than a
     # tenth of one: some 10 milliseconds to compile, and 2 to read.
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if small:
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

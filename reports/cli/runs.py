@@ -158,7 +158,10 @@ def open_command(run: str, out: Path) -> None:
 @runs_option
 @json_option
 def doctor(out: Path, as_json: bool) -> None:
-    """Say what to change on this machine, and then what it would measure with."""
+    """Say what to change on this machine, and then what it would measure with.
+
+    Nothing is written.
+    """
     from reports.cli.doctor import examine
     from reports.cli.views.doctor import show_lines
 

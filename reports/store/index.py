@@ -68,11 +68,11 @@ _seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
 """Indices that this process has read, each with the status of its file."""
 
 
-def read_index(root: Path, folders: Iterable[Path]) -> list[Line]:
+def read_index(root: Path, folders: Iterable[Path], keep: bool = True) -> list[Line]:
     """Return a line for each of these folders of `root`, in their order.
 
     Only folders that the index does not know, or whose files changed, are read and checked; what
-    was learnt of them is written to the index, if one may write there.
+    was learnt of them is written to the index if `keep`, and if one may write there.
     """
     known, verified = _load(root)
     gathered = Gathered(root, verified)
@@ -90,9 +90,9 @@ def read_index(root: Path, folders: Iterable[Path]) -> list[Line]:
     paths = list(new)
     for start in range(0, len(paths), AT_ONCE):
         found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
-        place = gather(gathered, found)
+        place = gather(gathered, found) if keep else ""
         lines |= {it.name: _line(it, new[root / it.name], place) for it in found}
-    if changed:
+    if changed and keep:
         lines = gathered.compact(lines)
         _save(root, lines, gathered)
     return [lines[name] for name in sorted(order)]

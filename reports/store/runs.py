@@ -93,10 +93,13 @@ def _list_runs(root: Path) -> tuple[list[RunInfo], Unreadable]:
     return without_copies(runs, unreadable), unreadable
 
 
-def list_lines(root: Path) -> tuple[list[Line], Unreadable]:
-    """Return the lines of the index about readable runs, and the other folders with a reason."""
+def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
+    """Return the lines of the index about readable runs, and the other folders with a reason.
+
+    Nothing is written unless `keep`.
+    """
     folders, unreadable = _folders(root)
-    lines = read_index(root, folders)
+    lines = read_index(root, folders, keep)
     unreadable += [(root / line.name, line.why) for line in lines if line.why]
     return [line for line in lines if not line.why], unreadable
 

@@ -295,7 +295,8 @@ def test_a_sweep_of_which_every_answer_is_needed_names_those_it_has_not(
 
 def test_a_long_sweep_says_only_what_did_not_go_well() -> None:
     lines: list[str] = []
-    progress = Progress(LocalExecutor(1), LINES + 1, lines.append)
+    items = [Item(f"item {n}", "work:double") for n in range(LINES + 1)]
+    progress = Progress(LocalExecutor(1), items, lines.append)
     progress.done(Answer("well", State.DONE))
     assert not lines
     progress.done(Answer("retried", State.DONE, attempts=2))
@@ -308,7 +309,8 @@ def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -
     engine = LocalExecutor(2)
     engine.workers = 2
     engine._running["local:1"] = "the long one", time.time() - 4.0
-    progress = Progress(engine, 4, lines.append)
+    names = ("quick", "slow", "the long one", "another")
+    progress = Progress(engine, [Item(name, "work:double") for name in names], lines.append)
     assert progress.estimate() is None
     for name, seconds in (("quick", 1.0), ("slow", 9.0)):
         place = item_module.Place("node", 1)
@@ -321,3 +323,24 @@ def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -
     assert worker.startswith("local:1: the long one for 4 s")
     assert slowest == "slowest: slow 9.0 s, quick 1.0 s"
     assert "slow: 9.0 s on node:1" in lines[-1]
+
+
+def test_the_time_left_is_what_was_expected_at_the_pace_of_what_is_done() -> None:
+    engine = LocalExecutor(2)
+    engine.workers = 2
+    costs = {"mesh": 100.0, "probes": 60.0, "plain": 40.0, "tiny": 10.0}
+    items = [Item(name, "work:double", expected=cost) for name, cost in costs.items()]
+    progress = Progress(engine, items, lambda line: None)
+    # Before anything is done: 210 s of work on two workers.
+    assert progress.estimate() == 105.0
+    # Twice as slow as expected, averaged with 30 s that are not: a pace of 150 / 90.
+    progress.done(Answer("probes", State.DONE, seconds=120.0))
+    assert progress.estimate() == pytest.approx(max(150.0 / 2, 100.0) * 150 / 90)
+    # What runs longer than it should is not about to be over at once.
+    engine._running["local:1"] = "mesh", time.time() - 400.0
+    left = progress.estimate()
+    assert left is not None and 100.0 < left < 101.0
+    for name in ("mesh", "plain", "tiny"):
+        assert progress.estimate() != 0.0
+        progress.done(Answer(name, State.DONE, seconds=costs[name]))
+    assert progress.estimate() == 0.0

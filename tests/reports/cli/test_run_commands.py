@@ -129,6 +129,23 @@ def test_the_doctor_tells_what_changes_numbers(tmp_path: Path) -> None:
     assert "jax" in cli("doctor", "--out", tmp_path).output
 
 
+def test_the_doctor_creates_nothing_and_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Path
+) -> None:
+    before = sorted(runs.rglob("*"))
+    there = {line.topic: line for line in examine(runs)}
+    assert there["folder of runs"].value.endswith("3 runs")
+    assert sorted(runs.rglob("*")) == before
+    assert not there["folder of runs"].advice
+    examine(tmp_path / "new" / "runs")
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(doctor_module, "_installed", lambda name: name != "playwright")
+    monkeypatch.setattr(doctor_module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    advice = {line.topic: line for line in examine(tmp_path)}["browser tests"]
+    assert advice.value == "no playwright"
+    assert advice.advice.endswith("`pip install playwright`")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "topic"),
     [
