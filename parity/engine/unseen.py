@@ -245,7 +245,8 @@ def mask_of(
 def _wrong(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray], seen: Seen
 ) -> Suspect | None:
-    array = values[index]
+    # NumPy makes scalars of what it computes from an array without axes.
+    array = np.atleast_1d(values[index])
     if array.dtype.kind != "f":
         return None
     operation = operations[index]

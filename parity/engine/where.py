@@ -17,6 +17,8 @@ FILLED = 0.9
 in a wrong row some elements are right by accident."""
 REGIONS = 3
 """Regions that are listed; where there are more, a sentence names the bounds of all of them."""
+ALL_PADDING = "all padding"
+"""How a sentence says that nothing but padding differs."""
 RANGES = 4
 """Ranges of indices that are listed on one axis."""
 
@@ -253,7 +255,7 @@ def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -
         return ""
     if not (differs & padded).any():
         return "no padding"
-    return "padding too" if (differs & ~padded).any() else "all padding"
+    return "padding too" if (differs & ~padded).any() else ALL_PADDING
 
 
 def _runs(indices: np.ndarray) -> list[tuple[int, int]]:

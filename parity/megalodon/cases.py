@@ -179,6 +179,13 @@ class Case:
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
 
     @property
+    def padding_differs(self) -> bool:
+        """Whether megalodon-hf computes something else at padding, which it lets into its EMA: it
+        is compared with at valid positions only.
+        """
+        return self.batch.padded and self.config.mask_ema
+
+    @property
     def valid(self) -> np.ndarray:
         """Where tokens are valid, (B, L) bool."""
         return self.batch.mask

@@ -16,19 +16,29 @@ FIRST = 1
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
-    """Return what the page shows of lines: place, reason, and the excerpt line by line."""
-    return [
-        {
-            "place": label(line.place, 160),
-            "why": label(line.why, 500),
-            "text": [
-                {"text": label(text, 160), "here": text.startswith(">")}
-                for text in line.excerpt.split("\n")
-                if line.excerpt
-            ],
-        }
-        for line in found
-    ]
+    """Return what the page shows of lines: place, reason, and the excerpt line by line.
+
+    A line that an excerpt above shows already has no excerpt of its own.
+    """
+    shown: set[tuple[str, str]] = set()
+    rows = []
+    for line in found:
+        file = line.place.partition(":")[0]
+        texts = line.excerpt.split("\n") if line.excerpt else []
+        here = [(file, text.lstrip("> ")) for text in texts if text.startswith(">")]
+        if here and here[0] in shown:
+            texts = []
+        shown.update((file, text.lstrip("> ")) for text in texts)
+        rows.append(
+            {
+                "place": label(line.place, 160),
+                "why": label(line.why, 500),
+                "text": [
+                    {"text": label(text, 160), "here": text.startswith(">")} for text in texts
+                ],
+            }
+        )
+    return rows
 
 
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
