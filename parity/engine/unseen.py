@@ -28,6 +28,10 @@ CALLERS = 4
 CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
 APPLIES = "applies the mask"
+MOVES = frozenset(
+    "broadcast_in_dim concatenate gather pad reshape rev select_n slice squeeze transpose".split()
+)
+"""Primitives that compute no number: what they put together was wrong before."""
 SELECT = "select_n"
 """Primitive that takes elements of one array or another, as a mask says."""
 
@@ -120,7 +124,9 @@ class Search:
         its way is the other program's way too. Else the first of all.
         """
         masks = [s for s in self.suspects if s.mask]
-        partly = [s for s in self.suspects if s.partly]
+        partly = [
+            s for s in self.suspects if s.partly and self.operations[s.index].primitive not in MOVES
+        ]
         return next(iter((*masks, *partly, *self.suspects)), None)
 
     def lines(self) -> list[Line]:

@@ -43,6 +43,10 @@ def lines(
     """
     seen = Seen(oracle_operations.results(case, stage))
     operations, values, recorded = _operations(case, "float64", stage, exact)
+    narrow = first_narrow(operations)
+    if narrow is not None:
+        # The program asks for float64 here: one rounding below float32 is enough.
+        return (Line.at(narrow.source[0], NARROW),)
     beside = map(_trimmed, recorded.beside([*map(_mark, {stage, *broken})]))
     return tuple(search(operations, values, seen, "the oracle", [*beside]).lines())
 

@@ -76,7 +76,7 @@ def test_rows_that_differ_at_other_positions_are_told_apart() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
 def test_one_block_of_elements_is_named_by_its_bounds(seed: int, depth: int) -> None:
-    """Negative control: the same bounds with half of the block left out are not called all of it."""
+    """Negative control: with half of the block left out, its bounds are not called all of it."""
     rng = np.random.default_rng(seed)
     shape = tuple(rng.integers(2, 9, depth))
     starts = [int(rng.integers(0, n)) for n in shape]

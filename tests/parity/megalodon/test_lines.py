@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from megalodon_jax.layers import attention
 from parity.faults import by_name as fault_by_name
 from parity.megalodon import oracle_operations
+from parity.megalodon.account import Account, account
 from parity.megalodon.cases import SMALL, by_name
 from parity.megalodon.explanation import explain
 from parity.megalodon.noise_floors import forward_truth
@@ -36,7 +38,9 @@ def edited(folder: Path, bug: str) -> Iterator[tuple[Path, int]]:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # Dataclasses look their module up.
+    with patch.dict(sys.modules, {file.stem: module}):
+        spec.loader.exec_module(module)
     line = source[: source.index(MASK)].count("\n") + 1
     wrong = module.ChunkedAttention._block_diagonal
     jax.clear_caches()
@@ -79,19 +83,12 @@ def test_another_bug_names_another_line_and_a_healthy_model_none() -> None:
     assert told.where == "everywhere"
     assert "megalodon_jax/layers/norms.py:" in told.lines[0].place
     # What another case has named is not looked for again.
-    with patch("parity.megalodon.explanation.account") as account:
-        account.return_value = _Report(told, case)
+    report = Account(case, "float64", told.stages, told.worst, told.where)
+    with patch("parity.megalodon.explanation.account", return_value=report):
         again = explain(case, [told])
     assert again.lines == told.lines
     assert again.note == f"its lines are those of case {case.name}"
-
-
-class _Report:
-    """An account with the stages of an explanation."""
-
-    def __init__(self, told, case) -> None:
-        self.case, self.dtype, self.stages = case, "float64", told.stages
-        self.worst, self.where, self.culprit = None, told.where, told.culprit
+    assert account(case).culprit is None, "and of a healthy model there is nothing to name"
 
 
 def test_a_search_that_fails_leaves_the_account(monkeypatch) -> None:
