@@ -29,7 +29,10 @@ CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
 APPLIES = "applies the mask"
 MOVES = frozenset(
-    "broadcast_in_dim concatenate gather pad reshape rev select_n slice squeeze transpose".split()
+    (
+        *("broadcast_in_dim", "concatenate", "gather", "pad", "reshape"),
+        *("rev", "select_n", "slice", "squeeze", "transpose"),
+    )
 )
 """Primitives that compute no number: what they put together was wrong before."""
 SELECT = "select_n"
