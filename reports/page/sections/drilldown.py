@@ -44,7 +44,7 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
         "where": label(tensor.where, 300),
         "sentence": (
             f"{shape} ({tensor.dtype}): {_breaking(tensor)}{elements - equal:,} of "
-            f"{count(elements, 'element')} differ{'' if elements - equal != 1 else 's'} at all, "
+            f"{count(elements, 'element')} differ{'' if elements - equal != 1 else 's'}, "
             f"{odd:,} not finite."
         ),
         "bins": _bins(tensor),
