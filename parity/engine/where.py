@@ -151,8 +151,8 @@ def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set
     full = {k for k in range(differs.ndim) if _is_full(differs, cared, k)}
     # The elements of a whole axis are one: what is left is small and has no gaps along it.
     flat = tuple(sorted(full))
-    less = differs.any(axis=flat, keepdims=True) if flat else differs
-    care = cared.any(axis=flat, keepdims=True) if flat else cared
+    less = np.asarray(differs.any(axis=flat, keepdims=True)) if flat else differs
+    care = np.asarray(cared.any(axis=flat, keepdims=True)) if flat else cared
     found = _split(less, care, REGIONS) or [_bounds(less, care)]
     every = tuple(np.arange(n) for n in differs.shape)
     return [
