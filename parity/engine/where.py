@@ -143,7 +143,7 @@ def _expanded(mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _any_but(array: np.ndarray, axis: int) -> np.ndarray:
-    return array.any(axis=tuple(k for k in range(array.ndim) if k != axis))
+    return np.asarray(array.any(axis=tuple(k for k in range(array.ndim) if k != axis)))
 
 
 def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set[int]]:
