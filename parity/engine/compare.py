@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from parity.engine.deviation import Shape
 from parity.engine.edge import Edge
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.engine.metrics import (
@@ -25,9 +26,15 @@ from parity.engine.metrics import (
     top1_flips,
 )
 from parity.engine.quantity import Quantity, Role, kind_of
+from parity.engine.where import Axis
 
 METRICS_VERSION = 2
 Arrays = Mapping[str, np.ndarray]
+
+
+def unnamed(quantity: str) -> tuple[Axis, ...]:
+    """Return no names of axes."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Work:
     """Where activations mean the same on both sides, bool over their leading axes."""
     suite: str = ""
     """The subject whose work it is: what measurements are filed under."""
+    axes: Callable[[str], tuple[Axis, ...]] = unnamed
+    """Names of the axes of a quantity, where they are known."""
 
 
 @runtime_checkable
@@ -64,9 +73,9 @@ class Bounds(Protocol):
         ...
 
 
-OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None], None]
-"""Gets the measurement, both sides as compared, and where their rows were taken from, if not from
-everywhere."""
+OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None, Shape], None]
+"""Gets the measurement, both sides as compared, where their rows were taken from, if not from
+everywhere, and what their axes are."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,8 @@ class Comparison:
         rows = [self.gate(name, "rel_l2", error, bound)]
         if self.on_failure is not None and rows[0].verdict is Verdict.FAIL:
             valid = self._valid(name)
-            self.on_failure(rows[0], a, e, None if valid is None else np.argwhere(valid))
+            taken = None if valid is None else np.argwhere(valid)
+            self.on_failure(rows[0], a, e, taken, self._shape(name))
         if math.isnan(error):
             return rows
         facts = tensor_metrics(a, e, self.dtype)
@@ -219,6 +229,10 @@ class Comparison:
     def _select(self, name: str, array: np.ndarray) -> np.ndarray:
         valid = self._valid(name)
         return np.asarray(array) if valid is None else np.asarray(array)[valid]
+
+    def _shape(self, name: str) -> Shape:
+        valid = self.work.valid if Quantity(name).is_activation else None
+        return Shape(self.work.axes(name), valid, self._valid(name) is not None)
 
     def _valid(self, name: str) -> np.ndarray | None:
         return self.work.valid if self.only_valid and Quantity(name).is_activation else None

@@ -15,6 +15,7 @@ import numpy as np
 
 from parity.engine.measurement import Measurement
 from parity.engine.metrics import ulp
+from parity.engine.where import Axis, culprits, where
 
 LOW, HIGH = -1, 52
 """Exponents of 2 at the edges of the histogram: from half a unit in the last place up."""
@@ -33,6 +34,29 @@ class Worst:
     expected: float
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What the axes of a tensor mean, and which of its positions were compared.
+
+    Attributes:
+        axes: their names, in order; () for unknown ones.
+        valid: over the leading axes, False at padding.
+        compared: whether valid positions alone were, so that both sides have one row for each.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    valid: np.ndarray | None = None
+    compared: bool = False
+
+    def where(self, differs: np.ndarray) -> str:
+        """Return where elements of what was compared differ, by the axes of the whole tensor."""
+        if self.valid is None or not self.compared:
+            return where(differs, self.axes, self.valid)
+        whole = np.zeros((*self.valid.shape, *differs.shape[1:]), bool)
+        whole[self.valid] = differs
+        return where(whole, self.axes, self.valid, self.valid)
+
+
 @dataclass(frozen=True, slots=True)
 class Deviation:
     """The difference of two tensors, in units in the last place (ULP) of what was computed."""
@@ -49,6 +73,10 @@ class Deviation:
     those where a side is not finite."""
     worst: tuple[Worst, ...]
     """At most SHOWN, the worst first; indices are into the whole tensor."""
+    breaking: int = 0
+    """Fewest elements without whose error the tensor would hold; 0 where that was not asked."""
+    where: str = ""
+    """Where these are (`engine.where`)."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -118,11 +146,14 @@ class Deviations:
         actual: np.ndarray,
         expected: np.ndarray,
         positions: np.ndarray | None = None,
+        named: Shape | None = None,
     ) -> None:
         """Describe the tensor of a failing measurement; see `worst_elements` for `positions`."""
         self.seen[m.case, m.edge] += 1
         if self.seen[m.case, m.edge] > KEPT or m.dtype not in _DTYPES:
             return
+        wrong = culprits(actual, expected, m.tolerance)
+        named = named or Shape()
         self.found.append(
             Deviation(
                 m.case,
@@ -132,6 +163,8 @@ class Deviations:
                 np.shape(expected),
                 histogram(actual, expected, m.dtype),
                 worst_elements(actual, expected, SHOWN, positions),
+                int(wrong.sum()),
+                named.where(wrong),
             )
         )
 

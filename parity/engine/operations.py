@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,10 @@ class Recorder:
         """Note an operation."""
         parents = (self._producers.get(id(x)) for x in inputs)
         index = len(self.operations)
-        frames = (source_of(e) for e in (eqn, *reversed(self._calls)))
-        source = next((found for found in frames if found), ())
+        source: tuple[str, ...] = ()
+        for frames in map(source_of, (*self._calls, eqn)):
+            # Inside of a compiled function JAX tells the frames up to its call only.
+            source = tuple(dict.fromkeys((*frames, *source)))
         known = tuple(dict.fromkeys(p for p in parents if p is not None))
         self.operations.append(Operation(eqn.primitive.name, source, known, mark, _is_narrow(eqn)))
         self.values.append(outputs[0] if outputs else None)
@@ -98,6 +100,14 @@ class Recorder:
             if index == last or self.operations[index].mark is None:
                 waiting += self.operations[index].parents
         return sorted(i for i in inside if i == last or self.operations[i].mark is None)
+
+    def beside(self, stages: Collection[str]) -> list[Operation]:
+        """Return the operations that are between no stage of these and the stages before it."""
+        inside: set[int] = set()
+        for operation in self.operations:
+            if operation.mark in stages and operation.parents:
+                inside.update(self.window(operation.parents[0]))
+        return [o for i, o in enumerate(self.operations) if i not in inside and o.mark is None]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from parity.engine.deviation import Worst, worst_elements
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
+from parity.engine.where import culprits, where
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
+from parity.megalodon.intermediates import axes_of
 from parity.megalodon.noise_floors import forced_floors, forward_truth
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import TABLE
@@ -34,6 +36,8 @@ class Account:
     stages: tuple[Stage, ...]
     worst: Worst | None
     """Of the culprit, on its own."""
+    where: str = ""
+    """Which of its elements break its tolerance, on its own."""
 
     @property
     def culprit(self) -> Stage | None:
@@ -80,4 +84,5 @@ def account(case: Case, dtype: str = "float64") -> Account:
         return told
     name = told.culprit.name
     first, *_ = worst_elements(forced[name], exact[name], 1)
-    return Account(case, dtype, found, first)
+    wrong = culprits(forced[name], exact[name], told.culprit.tolerance)
+    return replace(told, worst=first, where=where(wrong, axes_of(name, case.config), case.valid))

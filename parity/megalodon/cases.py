@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from megalodon_jax.convert import read_config, read_tensors
 from megalodon_jax.weights import HEAD, Role, Weight, weight_table
 from parity.engine.compare import Work
 from parity.engine.metrics import IGNORED
-from parity.megalodon.intermediates import computed, trajectory
+from parity.megalodon.intermediates import axes_of, computed, trajectory
 
 SUITE = "parity"
 """What measurements of Megalodon are filed under."""
@@ -175,7 +175,15 @@ class Case:
     @cached_property
     def work(self) -> Work:
         """What the comparer needs to know of it."""
-        return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE)
+        axes = partial(axes_of, config=self.config)
+        return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
+
+    @property
+    def padding_differs(self) -> bool:
+        """Whether megalodon-hf computes something else at padding, which it lets into its EMA: it
+        is compared with at valid positions only.
+        """
+        return self.batch.padded and self.config.mask_ema
 
     @property
     def valid(self) -> np.ndarray:

@@ -6,17 +6,24 @@ Plain data: a command prints it, and a night stores it. Source: docs/parity.md "
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parity.engine.deviation import Worst
 from parity.engine.localize import Stage
 from parity.engine.measurement import Measurement
 from parity.engine.quantity import Quantity, Role
+from parity.engine.source_lines import Line
 from parity.megalodon.account import Account, account
 from parity.megalodon.cases import Case
 from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.intermediates import parameters_of
+from parity.megalodon.lines import lines, narrow_lines
+from parity.megalodon.noise_floors import forward_truth
 from parity.megalodon.shrink import EDGE, failure
+
+NOTE = 400
+"""Characters of a note at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,10 @@ class Explanation:
     """Those that act there, by torch name."""
     note: str = ""
     """What the comparison noted, such as another shape."""
+    where: str = ""
+    """Which elements of a stage break its tolerance, fed the oracle's inputs (`engine.where`)."""
+    lines: tuple[Line, ...] = ()
+    """Lines that make a stage wrong, the one to begin with first."""
 
     @property
     def holds(self) -> bool:
@@ -64,13 +75,18 @@ class Explanation:
         return sum(not s.broken and not s.free <= s.tolerance for s in self.stages)
 
 
-def explain(case: Case) -> Explanation:
+def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
     """Return the account of a case.
 
     Asked in this order: is any stage wrong in float64, fed the right inputs; is loss, a cotangent
     or a gradient wrong although every stage is right; is any stage less accurate in float32 than
     calibrated. The first yes is explained. A stream and a trajectory have no stages to feed, so
     theirs is the first divergence alone.
+
+    Args:
+        case: what to explain.
+        others: accounts of other cases with the same bug: lines of a stage that one of them names
+            are not looked for again, which takes 3 to 15 seconds.
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"
@@ -81,12 +97,12 @@ def explain(case: Case) -> Explanation:
         return _diverging(case, divergence, hint)
     wide = account(case, "float64")
     if wide.culprit is not None:
-        return _starting(wide, wide.culprit)
+        return _starting(wide, wide.culprit, others)
     if (divergence := failure(case)) is not None:
         return _diverging(case, divergence, _backward(divergence), wide.stages)
     narrow = account(case, "float32")
     if narrow.culprit is not None:
-        return _starting(narrow, narrow.culprit)
+        return _starting(narrow, narrow.culprit, others)
     holds = (
         f"no divergence. {len(narrow.stages)} stages hold on their own, in float64 and float32; "
         "loss, cotangents and gradients hold in float64."
@@ -99,10 +115,12 @@ def _edge(report: Account) -> str:
     return str(MegalodonEdge.JAX64_ORACLE if wide else MegalodonEdge.JAX32_ORACLE)
 
 
-def _starting(report: Account, culprit: Stage) -> Explanation:
+def _starting(report: Account, culprit: Stage, others: Iterable[Explanation]) -> Explanation:
+    edge = _edge(report)
+    found, note = _lines(report, culprit.name, edge, others)
     return Explanation(
         report.case.name,
-        _edge(report),
+        edge,
         culprit.name,
         culprit.forced,
         culprit.tolerance,
@@ -110,7 +128,27 @@ def _starting(report: Account, culprit: Stage) -> Explanation:
         report.stages,
         report.worst,
         parameters_of(culprit.name),
+        note,
+        report.where,
+        found,
     )
+
+
+def _lines(
+    report: Account, stage: str, edge: str, others: Iterable[Explanation]
+) -> tuple[tuple[Line, ...], str]:
+    """Return the lines of a stage, and a note about them."""
+    known = (o for o in others if o.lines and (o.quantity, o.edge) == (stage, edge))
+    if (other := next(known, None)) is not None:
+        return other.lines, f"its lines are those of case {other.case}"
+    exact, broken = forward_truth(report.case), [s.name for s in report.stages if s.broken]
+    try:
+        if report.dtype == "float64":
+            return lines(report.case, stage, exact, broken), ""
+        return narrow_lines(report.case, stage, exact), ""
+    except Exception as error:
+        # The account stands without lines: what is wrong may be what keeps them from being read.
+        return (), f"its lines are not known: {type(error).__name__}: {error}"[:NOTE]
 
 
 def _diverging(

@@ -13,7 +13,8 @@ import jax
 
 from megalodon_jax.config import MegalodonConfig
 from parity.engine import instrument
-from parity.engine.quantity import LOSSES, Quantity
+from parity.engine.quantity import LOSSES, Quantity, Role
+from parity.engine.where import Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,33 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
         for step in (1, steps)
     )
     return (*first, LOSSES, *last)
+
+
+def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
+    """Return the names of the axes of an intermediate, a cotangent of one or a state; () of others.
+
+    Blocks of channels are named where what acts on them acts by blocks.
+    """
+    named = Quantity(quantity)
+    stage = named.name.rpartition(".")[2]
+    if named.role is Role.STATE:
+        states = {
+            "ema": (Axis("row"), Axis("channel"), Axis("mode"), Axis("part")),
+            **dict.fromkeys("kv", (Axis("row"), Axis("key"), Axis("head"), Axis("channel"))),
+        }
+        return states.get(stage, (Axis("row"), Axis("group")))
+    if named.role not in (Role.VALUE, Role.COTANGENT):
+        return ()
+    lead = Axis("row"), Axis("position", "chunk", config.chunk_size)
+    if stage in ("q", "k", "v"):
+        return (*lead, Axis("head"), Axis("channel"))
+    if stage == "logits":
+        return (*lead, Axis("token id"))
+    if stage in ("inner", "gate"):
+        return (*lead, Axis("channel", "head", config.value_head_dim))
+    if stage in ("timenorm", "norm"):
+        return (*lead, Axis("channel", "group", config.model_dim // config.norm_num_groups))
+    return (*lead, Axis("channel"))
 
 
 def parameters_of(stage: str) -> tuple[str, ...]:

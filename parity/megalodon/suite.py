@@ -129,7 +129,7 @@ class Suite:
             yield not_comparable(case, MegalodonEdge.JAX32_REFERENCE32, str(error), self.device)
             return
         # The reference lets padding into its EMA: it is held to the oracle that does the same.
-        differs = case.batch.padded and case.config.mask_ema
+        differs = case.padding_differs
         as_reference = self._truth(case, False) if differs else exact
         # What the reference has no answer for is asked of the other two alone, above.
         exact, as_reference, ours = (

@@ -18,12 +18,16 @@ from parity.engine.localize import Stage
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2, without_shared_infinities
 from parity.engine.operations import Unknown, first_narrow, first_unknown
+from parity.engine.source_lines import LINES, Line
+from parity.engine.where import culprits, where
 from parity.port.correspondence import Correspondence
 from parity.port.rounding_floors import Floors, floors_of, narrowed, stage_bound, together
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsResults, Trace
 
+MAKES_MASK = "makes a mask that the original does not have"
+DOES = "first operation that the original does not do"
 ROOM = 4.0
 """Tolerances of its stage by which an operation may be off: one table may show in it undiluted."""
 
@@ -37,8 +41,20 @@ class Place:
     stages: tuple[Stage, ...]
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
+    where: str = ""
+    """Which elements of the culprit break its tolerance (`engine.where`)."""
     operation: Unknown | None = None
     """Its first operation that the original does not do."""
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines to look at, the one to begin with first."""
+        operation = self.operation
+        if operation is None:
+            return ()
+        made = [(line, MAKES_MASK) for line in operation.mask]
+        done = [(line, DOES) for line in operation.source[:1]]
+        return tuple(Line.at(*line) for line in (*made, *done)[:LINES])
 
     @property
     def culprit(self) -> Stage | None:
@@ -204,7 +220,11 @@ def _place(
     if place.culprit is None:
         return place
     name = place.culprit.name
-    return replace(place, worst=worst_elements(forced[name], truth[name], SHOWN))
+    sides = without_shared_infinities(forced[name], truth[name])
+    wrong = culprits(*sides, place.culprit.tolerance)
+    return replace(
+        place, worst=worst_elements(forced[name], truth[name], SHOWN), where=where(wrong)
+    )
 
 
 def _replaceable(

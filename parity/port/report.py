@@ -158,11 +158,17 @@ class Report:
             )
         if culprit is None:
             return lines
+        if self.place.where:
+            lines += ["", f"elements of it that break the tolerance: {self.place.where}"]
         lines += ["", "worst elements of it, fed the original's values: port, original"]
         for element in self.place.worst[:ELEMENTS]:
             index = ", ".join(map(str, element.index))
             lines.append(f"  [{index}]  {element.actual:.9g}  {element.expected:.9g}")
-        operation = self.place.operation
+        return lines + self._source()
+
+    def _source(self) -> list[str]:
+        """Return the lines that make the culprit wrong, with the text around them."""
+        operation, lines = self.place.operation, []
         if operation is None:
             return lines
         if operation.source:
@@ -171,6 +177,9 @@ class Report:
         if operation.mask:
             lines += ["it applies a mask that the original does not have, made here:"]
             lines += [f"  {line}" for line in operation.mask]
+        for line in self.place.lines:
+            if line.excerpt:
+                lines += ["", line.place, *(f"  {text}" for text in line.excerpt.split("\n"))]
         return lines
 
     def _rest(self) -> list[str]:

@@ -55,6 +55,8 @@ class Traced:
     """Whole numbers and bools that it returns as Python's, by name: no input changes them."""
     unread: dict[str, str] = field(default_factory=dict)
     """Results that are no arrays, by name, each with its kind."""
+    recorded: Recorder | None = None
+    """All operations, after those of a stage were asked for."""
 
     def evaluate(
         self, arrays: Sequence[Any], forced: Mapping[str, Any]
@@ -113,6 +115,7 @@ class Traced:
             return {i: x for i, x in found.items() if is_array(x) and not is_key(x)}
 
         computed = jax.jit(evaluate, compiler_options=self._options)(values)
+        self.recorded = recorder
         results = {i: as_pairs(np.asarray(x)) for i, x in computed.items()}
         return {i: recorder.operations[i] for i in results}, results
 

@@ -29,8 +29,6 @@ def of_port(report: Report) -> Explanation | None:
             place.stages,
             note=first.note,
         )
-    operation = place.operation
-    source = (operation.mask or operation.source) if operation is not None else ()
     return Explanation(
         report.title,
         str(place.edge),
@@ -40,5 +38,6 @@ def of_port(report: Report) -> Explanation | None:
         "wrong on its own, fed the original's values",
         place.stages,
         place.worst[0] if place.worst else None,
-        note=f"First operation that the original does not do: {source[0]}" if source else "",
+        where=place.where,
+        lines=place.lines,
     )

@@ -153,7 +153,7 @@ def _account(suite: SuiteRun, case: Case, report: Report) -> None:
         return
     start = time.perf_counter()
     try:
-        explanation = explain(case)
+        explanation = explain(case, suite.explanations)
     except Exception as error:
         report(f"    not explained: {type(error).__name__}: {error}"[:400])
     else:

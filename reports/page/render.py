@@ -20,6 +20,7 @@ from reports.page.sections import (
     heat,
     marks,
     meshes,
+    padding,
     ports,
     precision,
     probes,
@@ -148,6 +149,7 @@ def render(run: Run, decision: Decision, history: History, runs: str = "..") -> 
     # Products alone are nowhere in the network, and another architecture has a section of its own.
     network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
     shown, drilldowns = _drilled(run, decision)
+    padded = padding.padding(rows, run.tensors)
     marked = marks.of_sections(rows, run.findings, decision)
     context = {
         "style": style(),
@@ -162,7 +164,8 @@ def render(run: Run, decision: Decision, history: History, runs: str = "..") -> 
         "when": facts.moment(manifest.created),
         "target": starts.target(decision),
         "tallies": starts.counts(decision),
-        "overview": tables.overview(data, history, decision.starts),
+        "overview": tables.overview(data, history, decision.starts, padded.scopes),
+        "padding": padded.sentence,
         "starts": starts.starts(run, decision, history, runs),
         "before": starts.before(run, history, runs),
         "changes": tables.change_rows(decision.changes, decision.baseline_id is not None),

@@ -88,6 +88,11 @@ def _place(report: Report, place: Place, partners: Mapping[str, str]) -> dict[st
             for w in place.worst
             if culprit
         ],
+        "where": place.where if culprit else "",
+        "lines": [
+            {"place": line.place, "why": line.why, "excerpt": line.excerpt}
+            for line in (place.lines if operation else ())
+        ],
         "source": list(operation.source) if operation else [],
         "mask": list(operation.mask) if operation else [],
     }

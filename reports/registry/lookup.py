@@ -320,6 +320,8 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
         f"{', '.join(e.parameters) or 'none'}"
         for e in accounts
     ]
+    lines += [f"elements that break the tolerance: {e.where}" for e in accounts if e.where]
+    lines += [f"line: {line.place}: {line.why}" for e in accounts for line in e.lines[:1]]
     commands = account_commands(first.case, run.manifest.fault) if suite_of(first) == SUITE else []
     return [*lines, *(f"{c['label'].split()[0]}: {c['command']}" for c in commands)]
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from parity.engine.deviation import Worst
 from parity.engine.localize import Stage
+from parity.engine.source_lines import Line
 from parity.megalodon.explanation import Explanation
 from reports.store.failures import WORST, read_rows, write_rows
 
@@ -21,11 +22,13 @@ EXPLANATIONS = "explanations.parquet"
 _STAGE = pa.struct(
     [("name", pa.string())] + [(name, pa.float64()) for name in ("free", "forced", "tolerance")]
 )
+_LINE = pa.struct([(name, pa.string()) for name in ("place", "why", "excerpt")])
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("case", "edge", "quantity")]
     + [(name, pa.float64()) for name in ("value", "tolerance")]
     + [("meaning", pa.string()), ("stages", pa.list_(_STAGE)), ("worst", WORST)]
     + [("parameters", pa.list_(pa.string())), ("note", pa.string())]
+    + [("where", pa.string()), ("lines", pa.list_(_LINE))]
 )
 
 
@@ -40,7 +43,8 @@ def read_explanations(folder: Path, checksums: Mapping[str, str] | None) -> tupl
     Raises:
         StoreError: the file is damaged, or does not fit its checksum.
     """
-    return read_rows(folder / EXPLANATIONS, _SCHEMA, _row, checksums)
+    added = {"where": "", "lines": []}
+    return read_rows(folder / EXPLANATIONS, _SCHEMA, _row, checksums, added)
 
 
 def _row(row: dict[str, Any]) -> Explanation:
@@ -51,5 +55,6 @@ def _row(row: dict[str, Any]) -> Explanation:
             "stages": tuple(Stage(**stage) for stage in row["stages"]),
             "worst": worst and Worst(tuple(worst["index"]), worst["actual"], worst["expected"]),
             "parameters": tuple(row["parameters"]),
+            "lines": tuple(Line(**line) for line in row["lines"]),
         }
     )

@@ -29,11 +29,21 @@ def write_rows(path: Path, rows: Sequence[Any], schema: pa.Schema) -> None:
         pq.write_table(pa.Table.from_pylist(list(map(asdict, rows)), schema=schema), path)
 
 
+def read_names(content: bytes) -> tuple[str, ...]:
+    """Return the names of the columns of a Parquet file; none of what is no such file."""
+    try:
+        return tuple(pq.read_schema(pa.BufferReader(content)).names)
+    except (OSError, pa.ArrowException):
+        # Whoever reads the rows says what is wrong with it.
+        return ()
+
+
 def read_rows(
     path: Path,
     schema: pa.Schema,
     row: Callable[[dict[str, Any]], T],
     checksums: Mapping[str, str] | None,
+    added: Mapping[str, Any] | None = None,
 ) -> tuple[T, ...]:
     """Read what `write_rows` wrote; a run without the file had none.
 
@@ -42,6 +52,7 @@ def read_rows(
         schema: of its rows.
         row: makes a dataclass of a row.
         checksums: of the run's files by name; None for a run that has none.
+        added: columns that files of earlier versions lack, and what they hold then.
 
     Raises:
         StoreError: the file is damaged or missing, or was not written by this tool.
@@ -51,7 +62,10 @@ def read_rows(
         return ()
     content = read_checked(path, checksums)
     try:
-        return tuple(map(row, read_table(content, path, schema, frozenset()).to_pylist()))
+        there = read_names(content) if added else ()
+        lacking = {name: value for name, value in (added or {}).items() if name not in there}
+        rows = read_table(content, path, schema, frozenset(lacking)).to_pylist()
+        return tuple(row({**lacking, **values}) for values in rows)
     except (TypeError, KeyError, AttributeError) as error:
         raise StoreError(
             f"expected rows of {path} as this tool writes them, but reading gave: {error!r}; "

@@ -18,6 +18,7 @@ TENSORS = "tensors.parquet"
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("case", "edge", "quantity", "dtype")]
     + [("shape", INDICES), ("histogram", INDICES), ("worst", pa.list_(WORST))]
+    + [("breaking", pa.int64()), ("where", pa.string())]
 )
 
 
@@ -32,7 +33,8 @@ def read_tensors(folder: Path, checksums: Mapping[str, str] | None) -> tuple[Dev
     Raises:
         StoreError: the file is damaged, or does not fit its checksum.
     """
-    return read_rows(folder / TENSORS, _SCHEMA, _row, checksums)
+    added = {"breaking": 0, "where": ""}
+    return read_rows(folder / TENSORS, _SCHEMA, _row, checksums, added)
 
 
 def _row(row: dict[str, Any]) -> Deviation:

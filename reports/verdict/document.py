@@ -6,9 +6,13 @@ Cases, tolerances, known differences and replay commands.
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from parity.deepseek_v3.cases import SUBJECT
@@ -24,8 +28,22 @@ from reports.verdict.decide import Decision
 
 GIVEN = "checkpoint"
 """The case of a checkpoint that was given to a night."""
-PROGRAM = ".venv/bin/megalodon-numerics"
-"""Where `make nightly` puts the program; a command on the page is copied into a checkout."""
+PROGRAM = "megalodon-numerics"
+
+
+def program() -> str:
+    """Return how the person who draws a page calls the program, for commands that are copied.
+
+    That is its path below the current folder, as after `make nightly`, its name where the shell
+    finds it, else its whole path.
+    """
+    folder = Path(sys.prefix) / ("Scripts" if os.name == "nt" else "bin")
+    if folder.is_relative_to(Path.cwd()):
+        return shlex.quote(str(folder.relative_to(Path.cwd()) / PROGRAM))
+    found = shutil.which(PROGRAM)
+    if found is not None and Path(found).parent == folder:
+        return PROGRAM
+    return shlex.quote(str(folder / PROGRAM))
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
@@ -95,7 +113,7 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
         if m.verdict is Verdict.FAIL
     }
     cases |= {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
-    commands = [{"label": "everything", "command": "make nightly"}]
+    commands = [{"label": "everything", "command": f"{program()} nightly"}]
     return commands + [
         {"label": case, "command": command(case, run.manifest)} for case in sorted(cases)
     ]
@@ -114,7 +132,7 @@ def _port_replays(run: Run) -> list[dict[str, str]]:
 def port_command(file: str, title: str = "") -> str:
     """Return the command that compares the ports of a file, or one of them."""
     only = f" --case {shlex.quote(title)}" if title else ""
-    return f"megalodon-numerics port {shlex.quote(file)}{only}"
+    return f"{program()} port {shlex.quote(file)}{only}"
 
 
 def command(case: str, manifest: Manifest) -> str:
@@ -127,7 +145,7 @@ def command(case: str, manifest: Manifest) -> str:
         # It took the place of the committed one's, and has no name of its own.
         case = next(entry.name for entry in CASES if entry.checkpoint is not None)
         options += f" --checkpoint {shlex.quote(probed.folder)}"
-    return f"{PROGRAM} nightly --case {shlex.quote(case)}{options}"
+    return f"{program()} nightly --case {shlex.quote(case)}{options}"
 
 
 def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
@@ -142,7 +160,7 @@ def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
     return [
         {
             "label": f"{verb} {case}",
-            "command": f"{PROGRAM} parity {verb} {shlex.quote(case)}{_planted(fault)}",
+            "command": f"{program()} parity {verb} {shlex.quote(case)}{_planted(fault)}",
         }
         for verb in verbs
     ]

@@ -82,7 +82,7 @@ def commits(before: Manifest, after: Manifest) -> str:
     if before.commit and before.commit == after.commit:
         planted = after.fault and not before.fault
         suspect = "" if planted or unclean else ": not the code, so the environment or the machine"
-        return f"both of {before.commit[:SHORT]}{aside}{suspect}"
+        return f"none, both runs are of {before.commit[:SHORT]}{aside}{suspect}"
     return "not known"
 
 

@@ -15,6 +15,7 @@ from parity.engine.measurement import Kind
 from reports.registry.lookup import page_of
 from reports.store.runs import write_run
 from reports.store.schema import PAGE
+from reports.verdict.document import program
 from tests.browser.test_browser_use import violations
 from tests.helpers import cli
 from tests.reports.nights import earlier, explained, failing, measurement, run
@@ -69,7 +70,7 @@ def test_from_the_sentence_to_the_account_to_the_command(visit, red: str) -> Non
     account.get_by_role("button", name="Copy command: explain plain").click()
     account.get_by_text("Copied", exact=True).wait_for(timeout=2000)
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == ".venv/bin/megalodon-numerics parity explain plain"
+    assert copied == f"{program()} parity explain plain"
 
 
 def test_a_count_opens_the_changes_it_counts(visit, red: str) -> None:

@@ -75,6 +75,12 @@ def _forward(account: Explanation) -> list[str]:
         f"{account.meaning}: {_size(account)}",
         _table(account.stages[max(0, at - AROUND) : at + AROUND + 1]),
     ]
+    if account.where:
+        lines.append(f"elements that break the tolerance: {account.where}")
+    for line in account.lines:
+        lines += [f"{line.place}: {line.why}", *_indented(line.excerpt)]
+    if account.note:
+        lines.append(account.note)
     if account.worst is not None:
         worst = account.worst
         lines.append(
@@ -90,6 +96,10 @@ def _forward(account: Explanation) -> list[str]:
     if account.parameters:
         lines.append(f"parameters that act there: {', '.join(account.parameters)}")
     return lines
+
+
+def _indented(excerpt: str) -> list[str]:
+    return [f"    {text}".rstrip() for text in excerpt.split("\n") if excerpt]
 
 
 def _table(stages: Sequence[Stage]) -> str:

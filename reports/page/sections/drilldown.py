@@ -41,13 +41,22 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
         "edge": edge_name(tensor.edge),
         "sides": [edge_name(side) for side in (sides if len(sides) == 2 else ("left", "right"))],
         "dtype": tensor.dtype,
+        "where": label(tensor.where, 300),
         "sentence": (
-            f"{shape} ({tensor.dtype}): {elements - equal:,} of {count(elements, 'element')} "
-            f"differ{'' if elements - equal != 1 else 's'}, {odd:,} not finite."
+            f"{shape} ({tensor.dtype}): {_breaking(tensor)}{elements - equal:,} of "
+            f"{count(elements, 'element')} differ{'' if elements - equal != 1 else 's'}, "
+            f"{odd:,} not finite."
         ),
         "bins": _bins(tensor),
         "worst": [_element(w, tensor.dtype) for w in tensor.worst],
     }
+
+
+def _breaking(tensor: Deviation) -> str:
+    """Say how many elements break the tolerance; nothing of a run that did not ask."""
+    if not tensor.breaking:
+        return ""
+    return f"without the error of {count(tensor.breaking, 'element')} it would hold; "
 
 
 def _bins(tensor: Deviation) -> list[Bin]:

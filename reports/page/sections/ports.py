@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.engine.measurement import Measurement, Verdict
+from parity.engine.source_lines import Line
+from reports.page.sections.lines import lines
 from reports.page.sections.stages import stage_row
 from reports.page.sections.tables import rank_of, state_of
 from reports.store.runs import Run
@@ -119,6 +121,9 @@ def _place(place: Mapping[str, Any]) -> dict[str, Any]:
         "culprit": label(place["culprit"], 120),
         "original": label(place["original"], 120),
         "last_right": label(place["last_right"], 120),
+        # Runs of earlier versions have no excerpts.
+        "where": label(str(place.get("where", "")), 300),
+        "lines": lines(Line(**line) for line in place.get("lines", ())),
         "source": [label(line, 300) for line in place["source"]],
         "mask": [label(line, 300) for line in place["mask"]],
         "worst": [

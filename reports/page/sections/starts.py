@@ -16,6 +16,7 @@ from parity.engine.measurement import Measurement, Verdict
 from parity.megalodon.cases import SUITE
 from parity.megalodon.explanation import Explanation
 from parity.tolerances import PORT_EDGES
+from reports.page.sections.lines import lines, shortened
 from reports.page.sections.stages import stage_row
 from reports.page.sections.tables import group_id
 from reports.store.manifest import Manifest
@@ -82,13 +83,17 @@ def starts(run: Run, decision: Decision, history: History, runs: str) -> dict[st
 
 
 def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the first screen says of the first failure: since when it is there, what acts
-    where it starts, and the command that looks into it.
+    """Return what the first screen says of the first failure: which elements are wrong, the line
+    that makes them so, since when, what acts there, and the command that looks into it.
     """
     case = cases[0] if cases else {"account": None, "commands": []}
+    account = case["account"] or {"parameters": [], "where": "", "lines": []}
+    named = [shortened(line) for line in account["lines"][:1]]
     return {
         "since": rows[0]["since"] if rows else None,
-        "parameters": case["account"]["parameters"] if case["account"] else [],
+        "parameters": account["parameters"],
+        "where": account["where"],
+        "lines": named,
         "commands": case["commands"][:1],
     }
 
@@ -221,6 +226,8 @@ def _account(explanation: Explanation) -> dict[str, Any]:
             "actual": repr(worst.actual),
             "expected": repr(worst.expected),
         },
+        "where": label(explanation.where, 300),
+        "lines": lines(explanation.lines),
         "parameters": [label(name, 120) for name in explanation.parameters],
         "also": [label(name, 120) for name in explanation.also_broken],
         "carried": _carried(explanation) if at is not None else "",

@@ -11,8 +11,9 @@ page".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 
 import pandas as pd
 
@@ -35,6 +36,9 @@ from reports.verdict.history import History, worst_over
 
 ROWS = 120
 """Rows a table shows at most; the worst come first and the page says how many are left out."""
+
+FOLDED = 30
+"""Characters from which on the end that all notes of a table share is said once, above it."""
 
 _METRICS = (
     "max_abs",
@@ -151,12 +155,16 @@ def edges_of(data: pd.DataFrame) -> list[str]:
 
 
 def overview(
-    data: pd.DataFrame, history: History, starts: Sequence[Measurement] = ()
+    data: pd.DataFrame,
+    history: History,
+    starts: Sequence[Measurement] = (),
+    scopes: Mapping[str, str] | None = None,
 ) -> list[dict[str, object]]:
     """Return one row per edge: what was compared, gates that hold, their trend, and one gate.
 
     That is the one where the difference starts on an edge of `starts`, not what it grew to: a
     count of flipped tokens is infinitely many times a tolerance of none. Else it is the worst.
+    `scopes` says of an edge which positions it compares.
     """
     rows = []
     first = {m.edge: m for m in reversed(starts)}
@@ -170,6 +178,7 @@ def overview(
             {
                 "name": edge_name(edge),
                 "question": edge_question(edge),
+                "scope": (scopes or {}).get(edge, ""),
                 "passed": int((part["verdict"] == Verdict.PASS).sum()),
                 "gates": len(part),
                 "state": state_of(part["measurement"]),
@@ -353,6 +362,29 @@ def _id(c: Change) -> str:
     return record_id(case, c.edge, c.quantity, c.metric)
 
 
+def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what all notes of a table say, and what is left of each.
+
+    A note has parts with semicolons between them: of each part the words at its end that all notes
+    share are said once. Nothing is folded where that saves little, or where the notes are unlike.
+    """
+    parts = [note.split("; ") for note in notes]
+    if len(notes) < 2 or len({len(part) for part in parts}) != 1:
+        return "", list(notes)
+    shared, left = [], [[] for _ in notes]
+    for column in zip(*parts, strict=True):
+        words = [part.split(" ") for part in column]
+        turned = zip(*(w[::-1] for w in words), strict=False)
+        n = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, turned))
+        end = " ".join(words[0][len(words[0]) - n :])
+        if len(end) < FOLDED:
+            n, end = 0, ""
+        shared += [end] if end else []
+        for rest, w in zip(left, words, strict=True):
+            rest += [" ".join(w[: len(w) - n])] if len(w) > n else []
+    return "; ".join(shared), ["; ".join(rest) for rest in left]
+
+
 def change_rows(
     changes: Sequence[Change], baseline: bool = True, limit: int = 60
 ) -> list[dict[str, object]]:
@@ -374,15 +406,19 @@ def change_rows(
                 "before": contrast(c.before, c.now)[0],
                 "now": contrast(c.before, c.now)[1],
                 "tolerance": number(None if math.isnan(c.tolerance) else c.tolerance),
-                "note": label(c.note, 320),
+                "note": "",
                 # Words that the rows of the gates a drift is about have, and few others.
                 "filter": f"{c.case} {edge_name(c.edge)} {metric_name(c.metric)}" if c.kind else "",
             }
             for c in part[:limit]
         ]
         if part:
+            shared, notes = _fold([c.note for c in part[:limit]])
+            for row, note in zip(rows, notes, strict=True):
+                row["note"] = label(note, 320)
+            shared = label(shared, 400)
             noted = any(row["note"] for row in rows)
             named = {"id": group_id(what), "what": what.wording(baseline)}
-            group = {**named, "rows": rows, "noted": noted}
+            group = {**named, "rows": rows, "noted": noted, "shared": shared}
             groups.append({**group, "total": len(part)})
     return groups

@@ -28,6 +28,7 @@ from reports.store.manifest import read_manifest
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import PAGE, RunKind
 from reports.verdict.decide import decide
+from reports.verdict.document import program
 from reports.verdict.history import History
 from tests.helpers import cli
 from tests.reports.nights import (
@@ -168,11 +169,13 @@ def test_a_planted_bug_is_led_to_from_the_headline_to_the_parameter(nights: Path
     assert (account.quantity, account.edge) == (stage, "jax64:oracle")
     assert account.parameters == ("model.layers.0.attn.rmsnorm",)
     assert account.worst is not None
+    assert account.where == "everywhere"
+    assert "megalodon_jax/layers/norms.py:" in account.lines[0].place
     # What was planted is gone: only the night could say this.
     said = cli("gate", "latest", "--out", nights).stdout
     assert f"It held in run {healthy.name}" in said
     assert f"explained: {stage} is wrong on its own, fed the oracle's inputs" in said
-    command = f".venv/bin/megalodon-numerics parity explain plain --fault {FAULT}"
+    command = f"{program()} parity explain plain --fault {FAULT}"
     assert f"explain: {command}" in said
     page = (red / PAGE).read_text(encoding="utf-8")
     assert command in html.unescape(page)

@@ -10,7 +10,7 @@ from parity.engine.measurement import Kind, Verdict
 from reports.page.render import render
 from reports.page.sections import ports
 from reports.verdict.decide import decide
-from reports.verdict.document import replays
+from reports.verdict.document import program, replays
 from reports.verdict.history import History
 from tests.reports.nights import measurement, run
 
@@ -141,6 +141,6 @@ def test_a_port_is_measured_again_by_its_own_command() -> None:
     night = port_run(document("a", holds=True), document("b", case="long"))
     commands = [each["command"] for each in replays(night, decide(night, None))]
     assert commands == [
-        "megalodon-numerics port 'my port.py'",
-        "megalodon-numerics port 'my port.py' --case b/long",
+        f"{program()} port 'my port.py'",
+        f"{program()} port 'my port.py' --case b/long",
     ]

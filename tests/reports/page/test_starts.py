@@ -10,12 +10,15 @@ from dataclasses import replace
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
+from parity.engine.source_lines import Line
 from reports.cli import main
 from reports.page.render import render
+from reports.page.sections.padding import padding
 from reports.page.sections.starts import CASES, target
 from reports.store.runs import Run
 from reports.store.schema import PAGE
 from reports.verdict.decide import Word, decide
+from reports.verdict.document import program
 from reports.verdict.history import History
 from stability.core.findings import Severity
 from tests.reports.nights import (
@@ -105,9 +108,9 @@ def test_a_failing_case_has_its_account_and_its_commands() -> None:
     commands = [html.unescape(c) for c in re.findall(r"<pre[^>]*><code>([^<]+)</code>", told)]
     fault = "--fault rmsnorm_plus_one_dropped"
     assert commands == [
-        f".venv/bin/megalodon-numerics parity explain plain {fault}",
-        f".venv/bin/megalodon-numerics parity shrink plain {fault}",
-        f".venv/bin/megalodon-numerics nightly --case plain {fault} --reference recorded",
+        f"{program()} parity explain plain {fault}",
+        f"{program()} parity shrink plain {fault}",
+        f"{program()} nightly --case plain {fault} --reference recorded",
     ]
 
 
@@ -183,3 +186,30 @@ def test_sections_with_failures_are_marked_and_counted() -> None:
     assert "with failures" in nav
     quiet = page_of(run(measurement()))
     assert "with failures" not in quiet[quiet.index("<nav") : quiet.index("</nav>")]
+
+
+def test_the_first_screen_names_the_line_and_the_elements() -> None:
+    """Negative control: a run of an earlier version has neither, and its page says nothing."""
+    line = Line("model/layer.py:9 (f)", "makes a mask", "  8  y\n> 9  x < 1\n  10  z")
+    account = replace(explained("plain"), where="row 0, position 3: all padding", lines=(line,))
+    page = page_of(replace(red(), explanations=(account,)))
+    for name in ("verdict", "starts"):
+        told = words(section(page, name).replace("<wbr>", ""))
+        assert "model/layer.py:9 (f)" in told and "makes a mask" in told
+        assert "row 0, position 3: all padding" in told
+        assert "<mark>&gt; 9  x &lt; 1</mark>" in section(page, name)
+    assert "<mark>" not in page_of(red()) and "<dt>line</dt>" not in page_of(red())
+
+
+def test_edges_that_part_over_padding_say_so_at_the_table() -> None:
+    padded = {"case": "right_padding", "suite": "parity"}
+    wrong = failing(**padded, edge="jax32:oracle")
+    other = measurement(**padded, edge="jax32:reference32")
+    assert "No contradiction: in right_padding" in padding([wrong, other], ()).sentence
+    assert padding([wrong, other], ()).scopes["jax32:oracle"] == "Padding too."
+    # Negative controls: nothing to reconcile without padding, or where both edges fail.
+    plain = {"case": "plain", "suite": "parity"}
+    pair = [failing(**plain, edge="jax32:oracle"), measurement(**plain, edge="jax32:reference32")]
+    assert padding(pair, ()).sentence == ""
+    both = [wrong, failing(**padded, edge="jax32:reference32")]
+    assert padding(both, ()).sentence == ""

@@ -1,0 +1,311 @@
+"""Which operations of a program compute what another program never does, and their lines.
+
+Two programs of the same mathematics need not cut it into the same arrays: one works in chunks where
+the other takes the whole text. So numbers are looked for one by one among all that the other
+computes. In float64 two numbers that agree to 11 digits are one, and one that is nowhere is wrong,
+or belongs to another way to the same result: then something behind it is known again.
+Source: docs/parity.md "From a stage to a line".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.engine.operations import MASKING, Operation
+from parity.engine.source_lines import LINES, Line
+
+SAME = 1e-11
+"""Distance up to which two numbers are one, relative to the root mean square of their array: the
+tolerance between two implementations in float64."""
+FEWEST = 3
+"""Distinct numbers that an array needs to be told from others."""
+CALLERS = 4
+"""Frames that are named of an operation, its own included."""
+CALLS = "its result is wrong when it is called here, and right elsewhere"
+CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
+APPLIES = "applies the mask"
+MOVES = frozenset(
+    (
+        *("broadcast_in_dim", "concatenate", "gather", "pad", "reshape"),
+        *("rev", "select_n", "slice", "squeeze", "transpose"),
+    )
+)
+"""Primitives that compute no number: what they put together was wrong before."""
+SELECT = "select_n"
+"""Primitive that takes elements of one array or another, as a mask says."""
+
+
+class Seen:
+    """The numbers that a program computes, and those that its masks leave."""
+
+    def __init__(self, arrays: Iterable[np.ndarray]) -> None:
+        plain, masked = [], []
+        for array in arrays:
+            values = _parts(array)
+            left = values[np.abs(values) < MASKING]
+            plain.append(left)
+            if left.size < values.size:
+                masked.append(left)
+        self._numbers = _sorted(plain)
+        self._left = [_sorted([left]) for left in masked]
+
+    def unseen(self, array: np.ndarray) -> np.ndarray:
+        """Return which elements are among the numbers nowhere: booleans.
+
+        Whole numbers and what stands for minus infinity are in every program; a NaN is in none.
+        """
+        return _judged(array) & ~_near(self._numbers, array, _reach(array))
+
+    def wrongly_masked(self, kept: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+        """Return where a mask keeps what the other program masks, or the other way round.
+
+        Args:
+            kept: what the mask leaves.
+            values: what it is applied to.
+
+        Returns:
+            Booleans; None where the other program masks nothing like it.
+        """
+        # Of all arrays with a mask, the one that this one is: what is made of it has other numbers.
+        reach = _reach(values)
+        left = max(
+            (_near(numbers, values, reach) for numbers in self._left),
+            key=lambda near: int((near & kept).sum()),
+            default=np.zeros(values.shape, bool),
+        )
+        # Where the number itself is wrong, nothing is known of the mask.
+        return (kept != left) & ~self.unseen(values) if (left & kept).any() else None
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An operation whose result the other program does not compute, although nothing behind it is
+    right again.
+
+    Attributes:
+        index: of the operation.
+        wrong: which elements of its result are nowhere, or are masked otherwise.
+        partly: whether others of its numbers are the other program's.
+        mask: whether it is a mask that is wrong, not a number.
+    """
+
+    index: int
+    wrong: np.ndarray
+    partly: bool = False
+    mask: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """What looking for one program's numbers in another's found.
+
+    Attributes:
+        operations: of the program, between the stages before a wrong one and itself.
+        values: their results in float64.
+        suspects: in the order in which they are done.
+        fine: operations that are right, or that lead to something right.
+        original: what the other program is called.
+        beside: operations of the program in stages that are right.
+    """
+
+    operations: Mapping[int, Operation]
+    values: Mapping[int, np.ndarray]
+    suspects: tuple[Suspect, ...]
+    fine: frozenset[int]
+    original: str = "the original"
+    beside: tuple[Operation, ...] = ()
+
+    @property
+    def first(self) -> Suspect | None:
+        """The suspect to look at first.
+
+        That is a wrong mask, else the first whose result is wrong in part: where the rest is right,
+        its way is the other program's way too. Else the first of all.
+        """
+        masks = [s for s in self.suspects if s.mask]
+        partly = [
+            s for s in self.suspects if s.partly and self.operations[s.index].primitive not in MOVES
+        ]
+        return next(iter((*masks, *partly, *self.suspects)), None)
+
+    def lines(self) -> list[Line]:
+        """Return the lines to look at, the one to begin with first."""
+        first = self.first
+        if first is None:
+            found = self._nearest()
+        elif first.mask:
+            found = self._of_mask(first)
+        else:
+            found = self._of_number(first)
+        places = ((place, why) for place, why in found.items() if place)
+        return [Line.at(place, why) for place, why in itertools.islice(places, LINES)]
+
+    def _of_mask(self, suspect: Suspect) -> dict[str, str]:
+        made = mask_of(suspect.index, self.operations, self.values)
+        frames = [(self._frame(i), self._source(i)) for i in reversed(made)]
+        applied = self._frame(suspect.index), self._source(suspect.index)
+        makes = f"makes a mask that {self.original} does not have"
+        own = {frame: makes for frame, source in frames if frame == source != applied[1]}
+        calls = {frame: CALLS_MASK for frame, source in frames if frame and frame != source}
+        return own | {f: why for f, why in calls.items() if f not in own} | {applied[1]: APPLIES}
+
+    def _of_number(self, suspect: Suspect) -> dict[str, str]:
+        frame, source = self._frame(suspect.index), self._source(suspect.index)
+        callers = self.operations[suspect.index].source[1:CALLERS]
+        why = f"first operation whose result {self.original} does not compute"
+        if not suspect.partly and len(self.suspects) > 1:
+            last = self._source(self.suspects[-1].index)
+            why += f": it, or one of those behind it, down to {last}"
+        if callers:
+            why += f"; called from {', '.join(callers)}"
+        found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
+        for other in reversed(self.suspects):
+            if other.index < suspect.index:
+                before = f"before it, on a way that {self.original} does not take"
+                found.setdefault(self._source(other.index), before)
+        return found
+
+    def _nearest(self) -> dict[str, str]:
+        why = (
+            f"near the end of the stage: {self.original} computes each of its numbers too, so "
+            "something is missing after it, or numbers are in a wrong place"
+        )
+        return {self._source(i): why for i in sorted(self.operations, reverse=True)}
+
+    def _source(self, index: int) -> str:
+        return next(iter(self.operations[index].source), "")
+
+    def _frame(self, index: int) -> str:
+        """Return the line that tells an operation from the same one elsewhere that is right.
+
+        Where a function is right when it is called from another line, that is the line of the call;
+        where no other is right, its own; empty where nothing tells them apart, such as in a loop.
+        """
+        operation = self.operations[index]
+        same = [
+            other.source
+            for other in (*(self.operations[i] for i in self.fine), *self.beside)
+            if other.primitive == operation.primitive and other.source[:1] == operation.source[:1]
+        ]
+        if not same:
+            return self._source(index)
+        for depth, frame in enumerate(operation.source):
+            same = [source for source in same if source[depth : depth + 1] == (frame,)]
+            if not same:
+                return frame
+        return ""
+
+
+def search(
+    operations: Mapping[int, Operation],
+    values: Mapping[int, np.ndarray],
+    seen: Seen,
+    original: str = "the original",
+    beside: Sequence[Operation] = (),
+) -> Search:
+    """Look for the numbers of a program among those of another.
+
+    Args:
+        operations: in order; the last one is known to be wrong.
+        values: their results in float64.
+        seen: the numbers of the other program, computed from the same inputs.
+        original: what the other program is called.
+        beside: operations of the program in stages that are right.
+    """
+    wrong = {i: _wrong(i, operations, values, seen) for i in operations}
+    right = {
+        i: w is not None and not w.wrong.any() and _telling(values[i]) for i, w in wrong.items()
+    }
+    right[max(operations)] = False
+    # The largest of what a wrong mask leaves may be right all the same.
+    masks = {i for i, w in wrong.items() if w is not None and w.mask and w.wrong.any()}
+    children: dict[int, list[int]] = {i: [] for i in operations}
+    for i, operation in operations.items():
+        for parent in operation.parents:
+            if parent in children:
+                children[parent].append(i)
+    leads: dict[int, bool] = {}
+    for i in sorted(operations, reverse=True):
+        leads[i] = any(c not in masks and (right[c] or leads[c]) for c in children[i])
+    fine = frozenset(i for i in operations if i not in masks and (leads[i] or right[i]))
+    found = (w for w in wrong.values() if w is not None and w.wrong.any())
+    left = tuple(w for w in found if w.index not in fine)
+    return Search(operations, values, left, fine, original, tuple(beside))
+
+
+def mask_of(
+    index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
+) -> list[int]:
+    """Return the operations that make the mask that a selection applies, in order."""
+    inside: set[int] = set()
+    waiting = [p for p in operations[index].parents if p in values]
+    while waiting:
+        i = waiting.pop()
+        if i not in inside and values[i].dtype.kind == "b":
+            inside.add(i)
+            waiting += [p for p in operations[i].parents if p in values]
+    return sorted(inside)
+
+
+def _wrong(
+    index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray], seen: Seen
+) -> Suspect | None:
+    # NumPy makes scalars of what it computes from an array without axes.
+    array = np.atleast_1d(values[index])
+    if array.dtype.kind != "f":
+        return None
+    operation = operations[index]
+    if operation.primitive == SELECT and (np.abs(array) >= MASKING).any():
+        kept = np.abs(array) < MASKING
+        source = [
+            values[p]
+            for p in operation.parents
+            if p in values and values[p].shape == array.shape and values[p].dtype.kind == "f"
+        ]
+        whole = next((x for x in source if (x[kept] == array[kept]).all()), None)
+        if whole is not None:
+            masked = seen.wrongly_masked(kept, whole)
+            if masked is not None and masked.any():
+                return Suspect(index, masked, mask=True)
+    wrong = seen.unseen(array)
+    return Suspect(index, wrong, bool((_judged(array) & ~wrong).any()))
+
+
+def _judged(array: np.ndarray) -> np.ndarray:
+    return ~((np.abs(array) >= MASKING) | (array == np.round(array)))
+
+
+def _parts(array: np.ndarray) -> np.ndarray:
+    array = np.asarray(array)
+    if array.dtype.kind == "c":
+        return np.concatenate([array.real.reshape(-1), array.imag.reshape(-1)])
+    return array.reshape(-1).astype(np.float64)
+
+
+def _sorted(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(arrays)) if arrays else np.zeros(0)
+
+
+def _reach(array: np.ndarray) -> float:
+    finite = array[np.abs(array) < MASKING]
+    return SAME * float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+
+
+def _near(numbers: np.ndarray, array: np.ndarray, reach: float) -> np.ndarray:
+    """Return which elements are within reach of a number; `numbers` are in ascending order."""
+    if not numbers.size:
+        return np.zeros(np.shape(array), bool)
+    at = np.searchsorted(numbers, array)
+    below, above = (np.clip(i, 0, numbers.size - 1) for i in (at - 1, at))
+    apart = np.minimum(np.abs(array - numbers[below]), np.abs(array - numbers[above]))
+    return apart <= reach
+
+
+def _telling(array: np.ndarray) -> bool:
+    """Whether an array can be told from others."""
+    values = array[np.abs(array) < MASKING]
+    return np.unique(values).size >= FEWEST

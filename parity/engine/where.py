@@ -1,0 +1,277 @@
+"""Where in an array elements differ, as a short sentence: rows, positions, chunks, heads, channels,
+padding.
+
+Pure functions over a boolean array. Source: docs/reports.md "What broke, and where".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+FILLED = 0.9
+"""Share of the elements of a region that differ from which on the region is called by its bounds:
+in a wrong row some elements are right by accident."""
+REGIONS = 3
+"""Regions that are listed; where there are more, a sentence names the bounds of all of them."""
+ALL_PADDING = "all padding"
+"""How a sentence says that nothing but padding differs."""
+RANGES = 4
+"""Ranges of indices that are listed on one axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Name of an axis, and the blocks that its indices come in.
+
+    Attributes:
+        name: singular, such as "position".
+        block: singular, such as "chunk"; empty for none.
+        size: indices of a block; the last block of an axis may be shorter.
+    """
+
+    name: str
+    block: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class _Region:
+    """Indices by axis whose product differs, and the share of it that does."""
+
+    indices: tuple[np.ndarray, ...]
+    share: float
+
+
+def where(
+    differs: np.ndarray,
+    axes: Sequence[Axis] = (),
+    valid: np.ndarray | None = None,
+    compared: np.ndarray | None = None,
+) -> str:
+    """Return where elements differ, such as "row 0, positions 49-52, all channels: all padding".
+
+    Args:
+        differs: which elements differ, of any shape.
+        axes: names of its axes; without them, or with another number of them: axis 0, axis 1, ...
+        valid: over its leading axes, False at padding.
+        compared: over its leading axes, False where elements were not compared.
+
+    Returns:
+        The sentence without a full stop; empty for a scalar, and where nothing differs.
+    """
+    differs = np.asarray(differs, bool)
+    if not differs.ndim or not differs.any():
+        return ""
+    if len(axes) != differs.ndim:
+        axes = [Axis(f"axis {k}") for k in range(differs.ndim)]
+    cared = _expanded(compared, differs.shape)
+    differs = differs & cared
+    if not differs.any():
+        return ""
+    regions, full = _regions(differs, cared)
+    reach = tuple(np.flatnonzero(_any_but(cared, k)) for k in range(differs.ndim))
+    padding = _padding(differs, cared, valid)
+    if regions[0].indices and all(
+        i.size >= n.size for i, n in zip(regions[0].indices, reach, strict=True)
+    ):
+        share = regions[0].share
+        some = "everywhere" if share >= FILLED else f"{_percent(share)} of all elements"
+        return some + (f": {padding}" if padding == "no padding" else "")
+    texts, notes = [], dict[str, None]()
+    for region in regions:
+        words = [
+            _indices_text(idx, of, axis, n, k in full)
+            for k, (idx, of, axis, n) in enumerate(
+                zip(region.indices, reach, axes, differs.shape, strict=True)
+            )
+            if n > 1 or differs.size == 1
+        ]
+        text = ", ".join(words)
+        if region.share < FILLED:
+            text = f"{_percent(region.share)} of {text}"
+        texts.append(text)
+        for idx, axis, n in zip(region.indices, axes, differs.shape, strict=True):
+            if note := _block_note(idx, axis, n):
+                notes[note] = None
+    ends = ", ".join(filter(None, (padding, *(notes if len(notes) <= RANGES else ()))))
+    return "; ".join(texts) + (f": {ends}" if ends else "")
+
+
+def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.ndarray:
+    """Return the fewest elements without whose error the relative L2 error would hold.
+
+    Rounding is everywhere, so nearly every element differs a little: these are the ones that break
+    the tolerance. What is not finite on either side always belongs to them, except where both sides
+    hold the same infinity.
+
+    Args:
+        actual: any shape.
+        expected: the same shape.
+        tolerance: largest relative L2 error that holds; below 0 or not finite counts as 0.
+
+    Returns:
+        Booleans of that shape.
+    """
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    known = np.isfinite(a) & np.isfinite(e)
+    unknown = ~known & (a != e)
+    error = np.zeros(np.shape(e))
+    np.subtract(a, e, out=error, where=known)
+    scale = float(np.max(np.abs(e), where=known, initial=0.0))
+    if scale == 0.0:
+        return unknown | (error != 0.0)
+    # Scaled, so that no square overflows or vanishes.
+    squares = (error / scale).reshape(-1) ** 2
+    norm = float(np.sum((np.where(known, e, 0.0) / scale) ** 2))
+    room = norm * tolerance**2 if math.isfinite(tolerance) and tolerance > 0 else 0.0
+    order = np.argsort(squares, kind="stable")
+    wrong = np.zeros(squares.size, bool)
+    wrong[order[np.cumsum(squares[order]) > room]] = True
+    return unknown | wrong.reshape(np.shape(e))
+
+
+def _expanded(mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a mask over the leading axes as one over all; all True where it does not fit."""
+    if mask is None or np.shape(mask) != shape[: np.ndim(mask)]:
+        return np.ones(shape, bool)
+    mask = np.asarray(mask, bool)
+    return np.broadcast_to(mask.reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
+
+
+def _any_but(array: np.ndarray, axis: int) -> np.ndarray:
+    return np.asarray(array.any(axis=tuple(k for k in range(array.ndim) if k != axis)))
+
+
+def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set[int]]:
+    """Return at most `REGIONS` regions that hold all that differs, and the axes that none cuts."""
+    full = {k for k in range(differs.ndim) if _is_full(differs, cared, k)}
+    # The elements of a whole axis are one: what is left is small and has no gaps along it.
+    flat = tuple(sorted(full))
+    less = np.asarray(differs.any(axis=flat, keepdims=True)) if flat else differs
+    care = np.asarray(cared.any(axis=flat, keepdims=True)) if flat else cared
+    found = _split(less, care, REGIONS) or [_bounds(less, care)]
+    every = tuple(np.arange(n) for n in differs.shape)
+    return [
+        _Region(
+            tuple(every[k] if k in full else i for k, i in enumerate(region.indices)), region.share
+        )
+        for region in found
+    ], full
+
+
+def _is_full(differs: np.ndarray, cared: np.ndarray, axis: int) -> bool:
+    """Whether along an axis either (nearly) everything differs or nothing."""
+    lines = differs.any(axis=axis, keepdims=True) & cared
+    return bool(differs.sum() >= FILLED * lines.sum())
+
+
+def _bounds(differs: np.ndarray, cared: np.ndarray) -> _Region:
+    indices = tuple(np.flatnonzero(_any_but(differs, k)) for k in range(differs.ndim))
+    block = np.ix_(*indices)
+    return _Region(indices, float(differs[block].sum() / max(1, cared[block].sum())))
+
+
+def _split(differs: np.ndarray, cared: np.ndarray, room: int) -> list[_Region]:
+    """Return at most `room` filled regions that hold all that differs; none where there are more.
+
+    What is not one region is cut along the axis that gives the fewest.
+    """
+    whole = _bounds(differs, cared)
+    if whole.share >= FILLED:
+        return [whole]
+    best: list[_Region] = []
+    for axis in range(differs.ndim):
+        groups: dict[bytes, list[int]] = {}
+        for i in whole.indices[axis]:
+            groups.setdefault(np.take(differs, i, axis).tobytes(), []).append(int(i))
+            if len(groups) > room:
+                break
+        if not 1 < len(groups) <= room:
+            continue
+        parts: list[_Region] = []
+        for members in groups.values():
+            kept = np.zeros(differs.shape[axis], bool)
+            kept[members] = True
+            only = kept.reshape([-1 if k == axis else 1 for k in range(differs.ndim)])
+            inner = _split(differs & only, cared, room - len(groups) + 1)
+            if not inner:
+                break
+            parts += inner
+        else:
+            if len(parts) <= room and (not best or len(parts) < len(best)):
+                best = parts
+    return best
+
+
+def _indices_text(indices: np.ndarray, reach: np.ndarray, axis: Axis, n: int, full: bool) -> str:
+    """Write indices on one axis, of the ones that were compared."""
+    numbered = axis.name.startswith("axis ")
+    if full or indices.size >= reach.size:
+        return f"all of {axis.name}" if numbered else f"all {axis.name}s"
+    runs = _runs(indices)
+    if len(runs) <= RANGES:
+        text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+        return f"{axis.name}: {text}" if numbered else f"{_plural(axis, indices.size)} {text}"
+    steps = np.diff(indices)
+    ends = f"from {indices[0]} to {indices[-1]}"
+    if (steps == steps[0]).all():
+        every = f"every {_ordinal(int(steps[0]))}"
+        return f"{axis.name}: {every} {ends}" if numbered else f"{every} {axis.name} {ends}"
+    some = f"{indices.size:,} of {n:,}"
+    return f"{axis.name}: {some} {ends}" if numbered else f"{some} {axis.name}s {ends}"
+
+
+def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
+    """Return what indices are in blocks: whole blocks, one place in each, or part of one."""
+    if not axis.block or not 0 < axis.size < n or indices.size == n:
+        return ""
+    blocks = np.unique(indices // axis.size)
+    names = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in _runs(blocks))
+    last = -(-n // axis.size) - 1
+    if indices.size == sum(min(axis.size, n - b * axis.size) for b in blocks):
+        return f"{axis.block}{'s' if blocks.size > 1 else ''} {names}"
+    if blocks.size == 1:
+        short = n % axis.size
+        tail = f", the tail of {short}" if blocks[0] == last and short else ""
+        return f"in {axis.block} {names}{tail}"
+    places = np.unique(indices % axis.size)
+    if places.size == 1 and blocks.size == indices.size:
+        place = {0: "the first", axis.size - 1: "the last"}.get(int(places[0]), f"{places[0]}")
+        at = place if place.startswith("the") else f"place {place}"
+        return f"{at} of {axis.block}s {names}"
+    return ""
+
+
+def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -> str:
+    """Return how what differs lies to padding; nothing where none was compared."""
+    if valid is None or np.shape(valid) != differs.shape[: np.ndim(valid)]:
+        return ""
+    padded = ~_expanded(valid, differs.shape)
+    if not (padded & cared).any():
+        return ""
+    if not (differs & padded).any():
+        return "no padding"
+    return "padding too" if (differs & ~padded).any() else ALL_PADDING
+
+
+def _runs(indices: np.ndarray) -> list[tuple[int, int]]:
+    """Return indices in ascending order as ranges, both ends included."""
+    cuts = np.flatnonzero(np.diff(indices) != 1) + 1
+    return [(int(part[0]), int(part[-1])) for part in np.split(indices, cuts)]
+
+
+def _plural(axis: Axis, n: int) -> str:
+    return axis.name if n == 1 else f"{axis.name}s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "under 1 %"
+
+
+def _ordinal(n: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{n}{'th' if 10 <= n % 100 <= 20 else ends.get(n % 10, 'th')}"

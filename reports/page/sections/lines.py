@@ -1,0 +1,47 @@
+"""Lines of source code as the page shows them, each with why it is named and the text around it.
+
+Pure functions to plain data. Source: docs/reports.md "What broke, and where".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from parity.engine.source_lines import Line
+from reports.text import label
+
+FIRST = 1
+"""Lines of an excerpt before and behind the one that is meant, on the first screen."""
+
+
+def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
+    """Return what the page shows of lines: place, reason, and the excerpt line by line.
+
+    A line that an excerpt above shows already has no excerpt of its own.
+    """
+    shown: set[tuple[str, str]] = set()
+    rows = []
+    for line in found:
+        file = line.place.partition(":")[0]
+        texts = line.excerpt.split("\n") if line.excerpt else []
+        here = [(file, text.lstrip("> ")) for text in texts if text.startswith(">")]
+        if here and here[0] in shown:
+            texts = []
+        shown.update((file, text.lstrip("> ")) for text in texts)
+        rows.append(
+            {
+                "place": label(line.place, 160),
+                "why": label(line.why, 500),
+                "text": [
+                    {"text": label(text, 160), "here": text.startswith(">")} for text in texts
+                ],
+            }
+        )
+    return rows
+
+
+def shortened(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line with as much of its excerpt as the first screen has room for."""
+    at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
+    return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

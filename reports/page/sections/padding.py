@@ -1,0 +1,81 @@
+"""Edges that seem to contradict one another: one compares padded positions, the other does not.
+
+Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from parity.engine.deviation import Deviation
+from parity.engine.measurement import Measurement, Verdict
+from parity.engine.where import ALL_PADDING
+from parity.megalodon.cases import CASES
+from parity.megalodon.edges import MegalodonEdge
+from reports.text import edge_name, label
+
+VALID_ONLY = MegalodonEdge.JAX32_REFERENCE32
+"""The edge that leaves padding out, where megalodon-hf computes something else there."""
+NAMED = 3
+"""Cases that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What the table of edges says about padding; nothing where no edges part over it.
+
+    Attributes:
+        scopes: by edge, which positions it compares.
+        sentence: why one edge fails and another holds.
+    """
+
+    scopes: dict[str, str] = field(default_factory=dict)
+    sentence: str = ""
+
+
+def padding(rows: Iterable[Measurement], tensors: Sequence[Deviation]) -> Padding:
+    """Return why an edge fails in a padded case while the one that leaves padding out holds.
+
+    Args:
+        rows: measurements of a run.
+        tensors: its failing tensors, which say where they differ.
+    """
+    verdicts: dict[str, dict[str, set[Verdict]]] = defaultdict(lambda: defaultdict(set))
+    for m in rows:
+        verdicts[m.case][m.edge].add(m.verdict)
+    parted: dict[str, list[str]] = {}
+    for case in CASES:
+        edges = verdicts.get(case.name, {})
+        if edges.get(VALID_ONLY, set()) - {Verdict.INFO} != {Verdict.PASS}:
+            continue
+        failing = [edge for edge, found in edges.items() if Verdict.FAIL in found]
+        if failing and case.padding_differs:
+            parted[case.name] = failing
+    if not parted:
+        return Padding()
+    full = dict.fromkeys(edge for edges in parted.values() for edge in edges)
+    scopes = dict.fromkeys(full, "Padding too.") | {VALID_ONLY: "Valid positions only."}
+    return Padding(scopes, _sentence(parted, list(full), tensors))
+
+
+def _sentence(
+    parted: dict[str, list[str]], full: Sequence[str], tensors: Sequence[Deviation]
+) -> str:
+    first: dict[tuple[str, str], str] = {}
+    for tensor in tensors:
+        if tensor.edge in parted.get(tensor.case, ()):
+            # What is wrong at padding first may have spread behind it.
+            first.setdefault((tensor.case, tensor.edge), tensor.where)
+    all_padding = bool(first) and all(ALL_PADDING in where for where in first.values())
+    names = list(parted)
+    cases = ", ".join(label(name, 48) for name in names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    which, valid = " and ".join(edge_name(edge) for edge in full), edge_name(VALID_ONLY)
+    see = "compare" if len(full) > 1 else "compares"
+    what = "all that differs first is padding" if all_padding else "edges part over padding"
+    return (
+        f"No contradiction: in {cases}{more} {what}. {which} {see} padded positions too; {valid} "
+        "leaves them out, because megalodon-hf lets padding into its EMA."
+    )

@@ -1,0 +1,119 @@
+"""A night's account names the line of the JAX model that makes a stage wrong, and the elements."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import jax
+import numpy as np
+import pytest
+
+from megalodon_jax.layers import attention
+from parity.faults import by_name as fault_by_name
+from parity.megalodon import oracle_operations
+from parity.megalodon.account import Account, account
+from parity.megalodon.cases import SMALL, by_name
+from parity.megalodon.explanation import explain
+from parity.megalodon.noise_floors import forward_truth
+
+C = SMALL["chunk_size"]
+PADDED = replace(by_name("right_padding"), overrides={"num_layers": 1}, length=C + 5)
+"""A chunk and a tail of five, of which row 0 pads the last four."""
+MASK = "tail = None if mask is None else mask[:, whole:]"
+
+
+@contextmanager
+def edited(folder: Path, bug: str) -> Iterator[tuple[Path, int]]:
+    """Put an edited copy of the attention layer in its place; gives the file and the line."""
+    source = Path(attention.__file__).read_text(encoding="utf-8")
+    assert source.count(MASK) == 1
+    file = folder / "attention_edited.py"
+    file.write_text(source.replace(MASK, bug), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up.
+    with patch.dict(sys.modules, {file.stem: module}):
+        spec.loader.exec_module(module)
+    line = source[: source.index(MASK)].count("\n") + 1
+    wrong = module.ChunkedAttention._block_diagonal
+    jax.clear_caches()
+    try:
+        with patch.object(attention.ChunkedAttention, "_block_diagonal", wrong):
+            yield file, line
+    finally:
+        jax.clear_caches()
+
+
+def test_a_mask_that_is_off_in_the_tail_of_a_chunk_is_named_by_its_line(tmp_path: Path) -> None:
+    with edited(tmp_path, "tail = None if mask is None else mask[:, whole - 1 : -1]") as (file, at):
+        told = explain(PADDED)
+    assert told.quantity == "layers.0.inner"
+    assert told.where == (
+        "row 0, positions 17-20, all channels: all padding, in chunk 1, the tail of 5"
+    )
+    first = told.lines[0]
+    assert f"{file.name}:{at} (" in first.place
+    assert first.why == "makes a mask that the oracle does not have"
+    assert f"> {at}" in first.excerpt and "mask[:, whole - 1 : -1]" in first.excerpt
+
+
+@pytest.mark.sweep
+def test_a_mask_that_is_missing_is_named_by_the_call_that_lacks_it(tmp_path: Path) -> None:
+    with edited(tmp_path, "tail = None") as (file, at):
+        told = explain(PADDED)
+    assert "row 0, positions 17-20" in told.where
+    assert file.name in told.lines[0].place
+    assert "right elsewhere" in told.lines[0].why
+    assert "tail = None" in told.lines[0].excerpt and f" {at}  " in told.lines[0].excerpt
+
+
+def test_another_bug_names_another_line_and_a_healthy_model_none() -> None:
+    """Negative controls. A gain of 1 that is left out is wrong in every element."""
+    case = replace(PADDED, padding="none")
+    with fault_by_name("rmsnorm_plus_one_dropped").planted():
+        told = explain(case)
+    assert told.quantity == "layers.0.rmsnorm"
+    assert told.where == "everywhere"
+    assert "megalodon_jax/layers/norms.py:" in told.lines[0].place
+    # What another case has named is not looked for again.
+    report = Account(case, "float64", told.stages, told.worst, told.where)
+    with patch("parity.megalodon.explanation.account", return_value=report):
+        again = explain(case, [told])
+    assert again.lines == told.lines
+    assert again.note == f"its lines are those of case {case.name}"
+    assert account(case).culprit is None, "and of a healthy model there is nothing to name"
+
+
+def test_a_search_that_fails_leaves_the_account(monkeypatch) -> None:
+    case = replace(PADDED, padding="none")
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("no lines today")
+
+    monkeypatch.setattr("parity.megalodon.explanation.lines", fails)
+    with fault_by_name("rmsnorm_plus_one_dropped").planted():
+        told = explain(case)
+    assert told.quantity == "layers.0.rmsnorm" and told.lines == ()
+    assert told.note == "its lines are not known: RuntimeError: no lines today"
+
+
+def test_the_oracle_s_operations_end_at_the_stage_and_hold_its_numbers() -> None:
+    exact = forward_truth(PADDED)
+    results = oracle_operations.results(PADDED, "layers.0.inner")
+    shape = exact["layers.0.inner"].shape
+
+    def has(stage: str) -> bool:
+        value = exact[stage].reshape(-1)
+        return any(np.array_equal(np.ravel(x), value) for x in results if np.size(x) == value.size)
+
+    assert has("layers.0.inner") and has("layers.0.v")
+    # Negative control: what comes behind the stage is not among them.
+    assert not has("layers.0.gate") and not has("logits")
+    assert shape == (*PADDED.valid.shape, PADDED.config.value_dim)
