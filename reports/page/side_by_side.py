@@ -17,6 +17,7 @@ from reports.provenance.host import processor
 from reports.store.runs import Run
 from reports.text import edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict import since
+from reports.verdict.agreement import agreement
 from reports.verdict.decide import Decision
 from reports.verdict.document import suite_of
 from stability.core.findings import Severity
@@ -39,6 +40,7 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
     """
     first, second = before.manifest, after.manifest
     log = since.log_command(first, second)
+    found = agreement(before, after)
     hrefs = [page_link(folder, m) for folder, m in zip(folders, (first, second), strict=True)]
     context = {
         "style": style(),
@@ -47,7 +49,8 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
         "hrefs": hrefs,
         "decision": now,
         "slug": now.word.value.lower().replace(" ", "-"),
-        "commits": since.commits(first, second),
+        "commits": since.commits(first, second, bool(now.changes) and not found.equal),
+        "agreement": "" if found.sentence() in now.sentence else found.sentence(),
         "log": log,
         "facts": _facts(before, after),
         "machine": facts.environment(second, first),
