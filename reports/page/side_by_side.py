@@ -65,14 +65,15 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
 
 def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
     """Return what each run was: name, both values, and whether they differ."""
-    columns = [_facts_of(run) for run in (before, after)]
+    columns = [facts_of(run) for run in (before, after)]
     return [
         (name, then, columns[1][name], then != columns[1][name])
         for name, then in columns[0].items()
     ]
 
 
-def _facts_of(run: Run) -> dict[str, str]:
+def facts_of(run: Run) -> dict[str, str]:
+    """Return what a run was, by the name of the fact."""
     manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in gates)
     severities = [f.severity for f in run.findings]

@@ -153,8 +153,8 @@ def decide(
         old_schema_may_pass: Whether a run that was stored before runs had a contract can pass. Its
             levels may anchor later nights; its own verdict is INCOMPLETE, since nothing says
             which gates it should have had.
-        alone: Whether somebody asked for this baseline and nothing else. A passing run then says
-            how many of its gates are equal, and nothing of history, pins or first nights.
+        alone: Whether somebody asked for this baseline, or for none, and nothing else. A passing
+            run then says how many gates are equal, and nothing of history, pins or first nights.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
@@ -246,7 +246,7 @@ def _verdict(
     # Of several hosts, values of one and the same were compared although the runs' are others.
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
-    if alone and baseline is not None:
+    if alone:
         return Word.PASS, ExitCode.PASS, say.against_one(run, baseline, environment, changes)
     sentence = (
         f"{say.selection(run)}All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "

@@ -144,9 +144,12 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
 
 
 def against_one(
-    run: Run, baseline: Run, environment: Sequence[str], changes: Sequence[Change]
+    run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run stands against one run that was asked for, and nothing else."""
+    """Say how a passing run stands against one run that was asked for, or by itself."""
+    if baseline is None:
+        gates = sum(m.verdict is not Verdict.INFO for m in run.measurements)
+        return f"{selection(run)}All {count(gates, 'gate')} hold; {tightest(run)}."
     found, closest = agreement(baseline, run), tightest(run)
     if found.equal:
         differs = f" {since(baseline, environment, changes)}" if environment else ""
