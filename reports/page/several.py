@@ -1,6 +1,6 @@
 """More than two runs as one HTML file: a column each, a row for what changed in any of them.
 
-Source: docs/reports.md "Runs side by side".
+Source: docs/reports.md "Two runs side by side".
 """
 
 from __future__ import annotations

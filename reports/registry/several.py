@@ -1,6 +1,6 @@
 """More than two stored runs side by side: as lines, as JSON values, as a page.
 
-Source: docs/reports.md "Runs side by side".
+Source: docs/reports.md "Two runs side by side".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several runs as one table: what stands otherwise in any of them than in the first.
 
 Each run is judged against the first alone, and a row is a gate or a probe's error that one of them
-changed. Source: docs/reports.md "Runs side by side".
+changed. Source: docs/reports.md "Two runs side by side".
 """
 
 from __future__ import annotations
