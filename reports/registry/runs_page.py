@@ -16,7 +16,7 @@ from reports.registry.gate_changes import GateChanges, GateName, follow_gates
 from reports.store.index import Line
 from reports.store.manifest import Manifest
 from reports.store.runs import RunInfo, list_lines, without_copies
-from reports.store.schema import PAGE
+from reports.store.schema import PAGE, StoreError
 from reports.store.shared import address_of
 from reports.text import edge_rank
 from reports.verdict import since
@@ -31,9 +31,13 @@ def write_runs_page(root: Path) -> Path:
     """Write the page of the runs under `root` beside them and return its path.
 
     Raises:
-        StoreError: the folder cannot be listed.
+        StoreError: the folder is not there, or cannot be listed.
         OSError: the page cannot be written; what was there still is.
     """
+    if not root.is_dir():
+        raise StoreError(
+            f"expected a folder of runs at {root}, and none is there; `nightly` makes one"
+        )
     page, text = root / RUNS_PAGE, draw_runs_page(root)
     with written_aside(page) as aside:
         aside.write_text(text, encoding="utf-8")

@@ -333,5 +333,11 @@ def test_it_is_opened_and_written_anew(tmp_path: Path, monkeypatch: pytest.Monke
     assert opened == [(root / RUNS_PAGE).resolve().as_uri()]
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = cli("list", "--html", "--out", tmp_path / "nowhere")
+    assert (result.exit_code, "expected a folder of runs at" in result.output) == (2, True)
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_page_and_json_are_not_asked_for_at_once(tmp_path: Path) -> None:
     assert cli("list", "--html", "--json", "--out", tmp_path).exit_code == 2
