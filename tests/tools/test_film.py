@@ -120,7 +120,8 @@ def test_a_page_is_filmed(tmp_path: Path, capsys) -> None:
     page, steps, to = (tmp_path / name for name in ("page.html", "steps.json", "film.png"))
     page.write_text(
         "<!doctype html><title>x</title><button onclick='this.textContent=1'>go</button>"
-        "<p style='margin-top:3000px'>end</p>"
+        "<p style='margin-top:3000px'>end</p>",
+        encoding="utf-8",
     )
     walk = [
         {"do": "show", "caption": "begin", "seconds": 1},
