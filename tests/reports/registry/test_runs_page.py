@@ -130,8 +130,11 @@ def test_a_damaged_folder_that_does_not_say_when_may_be_the_newest(tmp_path: Pat
     root = stored(tmp_path, night(10))
     (root / "copied").mkdir()
     (root / "copied" / MANIFEST).write_text("nonsense", encoding="utf-8")
-    slug, first = hero(draw_runs_page(root))
+    page = draw_runs_page(root)
+    slug, first = hero(page)
     assert (slug, "may be newer: copied" in first) == ("incomplete", True)
+    rows = section(page, "all")
+    assert rows.index("copied") < rows.index("2026-11-10"), "in front, where the newest is"
 
 
 @pytest.mark.parametrize(
