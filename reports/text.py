@@ -139,6 +139,15 @@ def contrast(before: float | None, now: float | None) -> tuple[str, str]:
     return ("0" if before == 0 else pair[0]), ("0" if now == 0 else pair[1])
 
 
+def contrast_all(values: Sequence[float | None]) -> list[str]:
+    """Write numbers with as many digits as it takes to tell all of them apart."""
+    finite = {v for v in values if v is not None and math.isfinite(v)}
+    for digits in (1, 3, 6, 9, 16):
+        if len({f"{v:.{digits}e}" for v in finite}) == len(finite):
+            break
+    return [number(v) if v not in finite or v == 0 else f"{v:.{digits}e}" for v in values]
+
+
 def share(value: float | None) -> str:
     """Write a share of a tolerance in percent, or from 10 on as a multiple."""
     if value is None:

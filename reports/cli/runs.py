@@ -26,15 +26,27 @@ from reports.printable import printable
 # Everything heavy is imported inside the commands: help and usage errors must be instant.
 
 
-@click.command("list", epilog=examples("list", "list --json"))
+@click.command("list", epilog=examples("list", "list --html", "list --json"))
 @listed_runs_option
+@click.option(
+    "--html",
+    is_flag=True,
+    help="Write the page of all runs, index.html beside them, and print its path.",
+)
 @json_option
-def list_command(out: Path, as_json: bool) -> None:
+def list_command(out: Path, html: bool, as_json: bool) -> None:
     """List the stored runs with their verdicts, oldest first.
 
     The verdict is that of the night itself, and `gate RUN` judges again by later runs. A run of
-    before verdicts were stored says so; a bench has none.
+    before verdicts were stored says so; a bench has none. With --html, the same as one page:
+    verdicts over time, which gates began and ceased to fail when, a filter, and links to the page
+    of each run. It is written after each night too.
     """
+    if html:
+        if as_json:
+            raise click.UsageError("--html writes a page and --json prints; ask for one of them.")
+        click.echo(_write_page(out))
+        return
     from reports.registry.listing import summarise_runs
     from reports.store.shared import address_of
 
@@ -55,6 +67,15 @@ def list_command(out: Path, as_json: bool) -> None:
         click.echo(f"no runs in {address_of(out)}; `nightly` makes one")
     for folder, why in unreadable:
         click.echo(printable(f"unreadable: {folder.name}: {why}"), err=True)
+
+
+def _write_page(out: Path) -> Path:
+    from reports.registry.runs_page import write_runs_page
+    from reports.store.shared import refresh
+
+    # Of shared storage, the copy on this machine has the page.
+    refresh(out)
+    return write_runs_page(out).resolve()
 
 
 @click.command(
@@ -139,15 +160,16 @@ def report(run: str, page: Path, out: Path) -> None:
     click.echo(page.resolve())
 
 
-@click.command("open", epilog=examples("open", "open latest --out runs", about=RUN))
+@click.command("open", epilog=examples("open", "open latest --out runs", "open --list", about=RUN))
 @click.argument("run", default="latest", shell_complete=known_runs)
+@click.option("--list", "listed", is_flag=True, help="Open the page of all runs, written anew.")
 @runs_option
-def open_command(run: str, out: Path) -> None:
-    """Open the page of a stored run in the browser."""
+def open_command(run: str, listed: bool, out: Path) -> None:
+    """Open the page of a stored run in the browser, or that of all of them."""
     from reports.registry.lookup import find_run
     from reports.store.runs import PAGE
 
-    page = find_run(out, run) / PAGE
+    page = _write_page(out) if listed else find_run(out, run) / PAGE
     if not page.is_file():
         raise FileNotFoundError(f"{page} not found; `report {run}` draws it again.")
     click.echo(page.resolve())

@@ -154,12 +154,16 @@ def prune(keep: int, really: bool, out: Path, as_json: bool) -> None:
     be read is named and left alone.
     """
     from reports.registry import retention
+    from reports.registry.runs_page import RUNS_PAGE, renew_runs_page
 
     plan = retention.plan(out, keep)
     if really:
         retention.clean(out)
     for folder in plan.goes if really else ():
         retention.delete(folder)
+    if really and (out / RUNS_PAGE).is_file():
+        # Its links would lead to runs that are gone.
+        renew_runs_page(out, lambda line: click.echo(printable(line), err=True))
     if as_json:
         goes = [str(folder) for folder in plan.goes]
         spared = {str(folder): why for folder, why in (*plan.spared, *plan.unreadable)}

@@ -17,6 +17,7 @@ from reports.provenance.host import processor
 from reports.store.runs import Run
 from reports.text import edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict import since
+from reports.verdict.agreement import agreement
 from reports.verdict.decide import Decision
 from reports.verdict.document import suite_of
 from stability.core.findings import Severity
@@ -39,6 +40,7 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
     """
     first, second = before.manifest, after.manifest
     log = since.log_command(first, second)
+    found = agreement(before, after)
     hrefs = [page_link(folder, m) for folder, m in zip(folders, (first, second), strict=True)]
     context = {
         "style": style(),
@@ -47,7 +49,8 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
         "hrefs": hrefs,
         "decision": now,
         "slug": now.word.value.lower().replace(" ", "-"),
-        "commits": since.commits(first, second),
+        "commits": since.commits(first, second, bool(now.changes) and not found.equal),
+        "agreement": "" if found.sentence() in now.sentence else found.sentence(),
         "log": log,
         "facts": _facts(before, after),
         "machine": facts.environment(second, first),
@@ -62,14 +65,15 @@ def render(before: Run, then: Decision, after: Run, now: Decision, folders: tupl
 
 def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
     """Return what each run was: name, both values, and whether they differ."""
-    columns = [_facts_of(run) for run in (before, after)]
+    columns = [facts_of(run) for run in (before, after)]
     return [
         (name, then, columns[1][name], then != columns[1][name])
         for name, then in columns[0].items()
     ]
 
 
-def _facts_of(run: Run) -> dict[str, str]:
+def facts_of(run: Run) -> dict[str, str]:
+    """Return what a run was, by the name of the fact."""
     manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in gates)
     severities = [f.severity for f in run.findings]

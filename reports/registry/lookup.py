@@ -282,7 +282,7 @@ def judge_stored(folder: Path, against: Path | None = None) -> JudgedRun:
     run = read_judgeable(folder)
     if against is None:
         return judge(folder.parent, run)
-    return JudgedRun(run, decide(run, read_judgeable(against)), History())
+    return JudgedRun(run, decide(run, read_judgeable(against), alone=True), History())
 
 
 def comparison_lines(judged_run: JudgedRun) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from reports.page.render import render
 from reports.registry.lookup import comparison_lines, judge
+from reports.registry.runs_page import renew_runs_page
 from reports.store.runs import Run, add_page, write_run
 from reports.store.schema import PAGE, RunKind, StoreError
 from reports.store.shared import address_of, is_address, refresh
@@ -65,12 +66,24 @@ def store(root: Path, run: Run, report: Callable[[str], None]) -> Outcome:
 
 
 def finish(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
-    """Judge a run that is stored in `folder`, and add verdict and page to it.
+    """Judge a run that is stored in `folder`, add verdict and page to it, and write the page of all
+    runs again.
 
     Raises:
         UnjudgedError: judging failed; the run stays stored.
         RuntimeError: drawing failed; run and verdict stay stored.
     """
+    try:
+        outcome = _judged_and_drawn(folder, run, report)
+    except Exception:
+        # A run that was not judged is shown as such.
+        renew_runs_page(folder.parent, report)
+        raise
+    renew_runs_page(folder.parent, report)
+    return outcome
+
+
+def _judged_and_drawn(folder: Path, run: Run, report: Callable[[str], None]) -> Outcome:
     try:
         # An hour after the night began, others may have stored theirs.
         refresh(folder.parent)

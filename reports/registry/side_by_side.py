@@ -10,18 +10,23 @@ from pathlib import Path
 from megalodon_jax.files import written_aside
 from reports.page.side_by_side import render
 from reports.registry.lookup import JudgedRun, read_judgeable, runs_from
-from reports.store.manifest import read_manifest
 from reports.verdict import since
+from reports.verdict.agreement import agreement
 from reports.verdict.decide import decide
 
 
 def range_lines(before: Path, after: JudgedRun) -> list[str]:
-    """Return the line that says between which commits two runs lie.
+    """Return lines that say how many gates two runs share, unless the verdict's sentence does, and
+    between which commits they lie.
 
     Raises:
         StoreError: the earlier run cannot be read.
     """
-    return [f"commits: {since.commits(read_manifest(before), after.run.manifest)}"]
+    then, now, decision = read_judgeable(before), after.run, after.decision
+    found = agreement(then, now)
+    shared = [] if found.sentence() in decision.sentence else [f"compared: {found.sentence()}"]
+    changed = bool(decision.changes) and not found.equal
+    return [*shared, f"commits: {since.commits(then.manifest, now.manifest, changed)}"]
 
 
 def write_page(page: Path, before: Path, after: Path, judged: JudgedRun) -> None:

@@ -136,6 +136,7 @@ def decide(
     unusable: Sequence[str] = (),
     *,
     old_schema_may_pass: bool = False,
+    alone: bool = False,
 ) -> Decision:
     """Judge a run, fail closed: failures first, then what did not run, then what is incomparable.
 
@@ -152,6 +153,8 @@ def decide(
         old_schema_may_pass: Whether a run that was stored before runs had a contract can pass. Its
             levels may anchor later nights; its own verdict is INCOMPLETE, since nothing says
             which gates it should have had.
+        alone: Whether somebody asked for this baseline, or for none, and nothing else. A passing
+            run then says how many gates are equal, and nothing of history, pins or first nights.
     """
     past, here = past or {}, run.manifest.environment
     environment = differences(here, baseline.manifest.environment) if baseline else ()
@@ -168,7 +171,7 @@ def decide(
     breaches = breaches_of(run)
     lacks = lacking(run, breaches, old_schema_may_pass)
     word, exit_code, sentence = _verdict(
-        run, baseline, changes, counts, starts, environment, comparisons, lacks
+        run, baseline, changes, counts, starts, environment, comparisons, lacks, alone
     )
     return Decision(
         word=word,
@@ -217,6 +220,7 @@ def _verdict(
     environment: Sequence[str],
     comparisons: Sequence[PinComparison],
     lacks: str,
+    alone: bool,
 ) -> tuple[Word, ExitCode, str]:
     suites, missing = run.manifest.suites, _missing(run, baseline)
     whole = bool(suites) and all(suite.whole for suite in suites) and not missing
@@ -242,6 +246,8 @@ def _verdict(
     # Of several hosts, values of one and the same were compared although the runs' are others.
     if baseline and (counts.changed or (counts.fixed and not environment)):
         return Word.CHANGED, ExitCode.PASS, say.changed(run, changes, baseline)
+    if alone:
+        return Word.PASS, ExitCode.PASS, say.against_one(run, baseline, environment, changes)
     sentence = (
         f"{say.selection(run)}All {count(counts.gates, 'gate')} hold; {say.tightest(run)}. "
         f"{say.since(baseline, environment, changes)}{say.first_night(run, comparisons)}"

@@ -11,6 +11,7 @@ from reports.provenance.host import fingerprint
 from reports.store.runs import Run
 from reports.store.schema import RunKind
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
+from reports.verdict.agreement import agreement
 from reports.verdict.changes import Change, Counts, What, pin_name
 from reports.verdict.drift import UNSEEN, Drift, PinComparison
 from stability.core.findings import Severity
@@ -140,6 +141,23 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
     if values := _counted([c.what for c in changes if not c.kind]):
         return f"Since {name}: {values}.{_levels(changes)}"
     return f"Nothing changed since {name}.{_levels(changes)}"
+
+
+def against_one(
+    run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
+) -> str:
+    """Say how a passing run stands against one run that was asked for, or by itself."""
+    if baseline is None:
+        gates = sum(m.verdict is not Verdict.INFO for m in run.measurements)
+        return f"{selection(run)}All {count(gates, 'gate')} hold; {tightest(run)}."
+    found, closest = agreement(baseline, run), tightest(run)
+    if found.equal:
+        differs = f" {since(baseline, environment, changes)}" if environment else ""
+        return f"{selection(run)}{found.sentence()} All hold; {closest}.{differs}"
+    return (
+        f"{selection(run)}All {count(found.compared + found.other_work + found.only_now, 'gate')} "
+        f"hold; {closest}. {since(baseline, environment, changes)} {found.sentence()}"
+    )
 
 
 def _levels(changes: Sequence[Change]) -> str:

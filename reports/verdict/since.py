@@ -73,15 +73,18 @@ def commit_range(before: Manifest, after: Manifest) -> str:
     return f"{before.commit[:SHORT]}..{after.commit[:SHORT]}"
 
 
-def commits(before: Manifest, after: Manifest) -> str:
-    """Say between which commits it changed, and what that leaves to suspect."""
+def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
+    """Say between which commits it changed, and what that leaves to suspect; of runs in which
+    nothing `changed`, there is nothing to suspect.
+    """
     unclean = [m for m in (before, after) if m.dirty]
     aside = " (a run of it had uncommitted changes)" if unclean else ""
     if between := commit_range(before, after):
         return f"{between}{aside}"
     if before.commit and before.commit == after.commit:
         planted = after.fault and not before.fault
-        suspect = "" if planted or unclean else ": not the code, so the environment or the machine"
+        known = planted or unclean or not changed
+        suspect = "" if known else ": not the code, so the environment or the machine"
         return f"none, both runs are of {before.commit[:SHORT]}{aside}{suspect}"
     return "not known"
 

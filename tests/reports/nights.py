@@ -127,7 +127,7 @@ def reseal(folder: Path, **changes: object) -> Path:
 
 def stored_below(root: Path) -> Iterator[Path]:
     """The folders of runs in a folder, without what is derived from them."""
-    return (path for path in root.iterdir() if not path.name.startswith("."))
+    return (path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
 def altered(night: Run, **changes: object) -> Run:

@@ -1,0 +1,407 @@
+"""The page of all runs in a folder: verdicts over time, what changed when, links to their pages.
+
+One HTML file beside the runs, drawn from what the index knows of them. A folder that cannot be read
+is damaged and a run without a verdict is not judged: neither is ever drawn as one that holds.
+Source: docs/reports.md "All runs".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from reports.page.glossary import once
+from reports.page.render import environment, script, style
+from reports.page.sections.facts import moment
+from reports.store.schema import PAGE, RunKind
+from reports.text import count, edge_name, label, record_id
+from reports.verdict.decide import Word
+
+STRIP = 90
+"""Newest runs of a row of the timeline, as many as a trend looks back over."""
+ROWS = 30
+"""Rows of the timeline: kinds of run, each port on its own."""
+EVENTS = 40
+"""Runs in which something changed that are told gate by gate."""
+GROUPS = 6
+"""Cases and comparisons that a run in which something changed names."""
+MONTHS = 36
+
+
+@dataclass(frozen=True, slots=True)
+class GateGroup:
+    """Gates of one case and comparison that changed together; one of them by name."""
+
+    case: str
+    edge: str
+    gates: int
+    quantity: str
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What changed between an earlier run and this one.
+
+    Attributes:
+        before: name of the earlier run's folder.
+        commits: between which commits it changed.
+        began: gates that held and now do not.
+        ceased: gates that did not hold and now do.
+    """
+
+    before: str
+    commits: str
+    began: tuple[GateGroup, ...]
+    ceased: tuple[GateGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One folder of the list.
+
+    Attributes:
+        name: of the folder.
+        created: when the run began; of a damaged folder what its name says of it, or "".
+        why: the reason why it cannot be read; "" for a run.
+        verdict: word of its first verdict; "" where it was not judged.
+        gates: measurements with a tolerance.
+        broken: those that do not hold.
+        selected: how many cases were asked for; 0 for all of them.
+        page: whether its page is there.
+        events: what changed, by the earlier run, the newest first.
+        first: failing gates that no earlier run of the list measured.
+        dropped: gates that failed before and were not measured.
+        known: whether its failing gates could be read.
+    """
+
+    name: str
+    created: str
+    why: str = ""
+    kind: str = ""
+    subject: tuple[str, ...] = ()
+    device: str = ""
+    reference: str = ""
+    commit: str = ""
+    dirty: bool = False
+    fault: str = ""
+    selected: int = 0
+    verdict: str = ""
+    gates: int = 0
+    broken: int = 0
+    page: bool = False
+    events: tuple[Event, ...] = ()
+    first: int = 0
+    dropped: int = 0
+    known: bool = True
+
+    @property
+    def stream(self) -> tuple[str, ...]:
+        """What its row of the timeline is about."""
+        selection = "some cases" if self.selected else ""
+        return self.kind, ", ".join(self.subject), self.device, selection
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a run stands: a word, a sign and a class, which differ where the colour does."""
+
+    word: str
+    sign: str
+    slug: str
+    height: int
+    """Of its bar in a timeline, in percent."""
+
+
+_VERDICTS = {
+    Word.PASS.value: Standing("PASS", "✓", "pass", 40),
+    Word.CHANGED.value: Standing("CHANGED", "!", "changed", 55),
+    Word.INCOMPLETE.value: Standing("INCOMPLETE", "…", "incomplete", 70),
+    Word.NOT_COMPARABLE.value: Standing("NOT COMPARABLE", "≠", "not-comparable", 85),
+    Word.REGRESSED.value: Standing("REGRESSED", "✕", "regressed", 100),
+}
+_GREEN = (Word.PASS.value, Word.CHANGED.value)
+DAMAGED = Standing("damaged", "✕", "regressed damaged", 100)
+NOT_JUDGED = Standing("not judged", "?", "note", 25)
+NO_VERDICT = Standing("no verdict", "–", "note", 15)
+CONTRADICTION = Standing("contradicts its numbers", "✕", "regressed", 100)
+_STANDINGS = (
+    *_VERDICTS.values(), CONTRADICTION, DAMAGED, NOT_JUDGED, NO_VERDICT,
+)  # fmt: skip
+_UNJUDGED = frozenset((RunKind.BENCH.value, RunKind.SHARD.value))
+
+
+def standing(entry: Entry) -> Standing:
+    """Return how a run stands, by its verdict as far as its numbers bear it out."""
+    if entry.why:
+        return DAMAGED
+    if entry.kind in _UNJUDGED:
+        return NO_VERDICT
+    found = _VERDICTS.get(entry.verdict, NOT_JUDGED)
+    # A green word over gates that fail, or over none, was written by somebody else.
+    if entry.verdict in _GREEN and (entry.broken or not entry.gates):
+        return CONTRADICTION
+    return found
+
+
+def render(entries: Sequence[Entry], place: str, omitted: Sequence[Entry] = ()) -> str:
+    """Return the page of all runs as one HTML text; equal input gives equal bytes.
+
+    Args:
+        entries: the runs to show, oldest first.
+        place: the folder's name, for the title.
+        omitted: older runs, which are counted only.
+    """
+    newest = list(reversed(entries))
+    changed = [entry for entry in newest if entry.events or entry.first or entry.dropped]
+    context = {
+        "style": style(),
+        "more_style": script("all_runs.css"),
+        "script": script("all_runs.js"),
+        "place": label(place, 60),
+        "total": len(entries) + len(omitted),
+        "omitted": len(omitted),
+        "head": _head(newest),
+        "streams": _streams(newest),
+        "streams_omitted": max(0, len({e.stream for e in entries if _judged(e)}) - ROWS),
+        "events": [_event(entry) for entry in changed[:EVENTS]],
+        "events_omitted": max(0, len(changed) - EVENTS),
+        "rows": [_row(entry) for entry in newest],
+        "damaged": [_row(entry) for entry in newest if entry.why],
+        "months": _months([*omitted, *entries]),
+        "choices": {
+            "verdict": list(dict.fromkeys(standing(e).word for e in newest)),
+            "kind": sorted({e.kind for e in newest if e.kind}),
+            "device": sorted({label(e.device, 60) for e in newest if e.device}),
+        },
+    }
+    return once(environment().get_template("all_runs.html.j2").render(context))
+
+
+def _judged(entry: Entry) -> bool:
+    return not entry.why and entry.kind not in _UNJUDGED
+
+
+def _healthy(entry: Entry) -> bool:
+    """Whether a run speaks for the code it ran: nothing was planted, and all was asked for."""
+    return _judged(entry) and not (entry.fault or entry.selected)
+
+
+def _head(newest: Sequence[Entry]) -> dict[str, Any]:
+    """Return the first screen's word and sentence: the newest night's, or that there is none."""
+    whole = [entry for entry in newest if _healthy(entry)]
+    nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
+    if not nights:
+        sentence = "No whole run with a verdict is here."
+        if any(_judged(entry) for entry in newest):
+            sentence = "No whole run is here: those below are of some cases, or have a planted bug."
+        return {"slug": "incomplete", "word": "NOT JUDGED", "sentence": sentence, "entry": None}
+    latest = nights[0]
+    how, own = standing(latest), [entry for entry in nights if entry.stream == latest.stream]
+    # A damaged folder has only its name to say when it was made.
+    doubt = [e for e in newest if e.why and (not e.created or e.created >= latest.created)]
+    slug, word = how.slug.partition(" ")[0], how.word.upper()
+    if doubt:
+        slug, word = "incomplete", Word.INCOMPLETE.value
+        sentence = (
+            f"The newest run that can be read is {how.word}, but "
+            f"{count(len(doubt), 'damaged folder')} may be newer: {label(doubt[0].name, 60)}."
+        )
+    elif len(own) == 1:
+        sentence = "It is the only run of its kind."
+    else:
+        since = _streak(own)
+        runs = f"the newest {since:,} runs" if since > 1 else "this run"
+        before = f"; {standing(own[since]).word} before" if since < len(own) else ""
+        sentence = f"{how.word} in {runs}{before}."
+    sentence += _elsewhere(whole, latest)
+    slug = "incomplete" if slug == "note" else slug
+    return {"slug": slug, "word": word, "sentence": sentence, "entry": _brief(latest)}
+
+
+def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
+    """Name the newest runs of other kinds and devices that do not pass."""
+    newest = {entry.stream: entry for entry in reversed(whole) if entry.stream != latest.stream}
+    red = [e for e in newest.values() if standing(e).slug not in ("pass", "changed")]
+    if not red:
+        return ""
+    named = [f"{_what(e)} on {label(e.device, 40)}: {standing(e).word}" for e in red[:3]]
+    more = f"; and {len(red) - 3:,} more" if len(red) > 3 else ""
+    return f" Newest runs of other kinds that do not pass: {'; '.join(named)}{more}."
+
+
+def _streak(newest: Sequence[Entry]) -> int:
+    words = [standing(entry).word for entry in newest]
+    return next((i for i, word in enumerate(words) if word != words[0]), len(words))
+
+
+def _brief(entry: Entry) -> dict[str, Any]:
+    return {"kind": _what(entry), "created": entry.created, "when": moment(entry.created),
+            "href": _href(entry), "commit": _commit(entry)}  # fmt: skip
+
+
+def _what(entry: Entry) -> str:
+    """Name what a run is: its kind, the ports it is about, and how much of it was asked for."""
+    words = [entry.kind, label(", ".join(entry.subject), 60)]
+    if entry.selected:
+        words.append(f"({count(entry.selected, 'case')})")
+    return " ".join(word for word in words if word)
+
+
+def _commit(entry: Entry) -> str:
+    return label(entry.commit, 60)[:10]
+
+
+def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return the rows of the timeline: nights, ports and sessions, each kind by its device."""
+    by_stream: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in newest:
+        if _judged(entry):
+            by_stream.setdefault(entry.stream, []).append(entry)
+    rows = []
+    for entries in list(by_stream.values())[:ROWS]:
+        # A planted bug says nothing about the code: it is drawn, and no streak is of it.
+        own = [entry for entry in entries if not entry.fault] or entries
+        how, since = standing(own[0]), _streak(own)
+        selected = bool(own[0].selected)
+        rows.append(
+            {
+                "what": _what(own[0]) if not selected else f"{own[0].kind}, some cases",
+                "device": label(own[0].device, 40),
+                "how": how,
+                "when": moment(own[0].created),
+                "href": _href(own[0]),
+                "since": moment(own[since - 1].created),
+                "streak": f"{since:,} of {count(len(own), 'run')}",
+                "strip": _strip(entries[:STRIP][::-1]),
+                "runs": len(entries),
+            }
+        )
+    return rows
+
+
+def _strip(entries: Sequence[Entry]) -> Markup:
+    """Draw verdicts, oldest first, as bars that differ in height and in their top as in colour."""
+    width, high = 7, 30
+    counts = Counter(standing(entry).word for entry in entries)
+    said = ", ".join(f"{n:,} {word}" for word, n in counts.most_common())
+    text = f"{count(len(entries), 'run')}, oldest first: {said}"
+    bars = []
+    for i, entry in enumerate(entries):
+        how = standing(entry)
+        tall = round(high * how.height / 100)
+        x, y = i * width, high - tall
+        classes = how.slug + (" planted" if entry.fault else "")
+        told = f"{moment(entry.created)}: {how.word}"
+        if entry.fault:
+            told += f", planted: {label(entry.fault, 60)}"
+        mark = ""
+        if how.height == 100:
+            mark = Markup('<path class="cross" d="M{} 2l3 3m0-3l-3 3"/>').format(x + 1.5)
+        bars.append(
+            Markup(
+                '<g class="{}" data-run="{}"><rect x="{}" y="{}" width="6" height="{}"/>{}'
+                "<title>{}</title></g>"
+            ).format(classes, _anchor(entry), x, y, tall, mark, told)
+        )
+    box = f"0 0 {max(1, len(entries)) * width} {high}"
+    head = Markup('<svg class="strip" viewBox="{}" width="{}" height="{}" role="img">').format(
+        box, len(entries) * width, high
+    )
+    return (
+        head + Markup("<title>{}</title>").format(text) + Markup("").join(bars) + Markup("</svg>")
+    )
+
+
+def _href(entry: Entry, row: str = "") -> str:
+    if not entry.page:
+        return ""
+    # A folder's name may hold bytes that are no text.
+    return f"{quote(entry.name, errors='surrogateescape')}/{PAGE}{row}"
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    how = standing(entry)
+    began = sum(group.gates for event in entry.events for group in event.began)
+    ceased = sum(group.gates for event in entry.events for group in event.ceased)
+    commit = _commit(entry)
+    return {
+        "id": _anchor(entry),
+        "name": label(entry.name, 80),
+        "href": _href(entry),
+        "how": how,
+        "verdict": label(entry.verdict, 40) if how in (NOT_JUDGED, CONTRADICTION) else "",
+        "created": entry.created,
+        "when": moment(entry.created) if entry.created else "time not known",
+        "what": _what(entry),
+        "kind": entry.kind,
+        "device": label(entry.device, 60),
+        "reference": label(entry.reference, 40),
+        "commit": commit,
+        "dirty": entry.dirty,
+        "fault": label(entry.fault, 60),
+        "why": label(entry.why, 300),
+        "gates": entry.gates,
+        "broken": entry.broken,
+        "began": began,
+        "ceased": ceased,
+        "first": entry.first,
+        "dropped": entry.dropped,
+        "known": entry.known,
+        "changed": bool(began or ceased or entry.first or entry.dropped),
+    }
+
+
+def _anchor(entry: Entry) -> str:
+    return f"run-{record_id('', '', entry.name, '')}"
+
+
+def _event(entry: Entry) -> dict[str, Any]:
+    return _row(entry) | {
+        "parts": [
+            {
+                "before": label(event.before, 80),
+                "commits": event.commits,
+                "began": _groups(event.began, entry),
+                "ceased": _groups(event.ceased, entry),
+            }
+            for event in entry.events
+        ]
+    }
+
+
+def _groups(groups: Sequence[GateGroup], entry: Entry) -> dict[str, Any]:
+    return {
+        "gates": sum(group.gates for group in groups),
+        "shown": [
+            {
+                "case": label(group.case, 48),
+                "edge": edge_name(group.edge),
+                "gates": group.gates,
+                "quantity": label(group.quantity),
+                "href": _href(
+                    entry,
+                    f"#r-{record_id(group.case, group.edge, group.quantity, group.metric)}",
+                ),
+            }
+            for group in groups[:GROUPS]
+        ],
+        "more": max(0, len(groups) - GROUPS),
+    }
+
+
+def _months(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Return how many runs of each month stand how, the newest month first."""
+    counts: dict[str, Counter[str]] = {}
+    for entry in entries:
+        month = entry.created[:7] if entry.created else "not known"
+        counts.setdefault(label(month, 12), Counter())[standing(entry).word] += 1
+    heads = [how for how in _STANDINGS if any(how.word in month for month in counts.values())]
+    months = sorted(counts, reverse=True)
+    rows = [(month, [counts[month][how.word] for how in heads]) for month in months[:MONTHS]]
+    return {"heads": heads, "rows": rows, "omitted": max(0, len(months) - MONTHS)}

@@ -1,0 +1,228 @@
+"""Which gates began and which ceased to fail, run by run, over many runs at once.
+
+A gate is followed through the runs of one kind that did the same work. A run that did not measure
+it is passed over, and a run with a planted fault is compared and never compared with.
+
+Only failing rows are read, and of each distinct work one run: a year of healthy nights costs
+nothing, however many gates it has. Source: docs/reports.md "All runs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from reports.store.gathered import Gathered
+from reports.store.index import Line
+from reports.store.manifest import Manifest
+from reports.store.query import Table
+from reports.store.schema import MEASUREMENTS
+
+# Names are long and many; 64 bits tell a billion gates apart but for one chance in forty.
+_KEY = 'hash("case", edge, quantity, metric, identity)'
+_FAILING = f"SELECT run, {_KEY} AS key FROM measurements WHERE verdict NOT IN ('pass', 'info')"
+_MEASURED = f"""
+SELECT run, {_KEY} AS key FROM measurements
+WHERE verdict <> 'info' AND {_KEY} IN (SELECT key FROM wanted)
+"""
+_NAMES = f"""
+SELECT {_KEY} AS key, any_value("case") AS "case", any_value(edge) AS edge,
+       any_value(quantity) AS quantity, any_value(metric) AS metric
+FROM measurements
+WHERE verdict NOT IN ('pass', 'info') AND {_KEY} IN (SELECT key FROM wanted)
+GROUP BY ALL
+"""
+_NEVER, _HELD, _FAILED = -1, 0, 1
+_Pair = tuple[np.ndarray, np.ndarray]
+"""Gates that began and gates that ceased to fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateName:
+    """A gate as a reader knows it."""
+
+    case: str
+    edge: str
+    quantity: str
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Gates that changed between one earlier run and this one.
+
+    Attributes:
+        before: name of the earlier run's folder.
+        began: gates that held there and fail or cannot be compared here.
+        ceased: gates that failed there and hold here.
+    """
+
+    before: str
+    began: tuple[GateName, ...] = ()
+    ceased: tuple[GateName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GateChanges:
+    """What became of the gates of one run.
+
+    Attributes:
+        steps: by the earlier run that measured the gate last, the newest first.
+        first: gates that fail and that no earlier run of these measured.
+        dropped: gates that failed in the run before it on such a device, and that this run did not
+            measure: neither mended nor failing.
+        known: whether its failing gates could be read.
+    """
+
+    steps: tuple[Step, ...] = ()
+    first: int = 0
+    dropped: int = 0
+    known: bool = True
+
+
+@dataclass
+class _Followed:
+    """Gates that failed in any run of one kind, as they stand after the runs walked so far.
+
+    Attributes:
+        last: how each gate stood when it was last measured.
+        run: the run that measured it last.
+        failing: failing gates of the newest whole run, by subject and device.
+    """
+
+    last: np.ndarray
+    run: np.ndarray
+    failing: dict[object, np.ndarray] = field(default_factory=dict)
+
+
+def follow_gates(root: Path, lines: Sequence[Line]) -> dict[str, GateChanges]:
+    """Return by the name of its folder what changed in each run in which anything did.
+
+    Args:
+        root: folder of the runs.
+        lines: of the index, oldest first, of readable runs alone.
+    """
+    gated = [(line, line.manifest) for line in lines if line.manifest is not None and line.gates]
+    # Where no run of a kind has a failing gate, none began or ceased to fail.
+    kinds = {manifest.kind for line, manifest in gated if line.broken}
+    runs = [(line, manifest) for line, manifest in gated if manifest.kind in kinds]
+    if not runs:
+        return {}
+    gathered = Gathered(root, {})
+    with _table(root, gathered, [line for line, _ in runs if line.broken]) as table:
+        answer, unread = table.ask(_FAILING)
+        broken = [i for i, (line, _) in enumerate(runs) if line.broken]
+        keys, ids = np.unique(answer["key"], return_inverse=True)
+        failing = _by_run(answer["run"], ids, broken)
+        # The index counted them by their numbers: another count is no answer.
+        lost = {run for run in broken if len(failing[run]) != runs[run][0].broken}
+        lost |= {broken[n] for n in unread}
+        measured = _measured(root, gathered, runs, keys)
+        found, wanted = _walk(runs, failing, lost, measured, len(keys))
+        names = _names(table, keys[wanted])
+    return {
+        runs[run][0].name: GateChanges(
+            tuple(
+                Step(
+                    runs[before][0].name,
+                    tuple(names[int(keys[i])] for i in began),
+                    tuple(names[int(keys[i])] for i in ceased),
+                )
+                for before, (began, ceased) in sorted(steps.items(), reverse=True)
+            ),
+            first,
+            dropped,
+            run not in lost,
+        )
+        for run, (steps, first, dropped) in found.items()
+    }
+
+
+def _table(root: Path, gathered: Gathered, lines: Iterable[Line]) -> Table:
+    chosen = list(lines)
+    return Table(
+        [str(root / line.name / MEASUREMENTS) for line in chosen],
+        [str(gathered.path(line.gathered)) if line.gathered else "" for line in chosen],
+    )
+
+
+def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[int, np.ndarray]:
+    order = np.argsort(runs, kind="stable")
+    ends = np.searchsorted(runs[order], np.arange(1, len(broken)))
+    return {
+        run: np.unique(part) for run, part in zip(broken, np.split(ids[order], ends), strict=True)
+    }
+
+
+def _measured(
+    root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return by work which of the gates that failed anywhere a run of that work measured."""
+    one_of = {_work(line): line for line, _ in runs}
+    with _table(root, gathered, one_of.values()) as table:
+        table.database.register("wanted", pa.table({"key": pa.array(keys, pa.uint64())}))
+        answer, unread = table.ask(_MEASURED)
+    ids = np.searchsorted(keys, answer["key"])
+    parts = _by_run(answer["run"], ids, range(len(one_of)))
+    return {work: parts[n] for n, work in enumerate(one_of) if n not in unread}
+
+
+def _work(line: Line) -> str:
+    # Runs of one work measured the same gates; of an unknown work each run is its own.
+    return line.work or f"run {line.name}"
+
+
+def _walk(
+    runs: Sequence[tuple[Line, Manifest]],
+    failing: Mapping[int, np.ndarray],
+    lost: set[int],
+    measured: Mapping[str, np.ndarray],
+    gates: int,
+) -> tuple[dict[int, tuple[dict[int, _Pair], int, int]], np.ndarray]:
+    """Return what changed in each run in which anything did, and the gates to name."""
+    followed: dict[object, _Followed] = {}
+    found: dict[int, tuple[dict[int, _Pair], int, int]] = {}
+    named: list[np.ndarray] = []
+    none = np.array([], np.int64)
+    for i, (line, manifest) in enumerate(runs):
+        if manifest.kind not in followed:
+            followed[manifest.kind] = _Followed(np.full(gates, _NEVER), np.full(gates, _NEVER))
+        past = followed[manifest.kind]
+        there = measured.get(_work(line))
+        if i in lost or there is None:
+            found[i] = ({}, 0, 0)
+            lost.add(i)
+            continue
+        fails = np.isin(there, failing.get(i, none), assume_unique=True)
+        before = past.last[there]
+        began, ceased = there[fails & (before == _HELD)], there[~fails & (before == _FAILED)]
+        steps: dict[int, _Pair] = {}
+        for run in np.unique(past.run[np.concatenate([began, ceased])]):
+            pair = began[past.run[began] == run], ceased[past.run[ceased] == run]
+            steps[int(run)] = pair
+            named += pair
+        first = int((fails & (before == _NEVER)).sum())
+        stream = manifest.subject, manifest.environment.device.kind
+        dropped = 0
+        if not manifest.fault:
+            past.last[there] = np.where(fails, _FAILED, _HELD)
+            past.run[there] = i
+            if not manifest.selected:
+                dropped = int((~np.isin(past.failing.get(stream, none), there)).sum())
+                past.failing[stream] = there[fails]
+        if steps or first or dropped:
+            found[i] = steps, first, dropped
+    return found, np.unique(np.concatenate([none, *named]))
+
+
+def _names(table: Table, keys: np.ndarray) -> dict[int, GateName]:
+    if not len(keys):
+        return {}
+    table.database.register("wanted", pa.table({"key": pa.array(keys, pa.uint64())}))
+    answer, _ = table.ask(_NAMES)
+    columns = (answer[name].tolist() for name in ("key", "case", "edge", "quantity", "metric"))
+    return {int(key): GateName(*names) for key, *names in zip(*columns, strict=True)}

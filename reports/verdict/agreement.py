@@ -1,0 +1,97 @@
+"""Whether two runs are equal: how many gates both measured, and how many of them have one value.
+
+Source: docs/reports.md "Two runs side by side".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from parity.engine.measurement import Measurement, Verdict
+from reports.store.runs import Run
+from reports.text import count
+from stability.core.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Gates and findings of two runs, counted.
+
+    Attributes:
+        compared: gates of the same work in both.
+        same: those of them with the same value, tolerance and verdict.
+        other_work: gates that both measured, of other work: their values are not compared.
+        only_before: gates of the earlier run alone.
+        only_now: gates of the later run alone.
+        findings: findings of the later run.
+        findings_differ: findings that are not the same in both.
+    """
+
+    compared: int
+    same: int
+    other_work: int
+    only_before: int
+    only_now: int
+    findings: int
+    findings_differ: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether both measured the same gates, and everything that was measured is the same."""
+        alone = self.other_work + self.only_before + self.only_now
+        differ = self.compared - self.same + alone + self.findings_differ
+        return bool(self.compared) and not differ
+
+    def sentence(self) -> str:
+        """Say how many gates were compared, and what of it is equal."""
+        found = f" and {count(self.findings, 'finding')}" if self.findings else ""
+        if self.equal:
+            return f"Equal: all {count(self.compared, 'gate')}{found} are the same in both runs."
+        parts = [
+            f"{count(self.compared, 'gate')} compared, {self.same:,} of them equal",
+            *([f"{self.other_work:,} of other work"] if self.other_work else []),
+            *([f"{self.only_before:,} only in the first run"] if self.only_before else []),
+            *([f"{self.only_now:,} only in the second"] if self.only_now else []),
+            *([f"{count(self.findings_differ, 'finding')} differ"] if self.findings_differ else []),
+        ]
+        return f"{'; '.join(parts)}."
+
+
+def agreement(before: Run, now: Run) -> Agreement:
+    """Count what two runs have in common, gate by gate and by exact value."""
+    then, after = _gates(before), _gates(now)
+    both = then.keys() & after.keys()
+    alike = [key for key in both if then[key].identity == after[key].identity]
+    found = [{(f.probe, f.subject, f.metric): f for f in run.findings} for run in (before, now)]
+    names = found[0].keys() | found[1].keys()
+    return Agreement(
+        compared=len(alike),
+        same=sum(_same(then[key], after[key]) for key in alike),
+        other_work=len(both) - len(alike),
+        only_before=len(then.keys() - both),
+        only_now=len(after.keys() - both),
+        findings=len(now.findings),
+        findings_differ=sum(
+            name not in found[0] or name not in found[1] or _differ(found[0][name], found[1][name])
+            for name in names
+        ),
+    )
+
+
+def _gates(run: Run) -> dict[tuple[str, str, str, str], Measurement]:
+    return {m.key: m for m in run.measurements if m.verdict is not Verdict.INFO}
+
+
+def _same(a: Measurement, b: Measurement) -> bool:
+    numbers = (a.value, b.value), (a.tolerance, b.tolerance)
+    return a.verdict is b.verdict and all(_equal(x, y) for x, y in numbers)
+
+
+def _differ(a: Finding, b: Finding) -> bool:
+    numbers = (a.value, b.value), (a.threshold, b.threshold)
+    return a.severity is not b.severity or not all(_equal(x, y) for x, y in numbers)
+
+
+def _equal(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))

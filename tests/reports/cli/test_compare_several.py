@@ -1,0 +1,195 @@
+"""More than two runs side by side: `compare A B C`, as text, JSON and a page."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+from jsonschema import validate
+
+from parity.engine.measurement import Verdict
+from reports.page.several import render
+from reports.store.runs import Run, write_run
+from reports.store.schema import PAGE
+from reports.text import contrast_all
+from reports.verdict.decide import Word
+from reports.verdict.several import compare_runs
+from stability.core.findings import Severity
+from tests.helpers import cli
+from tests.reports.nights import bench, earlier, failing, finding, measurement, stored_below
+from tests.reports.page.test_hostile_names import HOSTILE, STEERING, hostile, named, steering
+from tests.reports.page.test_page import Page
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+
+
+def night(*rows, day: int, **changes: object) -> Run:
+    return earlier(*rows, day=day, suites=SUITES, **changes)
+
+
+def words(markup: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A good night, a bad one, one of another value, one without a gate, one equal to the first."""
+    root = tmp_path / "runs"
+    x = measurement(quantity="x")
+    for held in (
+        night(measurement(), x, day=10),
+        night(failing(), x, day=11, commit="b" * 40),
+        night(measurement(value=1.0000001e-6), x, day=12),
+        night(x, day=13),
+        night(measurement(), x, day=14),
+    ):
+        write_run(root, held, lambda _: "<p>page</p>")
+    return root
+
+
+def compared(root: Path, *days: int, more: tuple[object, ...] = ()):
+    return cli("compare", *(f"2026-11-{day}" for day in days), "--out", root, *more)
+
+
+def test_runs_are_columns_and_what_differs_anywhere_is_a_row(runs: Path) -> None:
+    result = compared(runs, 10, 11, 12, 13, 14)
+    assert result.exit_code == 1
+    first, *lines = result.stdout.splitlines()
+    assert first.startswith("REGRESSED: run 2026-11-11T21-30-00Z-0000000 against run 2026-11-10")
+    assert [line[:2] for line in lines[:5]] == [f"{i}:" for i in range(1, 6)]
+    assert "PASS: Equal: all 2 gates are the same in both runs." in lines[4]
+    heads, verdicts, held, row = (re.split(r"\s{2,}", line.strip()) for line in lines[5:])
+    assert heads == ["1", "2", "3", "4", "5"]
+    assert verdicts == ["verdict", "PASS", "REGRESSED", "CHANGED", "PASS", "PASS"]
+    assert held == [
+        "gates held, JAX float32 vs oracle",
+        "2 / 2",
+        "1 / 2",
+        "2 / 2",
+        "1 / 1",
+        "2 / 2",
+    ]
+    name, *cells = row
+    assert name == "logits in baseline (JAX float32 vs oracle), relative L2"
+    same = "1.000000000e-06"
+    assert cells == [same, "9.000000000e-06 ✕", "1.000000100e-06", "–", same]
+
+
+def test_the_exit_code_is_that_of_the_gravest_verdict(runs: Path) -> None:
+    assert compared(runs, 11, 10, 14).exit_code == 0, "both mended what the first fails"
+    assert compared(runs, 10, 12, 14).exit_code == 0
+    assert compared(runs, 10, 14, 11).exit_code == 1
+    assert compared(runs, 10, 11, 14).exit_code == 1
+
+
+def test_equal_runs_have_no_row(runs: Path) -> None:
+    write_run(runs, night(measurement(), measurement(quantity="x"), day=15))
+    result = compared(runs, 10, 14, 15)
+    assert result.exit_code == 0
+    assert result.stdout.count("Equal: all 2 gates") == 3
+    assert "logits in baseline (JAX float32 vs oracle), relative" not in result.stdout
+
+
+def test_the_json_has_the_rows_and_keeps_what_two_runs_have(runs: Path) -> None:
+    document = json.loads(compared(runs, 10, 11, 13, more=("--json",)).stdout)
+    validate(document, json.loads(cli("schema", "compare").stdout))
+    assert [run["verdict"] for run in document["runs"]] == ["PASS", "REGRESSED", "PASS"]
+    assert (document["verdict"], document["changes"][0]["what"]) == ("REGRESSED", "new failure")
+    [row] = document["rows"]
+    assert [cell and cell["state"] for cell in row["cells"]] == ["pass", "fail", None]
+    assert [cell and cell["what"] for cell in row["cells"]] == [None, "new failure", None]
+    two = json.loads(compared(runs, 10, 11, more=("--json",)).stdout)
+    assert "rows" not in two and two["changes"] == document["changes"]
+
+
+def test_the_page_has_a_column_for_each_and_leads_to_their_pages(
+    runs: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "deep" / "all.html"
+    page.parent.mkdir()
+    result = compared(runs, 10, 11, 13, more=("--html", page))
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, str(page))
+    text = page.read_text(encoding="utf-8")
+    told = words(text[text.index("<body") :])
+    assert "REGRESSED Run 2 against run 1: 1 new failure." in told
+    assert "✓ pass 1.0e-06 ✕ fail 9.0e-06 new failure – not measured" in told
+    assert "2 / 2 ✕ fail 1 / 2 ✓ pass 1 / 1" in told
+    assert "✓ pass ✕ fail logits ✓ pass" in told
+    links = {a.partition("#")[0] for a in re.findall(r'href="([^"#]+\.html[^"]*)', text)}
+    there = {os.path.normpath(page.parent / html.unescape(a).replace("%20", " ")) for a in links}
+    days = ("2026-11-10", "2026-11-11", "2026-11-13")
+    assert there == {str(f / PAGE) for f in stored_below(runs) if f.name.startswith(days)}
+    tags = Page(text).tags
+    assert "default-src 'none'" in text and not any(tag in ("img", "iframe") for tag, _ in tags)
+    assert text.count("<table") == text.count("<caption") == text.count("<thead")
+
+
+def test_other_work_is_marked_and_never_compared() -> None:
+    first = night(measurement(), day=10)
+    other = night(measurement(identity="other"), day=11)
+    red = night(failing(identity="third"), day=12)
+    several = compare_runs([first, other, red])
+    [row] = several.rows
+    cells = [cell for cell in row.cells if cell]
+    assert [cell.other_work for cell in cells] == [False, True, True]
+    assert [decision.word for decision in several.decisions] == [
+        Word.PASS,
+        Word.PASS,
+        Word.REGRESSED,
+    ]
+    assert not any(found.compared for found in several.agreements)
+
+
+def test_errors_of_probes_are_rows_too() -> None:
+    bad = finding(severity=Severity.ERROR, value=3.0)
+    several = compare_runs(
+        [
+            night(measurement(), day=d, findings=f)
+            for d, f in ((10, (finding(),)), (11, (bad,)), (12, ()))
+        ]
+    )
+    [row] = several.rows
+    assert row.key == ("probe values", "", "model.embed.weight", "max")
+    assert [cell and cell.state for cell in row.cells] == ["pass", "fail", None]
+
+
+def test_what_could_not_be_compared_is_not_green() -> None:
+    blocked = measurement(verdict=Verdict.NOT_COMPARABLE)
+    several = compare_runs(
+        [night(m, day=d) for d, m in ((10, measurement()), (11, measurement()), (12, blocked))]
+    )
+    assert several.decisions[several.gravest].word is Word.NOT_COMPARABLE
+    assert "not-comparable" in render(several, ("a", "b", "c"))
+
+
+def test_hostile_names_are_text() -> None:
+    before = hostile()
+    old = earlier(*before.measurements[:3], commit=HOSTILE, fault=HOSTILE, verdict=HOSTILE)
+    odd = earlier(named(measurement(), "metric", "edge", "suite"), day=18)
+    text = render(compare_runs([old, before, odd]), ("../a", "../b", "../c"))
+    assert not STEERING.search(text), steering(text.splitlines())[:3]
+    assert not any(tag == "img" for tag, _ in Page(text).tags)
+
+
+def test_a_run_without_a_verdict_is_refused(runs: Path) -> None:
+    write_run(runs, bench(day=19))
+    result = cli("compare", "2026-11-10", "2026-11-11", "2026-11-19", "--out", runs)
+    assert (result.exit_code, "is a bench" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([1.0, 2.0, None], ["1.0e+00", "2.0e+00", "–"]),
+        ([1.0, 1.0001], ["1.000000e+00", "1.000100e+00"]),
+        ([0.0, math.nan, math.inf, 1.0], ["0", "NaN", "Inf", "1.0e+00"]),
+        ([None, None], ["–", "–"]),
+    ],
+)
+def test_numbers_have_the_digits_that_tell_them_apart(values, texts) -> None:
+    assert contrast_all(values) == texts

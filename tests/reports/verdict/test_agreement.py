@@ -1,0 +1,126 @@
+"""Two runs asked for by name: what is equal is called equal, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parity.engine.measurement import Verdict
+from reports.page import side_by_side
+from reports.store.runs import Run, write_run
+from reports.verdict.agreement import agreement
+from reports.verdict.decide import Word, decide
+from tests.helpers import cli
+from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
+
+SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
+DAY = {"id": "2026-11-19T21-30-00Z-0000000", "created": "2026-11-19T21:30:00+00:00"}
+FIRST = "first night"
+SUSPECTED = "so the environment"
+
+
+@pytest.fixture(scope="module")
+def nights() -> tuple[Run, Run]:
+    """Two whole nights of one commit with the same values."""
+    return realistic(**DAY), realistic()
+
+
+def stored(root: Path, *runs: Run) -> Path:
+    for night in runs:
+        write_run(root, night)
+    return root
+
+
+def page_of(before: Run, after: Run) -> str:
+    then, now = decide(before, None), decide(after, before, alone=True)
+    return side_by_side.render(before, then, after, now, ("../a", "../b"))
+
+
+def moved(night: Run) -> Run:
+    """The night with one value changed, which still holds."""
+    first, *others = night.measurements
+    return replace(night, measurements=(replace(first, value=first.value / 2), *others))
+
+
+def test_two_equal_nights_are_called_equal(nights, tmp_path: Path) -> None:
+    root, page = stored(tmp_path / "runs", *nights), tmp_path / "both.html"
+    gates = sum(m.verdict is not Verdict.INFO for m in nights[0].measurements)
+    result = cli("compare", "2026-11-19", "2026-11-20", "--out", root, "--html", page)
+    assert result.exit_code == 0
+    said = f"Equal: all {gates:,} gates and {len(nights[0].findings):,} findings are the same"
+    assert result.stdout.startswith(f"PASS: {said}")
+    for text in (result.stdout, page.read_text(encoding="utf-8")):
+        assert said in text
+        assert FIRST not in text and SUSPECTED not in text
+    assert "commits: both of 1a2b3c4d5e\n" in result.stdout
+
+
+def test_one_changed_value_is_not_called_equal(nights) -> None:
+    before, after = nights[0], moved(nights[1])
+    decision = decide(after, before, alone=True)
+    assert decision.word is Word.CHANGED
+    text = page_of(before, after)
+    assert "Equal" not in text and "of them equal" in text
+    assert SUSPECTED in text, "one commit, another value: that is what remains to suspect"
+
+
+def test_a_value_that_need_not_repeat_is_counted_and_suspects_nothing(nights) -> None:
+    noisy = [
+        replace(n, measurements=tuple(replace(m, deterministic=None) for m in n.measurements))
+        for n in (nights[0], moved(nights[1]))
+    ]
+    decision = decide(noisy[1], noisy[0], alone=True)
+    found = agreement(*noisy)
+    assert (decision.word, found.equal, found.compared - found.same) == (Word.PASS, False, 1)
+    assert found.sentence() in decision.sentence
+    assert FIRST not in decision.sentence
+    assert FIRST in decide(noisy[1], noisy[0]).sentence, "control: a night judged by its history"
+    assert SUSPECTED not in page_of(*noisy)
+
+
+def test_two_equal_red_nights_stay_red_and_are_equal(nights, tmp_path: Path) -> None:
+    before, after = map(regressed, nights)
+    result = cli("compare", DAY["id"], "2026-11-20", "--out", stored(tmp_path, before, after))
+    assert result.exit_code == 1
+    assert result.stdout.startswith("REGRESSED")
+    assert "compared: Equal: all" in result.stdout
+    assert SUSPECTED not in result.stdout
+    assert "Equal: all" in page_of(before, after)
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (measurement(identity="other"), "0 gates compared, 0 of them equal; 1 of other work."),
+        (measurement(quantity="x"), "1 only in the first run; 1 only in the second."),
+        (measurement(tolerance=5e-6), "1 gate compared, 0 of them equal."),
+        (failing(), "1 gate compared, 0 of them equal."),
+    ],
+)
+def test_what_is_not_the_same_is_counted(later, said: str) -> None:
+    found = agreement(earlier(measurement()), run(later))
+    assert not found.equal
+    assert found.sentence().endswith(said)
+
+
+def test_nothing_measured_is_not_equal() -> None:
+    assert not agreement(earlier(), run()).equal
+
+
+def test_findings_that_differ_are_not_equal() -> None:
+    runs = [
+        make(measurement(), findings=(finding(value=v),))
+        for make, v in ((earlier, 1.0), (run, 2.0))
+    ]
+    found = agreement(*runs)
+    assert (found.same, found.findings_differ, found.equal) == (1, 1, False)
+
+
+def test_the_gate_against_one_run_speaks_of_no_first_night(nights, tmp_path: Path) -> None:
+    root = stored(tmp_path, *nights)
+    asked = cli("gate", "2026-11-20", "--against", "2026-11-19", "--out", root)
+    assert FIRST not in asked.stdout and "Equal: all" in asked.stdout
+    control = cli("gate", "2026-11-20", "--out", root)
+    assert "Equal: all" not in control.stdout
