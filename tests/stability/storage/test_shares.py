@@ -35,15 +35,15 @@ SHARE = st.floats(0.0, 1.0)
 def test_what_rounding_took_cannot_be_taken_again(rounded: float, shrunk: float) -> None:
     missing = Missing(rounded, shrunk)
     assert missing.arrives == (1 - rounded) * (1 - shrunk)
-    assert 0.0 <= missing.cost <= 1.0
-    assert Missing(rounded).cost == rounded**DIMINISHING
-    assert Missing(0.0, shrunk).cost == shrunk**DIMINISHING
+    assert 0.0 <= missing.cost() <= 1.0
+    assert Missing(rounded).cost() == rounded**DIMINISHING
+    assert Missing(0.0, shrunk).cost() == shrunk**DIMINISHING
     # A leaf that does not move at all costs its whole push, however short its steps are.
-    assert Missing(1.0, shrunk).cost == 1.0
-    assert missing.cost >= max(Missing(rounded).cost, 0.0)
+    assert Missing(1.0, shrunk).cost() == 1.0
+    assert missing.cost() >= max(Missing(rounded).cost(), 0.0)
     # The shorter steps are those of what rounding left.
-    assert missing.cost - Missing(rounded).cost == pytest.approx(
-        (1 - rounded) * Missing(0.0, shrunk).cost, abs=np.finfo(float).eps
+    assert missing.cost() - Missing(rounded).cost() == pytest.approx(
+        (1 - rounded) * Missing(0.0, shrunk).cost(), abs=np.finfo(float).eps
     )
 
 
@@ -96,7 +96,7 @@ def test_short_steps_and_lost_ones_are_told_apart(monkeypatch) -> None:
     [family] = found.families
     assert family.arrives == pytest.approx(0.5 * 0.8)
     returned = {r.what: r.returns for r in found.remedies}
-    whole, rounded = Missing(0.5, 0.2).cost, Missing(0.5).cost
+    whole, rounded = Missing(0.5, 0.2).cost(), Missing(0.5).cost()
     assert returned["moments alone in float32"] == pytest.approx(1 - rounded / whole)
     assert returned["round stochastically, moments in float32"] == pytest.approx(
         1 - rounded / whole
@@ -163,7 +163,7 @@ def test_only_what_the_optimiser_moves_can_be_frozen() -> None:
 )
 def test_squares_underflow_only_where_there_is_a_gradient(first, second, share) -> None:
     moments = {"exp_avg": torch.tensor(first) * 1.0, "exp_avg_sq": torch.tensor(second) * 1.0}
-    state = TorchState("optimizer", ({"betas": (0.9, 0.999)},), {"w": moments}, True)
+    state = TorchState("optimizer", ({"betas": (0.9, 0.999)},), {"w": moments})
     found = [f for f in audit_torch(state) if f.metric == "underflown"]
     if share is None:
         assert found == []
