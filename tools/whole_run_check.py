@@ -168,7 +168,7 @@ def rows(task: Task, folder: Path) -> list[str]:
         print(task.name, seed, right, cast, file=sys.stderr, flush=True)
         whole = report(folder / "run.pt", remedies=()).whole
         assert whole is not None
-        for way, remedy in _expected(whole).items():
+        for way, remedy in expected_of(whole).items():
             expected[way].append(remedy)
             returned[way].append((cast - train(task, way, seed)) / (cast - right))
             print(task.name, seed, remedy, returned[way][-1], file=sys.stderr, flush=True)
@@ -188,7 +188,8 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _expected(whole: WholeRun) -> dict[str, RunRemedy]:
+def expected_of(whole: WholeRun) -> dict[str, RunRemedy]:
+    """Return the remedies that are tried in training, by the name `train` has for them."""
     ways = {"stochastic rounding": "round stochastically", "Kahan": "Kahan"}
     ways |= {f: f"{f} alone" for f in FAMILIES} | {"moments": "moments alone"}
     found = {

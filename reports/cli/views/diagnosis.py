@@ -21,6 +21,7 @@ from stability.core.parameter_leaves import Leaf
 from stability.storage.diagnose import report
 from stability.storage.diagnosis import Diagnosis
 from stability.storage.known_gradients import KnownGradients, measured
+from stability.storage.remedies import ranks
 from stability.storage.schedule import parse
 from stability.storage.simulate import GRADIENTS
 from stability.storage.torch_state import read_states, trained_by
@@ -146,10 +147,10 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
                 {"kind": kind, "leaf": diagnosis.representatives[kind], "remedy": trial.remedy.name}
                 | asdict(trial.survival)
                 | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
-                | {"works": trial.works}
+                | {"works": trial.works, "verdict": trial.verdict(), "rank": rank}
             )
             for kind, trials in diagnosis.trials.items()
-            for trial in trials
+            for trial, rank in zip(trials, ranks(trials), strict=True)
         ],
         "whole_run": None if diagnosis.whole is None else for_json(asdict(diagnosis.whole)),
         "optimiser_states": [asdict(use) for use in diagnosis.states],
