@@ -57,6 +57,7 @@ from stability.storage.torch_state import (
     ParameterOrder,
     TorchState,
     audit_torch,
+    exchanged,
     idle_rows,
     read_states,
     trained_by,
@@ -254,7 +255,13 @@ def _pushes(
     of_states, why = _of_states(states, leaves)
     uses = []
     for each in states:
-        unused = f"gradients {given.source} are used" if given is not None else each.problem or why
+        unused = each.problem or why
+        if given is not None:
+            unused = f"gradients {given.source} are used"
+            if pairs := exchanged(each, leaves, given.rows):
+                unused += (
+                    f"; by them, moments are exchanged between {listed(pairs)}: check the order"
+                )
         uses.append(StateUse(each.place, len(each.moments), each.identified, unused))
     return given or of_states, tuple(uses)
 

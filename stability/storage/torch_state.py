@@ -7,8 +7,10 @@ them, a parameter gets moments only if no other assignment fits. Source: docs/st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +377,36 @@ def _settled(
         except UnknownOrderError as unknown:
             why += f", and {unknown}"
     return _Answer(stored or shapes, "", why)
+
+
+EXCHANGED = 100.0
+"""Factor by which two exchanged parameters must fit measured gradients better to be reported: far
+more than gradients change over a run's memory."""
+
+
+def exchanged(
+    state: TorchState, leaves: Mapping[str, Leaf], known: Mapping[str, RowGradients]
+) -> list[str]:
+    """Return pairs of equal shape whose moments fit measured gradients better exchanged, in words.
+
+    Args:
+        state: whose parameters are identified.
+        leaves: the model's parameters.
+        known: measured gradients.
+    """
+    sizes: dict[tuple[int, ...], dict[str, tuple[float, float]]] = {}
+    for name in set(state.moments) & set(leaves) & set(known):
+        own = state.gradients(name)
+        both = (own.rms() if own is not None else 0.0, known[name].rms())
+        if min(both) > 0:
+            of_shape = sizes.setdefault(leaves[name].shape, {})
+            of_shape[name] = (math.log(both[0]), math.log(both[1]))
+    found = []
+    for of_shape in sizes.values():
+        for (a, (of_a, at_a)), (b, (of_b, at_b)) in combinations(sorted(of_shape.items()), 2):
+            better = abs(of_a - at_a) + abs(of_b - at_b) - abs(of_a - at_b) - abs(of_b - at_a)
+            found += [f"{a} and {b}"] * (better > math.log(EXCHANGED))
+    return sorted(found)
 
 
 def trained_by(

@@ -16,8 +16,15 @@ from safetensors.torch import save_file
 
 from stability.core.checkpoint_files import open_checkpoint
 from stability.core.parameter_leaves import Leaf, leaves_of
+from stability.storage.known_gradients import measured
 from stability.storage.parameter_matching import Slot, match
-from stability.storage.torch_state import ParameterOrder, TorchState, read_state, read_states
+from stability.storage.torch_state import (
+    ParameterOrder,
+    TorchState,
+    exchanged,
+    read_state,
+    read_states,
+)
 
 
 class Pair(torch.nn.Module):
@@ -94,6 +101,20 @@ def test_equal_matrices_in_a_file_that_is_sorted_by_name_are_refused(tmp_path) -
     swapped = read_state("optimizer.pt", optimizer.state_dict(), open_checkpoint(tmp_path).leaves)
     assert swapped.matched
     assert not own(swapped, model, optimizer)
+
+
+def test_measured_gradients_tell_that_moments_are_exchanged(tmp_path) -> None:
+    model = Pair()
+    optimizer = stepped(model, trainers(model), GRADIENTS)
+    leaves = leaves_of(model.state_dict())
+    batch = {n: torch.full_like(p, GRADIENTS.get(n, 1.0)) for n, p in model.named_parameters()}
+    known = measured([batch], leaves, "a test", 0.3).rows
+    right = ["up.weight", "down.weight", "norm.weight"]
+    wrong = ["down.weight", "up.weight", "norm.weight"]
+    for names, told in ((right, []), (wrong, ["down.weight and up.weight"])):
+        order = ParameterOrder(names=names)
+        state = read_state("optimizer", optimizer.state_dict(), leaves, order)
+        assert exchanged(state, leaves, known) == told
 
 
 def named_in_state(model: torch.nn.Module, tmp_path: Path) -> TorchState:
