@@ -271,7 +271,7 @@ def spread_out(shares: Mapping[str, Sequence[float]]) -> Any:
     [
         # Of 16 pushes one part in 4 is lost, of 1 push all: 16/4^1.5 = 2, and 1 at 4^2.
         ([0.75], [0.0], True),
-        ([0.4], [0.0], False),
+        ([0.5], [0.0], False),
         # The mean is the same, and other elements would put them the other way round.
         ([1.0, 1.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25], True),
     ],
