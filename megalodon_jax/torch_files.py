@@ -143,6 +143,10 @@ def contents(loaded: Any) -> TorchContents:
         tensors |= {prefix + name: TorchTensor(tensor) for name, tensor in named.items()}
     counts = {place: sum(1 for _ in _tensors(dicts[place], ())) for place in chosen}
     left = list(_left(loaded, (), {*chosen, *optimisers}))
+    if not chosen and not optimisers:
+        # Nobody looks for parameters among integers until they are told that these are some.
+        whole = [key for key, x in _children(loaded) if _is_tensor(x) and not _is_parameter(x)]
+        left = [f"{x} (one tensor, no floating-point parameter)" if x in whole else x for x in left]
     return TorchContents(tensors, counts, optimisers, left)
 
 

@@ -68,6 +68,12 @@ from reports.cli.subjects import SUBJECTS, examine_subject
     "batch, or gradients by name, in place of drawn ones.",
 )
 @click.option(
+    "--order",
+    type=FILE,
+    help="Names of the parameters in the optimiser's order, a JSON list or one in a line, where "
+    "its state does not name them and the order cannot be known.",
+)
+@click.option(
     "--schedule",
     metavar="KIND:steps=N,...",
     help="Rates of the run: constant, cosine or linear, its steps, warmup, and end as a share of "
@@ -82,8 +88,8 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @quiet_option
 @click.pass_context
 def stability(
-    ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, gradients, schedule, what_if,
-    as_json, quiet, subject, **subject_options,
+    ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, gradients, order, schedule,
+    what_if, as_json, quiet, subject, **subject_options,
 ) -> None:  # fmt: skip
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
@@ -115,7 +121,7 @@ def stability(
     if text is not None and gradients is not None:
         raise click.UsageError("--text trains on gradients of its own; leave --gradients out.", ctx)
     diagnosis = module.diagnose(
-        path, optimiser, settings, storage, text, report, gradients, schedule
+        path, optimiser, settings, storage, text, report, gradients, schedule, order
     )
     report.stop()
     click.echo(json.dumps(module.as_document(diagnosis)) if as_json else diagnosis.text())
@@ -125,7 +131,7 @@ def stability(
 _OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
 _OF_CHECKPOINT = (
     *("optimiser", "lr", "weight_decay", "betas", "eps", "storage", "text", "gradients"),
-    *("schedule", "what_if"),
+    *("order", "schedule", "what_if"),
 )
 
 

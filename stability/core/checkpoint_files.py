@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megalodon_jax.convert import checkpoint_file, open_tensors, reads_as_safetensors
+from megalodon_jax.files import read_json_object
 from megalodon_jax.tensor_files import printable
 from megalodon_jax.torch_files import describe, read_torch_file
 from stability.core.parameter_leaves import Leaf, listed, stored_leaves
@@ -33,6 +34,14 @@ class CheckpointFiles:
     """Optimiser states by where they were found, as `optimizer.state_dict()` has them."""
     summary: str
     """One line: what was taken and what was left."""
+    ordered: bool = True
+    """Whether the leaves are in the order of the module. Files of torch keep it, safetensors sorts
+    tensors by name, and so does the shard index that transformers writes."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that may have a config.json."""
+        return self.path if self.path.is_dir() else self.path.parent
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
@@ -47,9 +56,12 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
         ValueError: it cannot be read, or holds neither parameters nor an optimiser state.
     """
     place = Path(path)
-    file = checkpoint_file(place)
+    file, ordered = checkpoint_file(place), True
     if file.name.endswith(".index.json") or reads_as_safetensors(file):
         leaves, states, left = stored_leaves(open_tensors(file)), {}, []
+        if not leaves:
+            raise ValueError(f"{file} holds no tensor: nothing was saved in it.")
+        leaves, ordered = _in_module_order(file, leaves)
         taken = [_counted(file.name, len(leaves))]
     else:
         contents = read_torch_file(file)
@@ -64,7 +76,19 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
                 states |= {".".join((beside.name, *at)): state for at, state in found.items()}
     taken += [f"{at} (optimiser state of {len(s['state']):,})" for at, s in states.items()]
     summary = f"taken: {listed(taken, 6)}; left: {listed(left, 6)}"
-    return CheckpointFiles(place, leaves, states, summary)
+    return CheckpointFiles(place, leaves, states, summary, ordered)
+
+
+def _in_module_order(file: Path, leaves: dict[str, Leaf]) -> tuple[dict[str, Leaf], bool]:
+    """Return the leaves in the order of their module, and whether that is known."""
+    if not file.name.endswith(".index.json"):
+        return leaves, False
+    places = read_json_object(file)["weight_map"]
+    if list(places) != sorted(places):
+        return {n: leaves[n] for n in map(printable, places) if n in leaves}, True
+    # Shards of torch split the module's parameters in its order.
+    shards = {file.parent / shard for shard in places.values()}
+    return leaves, not any(reads_as_safetensors(shard) for shard in shards)
 
 
 def _counted(name: str, tensors: int) -> str:

@@ -36,8 +36,8 @@ from stability.core.parameter_leaves import (
     sample,
 )
 from stability.storage import ema_pole_findings, embedding_rows, simulate
-from stability.storage.diagnosis import SHOWN, Diagnosis
-from stability.storage.known_gradients import KnownGradients
+from stability.storage.diagnosis import SHOWN, Diagnosis, StateUse
+from stability.storage.known_gradients import KnownGradients, RowGradients, nothing
 from stability.storage.optimiser_state import audit_state
 from stability.storage.remedies import NOTHING, REMEDIES, SIZE, Remedy, Trial, try_remedies
 from stability.storage.remedies import STEPS as REMEDY_STEPS
@@ -53,7 +53,15 @@ from stability.storage.survival import (
     predict_each,
 )
 from stability.storage.torch_recipe import recipe
-from stability.storage.torch_state import TorchState, audit_torch, idle_rows, read_state, trained_by
+from stability.storage.torch_state import (
+    ParameterOrder,
+    TorchState,
+    audit_torch,
+    exchanged,
+    idle_rows,
+    read_states,
+    trained_by,
+)
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 from stability.storage.whole_run import whole_run
 
@@ -68,6 +76,7 @@ def report(
     batches: Any = None,
     loss: Any = None,
     state: Any = None,
+    order: Sequence[str] | None = None,
     gradients: simulate.Gradients = GRADIENTS,
     known: Callable[[Mapping[str, Leaf]], KnownGradients] | None = None,
     schedule: Schedule | None = None,
@@ -88,6 +97,8 @@ def report(
         batches: data for `loss`, one entry per step; None measures on synthetic gradients.
         loss: (parameters, batch) -> scalar; None with batches takes a Megalodon's own.
         state: an optimiser state to audit as well (optax, or torch's `state_dict()`).
+        order: names of the parameters in the order in which the optimisers of the checkpoint number
+            them, where states do not name them and it cannot be known.
         gradients: the distribution of synthetic gradients, where nothing says what they are.
         known: gets the parameters that are trained, and returns what is known of their gradients,
             as `known_gradients.measured` does; None asks the optimiser states.
@@ -99,29 +110,40 @@ def report(
     Raises:
         FileNotFoundError: the path holds no checkpoint.
         ValueError: nothing in it can be trained, the names are another model's, the optimiser is
-            unknown, batches came without a loss, or gradients are another model's.
+            unknown, batches came without a loss, gradients are another model's, or a parameter
+            could have the moments of another.
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
-    states = [read_state(at, kept, leaves) for at, kept in files.states.items()] if files else []
+    if order is not None and not (files and files.states):
+        raise ValueError("an order of parameters is for an optimiser state, and there is none.")
+    states = read_states(files.states, leaves, _order(files, order)) if files else []
+    if known is None and batches is None:
+        for each in states:
+            each.check_settled()
+    leaves = {n: leaf for n, leaf in leaves.items() if not any(n in s.copies for s in states)}
     rule, whose = optimiser, ""
     if not isinstance(rule, Optimiser):
         rule, whose = trained_by(states, rule, **(settings or {}))
     findings = _audited(states, state, rule)
-    origin = [f"{files.summary[0].upper()}{files.summary[1:]}."] if files else []
     if not leaves:
         if not findings:
             raise ValueError(
                 "no parameters, and an optimiser state from before its first step: name a "
                 "checkpoint that was saved while training."
             )
-        basis = [*origin, f"No parameters here, the optimiser state alone; {rule.describe()}."]
+        basis = [
+            *_taken(files, states, ()),
+            f"No parameters here, the optimiser state alone; {rule.describe()}.",
+        ]
         return Diagnosis(ranked(findings, {}), {}, {}, {}, basis, time.perf_counter() - clock)
     # Of a large model reading takes longest, of a small one the three stages behind it.
     stage = max(10, 2 * len(leaves) // 5)
     planned = len(leaves) + 3 * stage
     trainable = {n: leaf for n, leaf in leaves.items() if leaf.floating}
-    push = known(trainable) if known is not None else _of_states(states, trainable)
+    push, used = _pushes(known, states, trainable)
+    for each in (use for use in used if use.unused):
+        say(each.describe())
     walk = _walk(leaves, rule, push, lambda done: step(done, planned))
     leaves, findings = walk.leaves, findings + walk.findings
     say(f"training samples of {len(leaves)} leaves, in {fmt.name} and in float32")
@@ -148,13 +170,37 @@ def report(
         wide_moments=_wide_moments(states, leaves), trained=trained,
     )  # fmt: skip
     step(planned, planned)
-    basis = [*origin, *_basis(rule, whose, fmt, batches, gradients, push, leaves), *walk.left()]
+    basis = [
+        *_taken(files, states, used),
+        *_basis(rule, whose, fmt, batches, gradients, push, leaves),
+        *walk.left(),
+    ]
     basis += [line for each in states for line in each.schedule()]
     return Diagnosis(
         ranked(findings, {n: leaf.size for n, leaf in leaves.items()}), trials, worst_of_kind,
         walk.predictions, basis, time.perf_counter() - clock, whole, fmt.name,
-        tuple(recipe(rule)) if _of_torch(source, files, leaves) else (),
+        tuple(recipe(rule)) if _of_torch(source, files, leaves) else (), used,
     )  # fmt: skip
+
+
+def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrder:
+    """Return what is known of the order of a checkpoint's parameters."""
+    return ParameterOrder(files.ordered, names, files.folder)
+
+
+def _taken(
+    files: CheckpointFiles | None, states: Sequence[TorchState], used: Sequence[StateUse]
+) -> list[str]:
+    """Return in words what was taken, what was left, and what was not used and why."""
+    if files is None:
+        return []
+    unused = "; ".join(use.describe() for use in used if use.unused)
+    lines = [f"{files.summary[0].upper()}{files.summary[1:]}{unused and '; '}{unused}."]
+    lines += [f"Moments of {use.place} belong to parameters {use.identified}." for use in used
+              if not use.unused]  # fmt: skip
+    twice = {n: first for each in states for n, first in each.copies.items()}
+    shown = listed([f"{n} is {first}" for n, first in twice.items()])
+    return lines + [f"Stored twice, one parameter: {shown}."] * bool(twice)
 
 
 def _train(
@@ -199,16 +245,49 @@ def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, L
     return isinstance(source, Mapping) and any(hasattr(x, "detach") for x in source.values())
 
 
-def _of_states(states: Sequence[TorchState], leaves: Mapping[str, Leaf]) -> KnownGradients | None:
-    """Return what optimiser states say of gradients; None where they leave a parameter out."""
-    rows = {}
+def _pushes(
+    known: Callable[[Mapping[str, Leaf]], KnownGradients] | None,
+    states: Sequence[TorchState],
+    leaves: Mapping[str, Leaf],
+) -> tuple[KnownGradients | None, tuple[StateUse, ...]]:
+    """Return what is known of gradients, and how far optimiser states were used for it."""
+    given = known(leaves) if known is not None else None
+    of_states, why = _of_states(states, leaves)
+    uses = []
     for each in states:
-        for name in set(each.moments) & set(leaves):
-            if (known := each.gradients(name)) is not None:
-                rows[name] = known
-    if set(rows) != set(leaves):
-        return None
-    return KnownGradients(rows, "as in the optimiser state")
+        unused = each.problem or why
+        if given is not None:
+            unused = f"gradients {given.source} are used"
+            if pairs := exchanged(each, leaves, given.rows):
+                unused += (
+                    f"; by them, moments are exchanged between {listed(pairs)}: check the order"
+                )
+        uses.append(StateUse(each.place, len(each.moments), each.identified, unused))
+    return given or of_states, tuple(uses)
+
+
+def _of_states(
+    states: Sequence[TorchState], leaves: Mapping[str, Leaf]
+) -> tuple[KnownGradients | None, str]:
+    """Return what optimiser states say of gradients; without an answer, why."""
+    rows: dict[str, RowGradients] = {}
+    without: list[str] = []
+    for each in states:
+        for name in each.moments:
+            if name in leaves:
+                found = each.gradients(name)
+                rows |= {name: found} if found is not None else {}
+                without += [name] * (found is None)
+    if without := [n for n in without if n not in rows]:
+        return None, f"no finite first and second moments of {listed(without)}"
+    if not rows:
+        return None, "it has no moments of the model's parameters"
+    if any(each.problem for each in states):
+        return None, "another optimiser state is not used"
+    idle = [n for n in leaves if n not in rows]
+    rows |= {n: nothing(leaves[n]) for n in idle}
+    remark = f"No optimiser state, so taken not to be trained: {listed(idle)}."
+    return KnownGradients(rows, "as in the optimiser state", (remark,) * bool(idle)), ""
 
 
 def _wide_moments(states: Sequence[TorchState], leaves: Mapping[str, Leaf]) -> bool:
@@ -235,7 +314,7 @@ def _expected_leaves(
     if isinstance(source, CheckpointFiles):
         files = source
     leaves = leaves_of(source) if files is None else dict(files.leaves)
-    expected = config or (_config_beside(files.path) if files and leaves else None)
+    expected = config or (_config_beside(files.folder) if files and leaves else None)
     if expected is not None:
         check_names(leaves, expected)
         if expected.tied:
@@ -254,8 +333,8 @@ def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Findin
     return sorted(findings, key=lambda f: (-f.severity.gravity(), -weight(f)))
 
 
-def _config_beside(path: Path) -> MegalodonConfig | None:
-    file = (path if path.is_dir() else path.parent) / "config.json"
+def _config_beside(folder: Path) -> MegalodonConfig | None:
+    file = folder / "config.json"
     if not file.is_file():
         return None
     try:
@@ -328,12 +407,25 @@ def _walk(
             rms = known.rows[name].rms() if known is not None else GRADIENT_RMS
             walk.predictions[name] = predict_each(values, rule, FORMATS, decay, rms)
     if not walk.leaves:
-        raise ValueError(
-            f"none of {len(leaves)} leaves can be probed: expected finite floating-point "
-            f"parameters, found {listed([f'{n} ({x.dtype})' for n, x in leaves.items()])} with "
-            "integers, NaN or infinity only; restore an earlier checkpoint."
-        )
+        raise ValueError(_nothing_to_probe(leaves))
     return walk
+
+
+def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
+    """Return why no leaf can be probed, and what to do."""
+    shown = listed([f"{n} ({x.dtype})" for n, x in leaves.items()])
+    if any(leaf.floating for leaf in leaves.values()):
+        return (
+            f"no finite value in {len(leaves)} tensors: {shown} hold NaN or infinity, or nothing; "
+            "restore an earlier checkpoint."
+        )
+    integers = all(leaf.dtype.startswith(("int", "uint")) for leaf in leaves.values())
+    kind = "integers" if integers else "what no optimiser moves as it is"
+    count = "one tensor" if len(leaves) == 1 else f"{len(leaves)} tensors"
+    return (
+        f"found {count} of {kind}, {shown}: expected floating-point parameters, such as those of "
+        "model.state_dict()."
+    )
 
 
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:

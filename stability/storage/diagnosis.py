@@ -12,9 +12,28 @@ from dataclasses import dataclass
 from stability.core.findings import Finding, Severity
 from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import kind_of
-from stability.storage.remedies import Trial
+from stability.storage.remedies import Trial, ranks
 from stability.storage.survival import Prediction
 from stability.storage.whole_run import WholeRun
+
+
+@dataclass(frozen=True, slots=True)
+class StateUse:
+    """How far the optimiser state of a checkpoint was used."""
+
+    place: str
+    """Where it was found."""
+    parameters: int
+    """Number of parameters it has moments of."""
+    identified: str
+    """How its parameters were identified, in words; empty where they were not."""
+    unused: str
+    """Why gradients are not drawn as its moments say, in words; empty where they are."""
+
+    def describe(self) -> str:
+        """Return what was not used, in words."""
+        return f"{self.place}: state of {self.parameters:,} parameters not used: {self.unused}"
+
 
 SHOWN = 3
 """Remedies named for each kind of leaf, best first."""
@@ -40,6 +59,8 @@ class Diagnosis:
     storage: str = BF16.name
     torch: tuple[str, ...] = ()
     """Where torch trains it: what helps, as lines of a torch script."""
+    states: tuple[StateUse, ...] = ()
+    """Optimiser states of the checkpoint."""
 
     def worst(self) -> Severity:
         """Return the worst severity there is."""
@@ -75,8 +96,12 @@ class Diagnosis:
         if first.metric == "frozen_fraction" and kind in self.trials:
             trials = self.trials[kind]
             torch = bool(self.torch)
-            lines += [f"    fix: {t.describe(torch)}" for t in trials[:SHOWN]]
-            lines += [f"    not: {t.describe(torch)}" for t in trials if not t.works][:SHOWN]
+            shown = trials[:SHOWN] + [t for t in trials[SHOWN:] if not t.works][:SHOWN]
+            places = dict(zip(map(id, trials), ranks(trials), strict=True))
+            for before, t in zip([None, *shown], shown, strict=False):
+                tie = before is not None and places[id(before)] == places[id(t)]
+                tied = "; a tie with the one above" if tie else ""
+                lines.append(f"    {t.verdict()}: {t.describe(torch)}{tied}")
         elif first.remedy:
             lines.append(f"    fix: {first.remedy}")
         return lines

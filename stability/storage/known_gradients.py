@@ -98,7 +98,7 @@ def measured(
             "Take the loss of the model that was saved."
         )
     without = [n for n in leaves if n not in sums]
-    rows = {n: sums[n].rows(count, signal) if n in sums else _nothing(leaves[n]) for n in leaves}
+    rows = {n: sums[n].rows(count, signal) if n in sums else nothing(leaves[n]) for n in leaves}
     words = f"as {source} gave them in {count} batch{'es' if count > 1 else ''}"
     assumed = f"Of one batch it cannot be told what share of a gradient keeps its sign: {signal:g} "
     remarks = [
@@ -140,7 +140,8 @@ class _Sums:
         return RowGradients(np.asarray(sizes), np.asarray(signal, np.float32), self.leaf.shape)
 
 
-def _nothing(leaf: Leaf) -> RowGradients:
+def nothing(leaf: Leaf) -> RowGradients:
+    """Return the gradients of a parameter that is not trained."""
     return RowGradients(np.zeros(()), np.zeros(()), leaf.shape)
 
 

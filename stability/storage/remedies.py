@@ -1,8 +1,8 @@
 """Remedies for a frozen leaf, each tried on the user's own values by a real optimiser run.
 
 Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
-within `ENOUGH` come first, cheapest first; the others follow, best first. Source:
-docs/stability.md "Remedies".
+within `ENOUGH` come first, cheapest first; the others follow, best first. Remedies that the spread
+of the measurement does not tell apart share a rank. Source: docs/stability.md "Remedies".
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from stability.storage.update_rules import Optimiser
 
 ENOUGH = 0.05
 """Largest |fidelity - 1| of a remedy that works: a learning rate is rarely known to 5 %."""
+ERRORS = 2.0
+"""Standard errors within which two fidelities are a tie: 95 %."""
 STEPS, SIZE = 1000, 1024
 """Long enough for a norm at 1 to cross about twenty numbers of bfloat16, so that a single rounding
 of its end point is no longer what is measured."""
@@ -114,11 +116,35 @@ class Trial:
         """Whether what was applied is what was intended, to within `ENOUGH`."""
         return self.miss <= ENOUGH
 
+    @property
+    def spread(self) -> float:
+        """Half the width of the interval that has the fidelity at 95 %."""
+        return ERRORS * self.survival.spread
+
+    @property
+    def settled(self) -> bool:
+        """Whether another draw of gradients would hardly change whether it works."""
+        return not abs(self.miss - ENOUGH) <= self.spread
+
+    def verdict(self) -> str:
+        """Return in a word or two whether it works."""
+        word = "fix" if self.works else "not"
+        return word if self.settled else f"perhaps {'a fix' if self.works else word}"
+
+    def ties(self, other: Trial) -> bool:
+        """Whether the measurement tells neither of two remedies of equal memory to be better."""
+        alike = (self.works, other.works) == (False, False) or (
+            (self.bytes, self.lost_at_start) == (other.bytes, other.lost_at_start)
+        )
+        apart = abs(self.miss - other.miss) if self.miss != other.miss else 0.0
+        return alike and apart <= math.hypot(self.spread, other.spread)
+
     def describe(self, torch: bool = False) -> str:
         """Return the remedy and its measured effect in words, of JAX or of torch."""
         what = (torch and self.remedy.torch) or self.remedy.what
+        between = f" ± {self.spread:.3f}" if round(self.spread, 3) else ""
         return (
-            f"{what}: fidelity {self.survival.fidelity:.3f}, "
+            f"{what}: fidelity {self.survival.fidelity:.3f}{between}, "
             f"{self.survival.frozen:.0%} frozen, {self.bytes} bytes per parameter"
         )
 
@@ -159,12 +185,25 @@ def try_remedies(
         sensible = {n: x for n, x in samples.items() if not remedy.near_one or _about_one(x)}
         starts = {n: remedy.prepare(x, fmt) for n, x in sensible.items()}
         tuned = optimiser.with_lr(optimiser.lr * remedy.lr)
-        outcomes = run(starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes, known)
+        # Of 48 elements alone a fidelity would be known to 7 %.
+        outcomes = run(
+            starts, tuned, remedy.storage(fmt), gradients, steps, size, shapes, known, fill=True
+        )
         for name, outcome in outcomes.items():
             first_loss = _lost_at_start(remedy, sensible[name], starts[name], fmt)
             trial = Trial(remedy, outcome.survival(), remedy.bytes(fmt), first_loss)
             trials[name].append(trial)
     return {name: rank(of_leaf) for name, of_leaf in trials.items()}
+
+
+def ranks(trials: Sequence[Trial]) -> list[int]:
+    """Return the rank of each trial of a ranked list; trials that tie share one."""
+    found: list[int] = []
+    leader = 0
+    for place, trial in enumerate(trials):
+        leader = leader if trials[leader].ties(trial) else place
+        found.append(leader + 1)
+    return found
 
 
 def rank(trials: Sequence[Trial]) -> list[Trial]:

@@ -168,6 +168,8 @@ class Survival:
     """Displacement applied over displacement intended, along the intended direction."""
     error: float = 0.0
     """Relative L2 distance of the displacement applied from the one intended."""
+    spread: float = 0.0
+    """Standard error of the fidelity over the elements, whose gradients are drawn independently."""
 
 
 class Outcome(NamedTuple):
@@ -215,9 +217,14 @@ def summary(first: Any, last: Any, intended: Any, changed: Any) -> Survival:
     if not total:
         return Survival(0.0, 1.0)
     frozen = float(np.mean(~np.asarray(changed)[moved]))
-    fidelity = float((applied * np.sign(intended)).sum() / total)
+    along = applied * np.sign(intended)
+    fidelity = float(along.sum() / total)
+    # Of a ratio of sums: residuals about the line through the origin.
+    residuals = (along - fidelity * np.abs(intended))[moved]
+    count = max(2, residuals.size)
+    spread = float(np.sqrt(np.sum(residuals**2) * count / (count - 1)) / total)
     error = float(np.linalg.norm(applied - intended) / np.linalg.norm(intended))
-    return Survival(frozen, fidelity, error)
+    return Survival(frozen, fidelity, error, spread)
 
 
 def run(
@@ -229,6 +236,7 @@ def run(
     size: int = SAMPLE,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     known: Known = None,
+    fill: bool = False,
 ) -> dict[str, Outcome]:
     """Train a sample of every leaf for `steps` steps and return what happened to it.
 
@@ -242,6 +250,8 @@ def run(
         size: elements sampled of each leaf, `leaves.sample`.
         shapes: of whole leaves, where `values` are samples already.
         known: gradients of leaves that are not those of `gradients`.
+        fill: whether a leaf of fewer than half of `size` elements is repeated, each copy with draws
+            of its own; matrices that are stepped as such are not.
 
     Raises:
         ValueError: XLA cannot convert to the storage format on this processor.
@@ -260,6 +270,11 @@ def run(
         whole = leaf.read() if isinstance(leaf, Leaf) else leaf
         samples[name] = sample(whole, name, size, matrix)
         pushes[name] = gradients.of(name, samples[name], size, matrix, known)
+        copies = size // max(1, samples[name].size) if fill and not matrix else 1
+        if copies > 1:
+            samples[name] = np.tile(samples[name].reshape(-1), copies)
+            rms, signals = (np.tile(x.reshape(-1), copies) for x in pushes[name])
+            pushes[name] = rms, signals
         shape = samples[name].shape if matrix else (_padded(samples[name].size, size),)
         scaled = _scaled(optimiser, full, shape) if matrix else optimiser
         decay = decays(name, full, megalodon) and optimiser.step(full, True).decay > 0

@@ -1,14 +1,17 @@
-"""Optimiser states of torch: whose moments they are, what trained with them, and what is wrong.
+"""Optimiser states of torch: which parameters they belong to, what trained them, what is wrong.
 
 `optimizer.state_dict()` numbers its parameters in the order of their groups. Where it does not name
-them they are matched with the model's by shape and order. Source: docs/stability.md
+them, a parameter gets moments only if no other assignment fits. Source: docs/stability.md
 "Optimiser state".
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,11 @@ from megalodon_jax.tensor_files import printable
 from megalodon_jax.torch_files import to_numpy
 from stability.core.findings import Finding, Severity, judge, non_finite
 from stability.core.number_formats import Format
-from stability.core.parameter_leaves import Leaf, leaf_called
+from stability.core.parameter_leaves import Leaf, leaf_called, listed
 from stability.storage.known_gradients import RowGradients
+from stability.storage.module_order import UnknownOrderError, module_order
 from stability.storage.optimiser_state import FIRST_MOMENTS, SECOND_MOMENTS, SOURCE, audit_state
+from stability.storage.parameter_matching import Match, Slot, copies, match
 from stability.storage.simulate import GRADIENTS
 from stability.storage.update_rules import SGD, AdamW, Lion, Muon, Optimiser
 from stability.storage.update_rules import optimiser as optimiser_by_name
@@ -31,6 +36,25 @@ UNDERFLOWN = 1e-3
 divided by epsilon, a hundred million times too long."""
 
 
+_HOW_TO_NAME = """
+    names = {p: n for n, p in model.named_parameters()}
+    order = [names[p] for g in optimizer.param_groups for p in g["params"]]
+    json.dump(order, open("order.json", "w"))
+"""
+
+
+@dataclass(frozen=True)
+class ParameterOrder:
+    """What is known of the order in which optimisers number a model's parameters."""
+
+    stored: bool = True
+    """Whether the leaves are in the module's order; safetensors sorts them by name."""
+    names: Sequence[str] | None = None
+    """Names by number, of all states together, from who knows them."""
+    folder: Path | None = None
+    """Folder that may have the config.json of the architecture."""
+
+
 @dataclass(frozen=True)
 class TorchState:
     """The state of one optimiser, by the names of its parameters."""
@@ -40,9 +64,35 @@ class TorchState:
     groups: tuple[Mapping[str, Any], ...]
     """`param_groups` without the parameters' numbers."""
     moments: dict[str, dict[str, Any]]
-    """By parameter, what is kept of it: tensors and numbers, by torch's names."""
-    matched: bool
-    """Whether all of its parameters are among the model's."""
+    """By parameter, what is kept of it: tensors and numbers, by torch's names. A state that belongs
+    to no parameter for certain is called `parameter` and its number."""
+    identified: str = ""
+    """How its parameters were identified, in words; empty where they were not."""
+    problem: str = ""
+    """Why states belong to no parameter, in words; empty where all do."""
+    ambiguous: tuple[str, ...] = ()
+    """Parameters that could have the moments of another."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Names under which a file holds a tied parameter again, and the parameter."""
+
+    @property
+    def matched(self) -> bool:
+        """Whether every state belongs to a parameter of the model."""
+        return bool(self.moments) and not self.problem
+
+    def check_settled(self) -> None:
+        """Refuse a state that fits the model's parameters in several ways.
+
+        Raises:
+            ValueError: it does; the message names the parameters and what would settle it.
+        """
+        if self.ambiguous:
+            raise ValueError(
+                f"{self.place}: {self.problem}. Pass the names in the optimiser's order, --order "
+                "FILE (in Python order=[...]), which the training script writes by"
+                f"{_HOW_TO_NAME}or name the file of weights alone, to leave the moments out. An "
+                "optimiser made from model.named_parameters() (torch 2.6) stores the names itself."
+            )
 
     def rule(self) -> Optimiser | None:
         """Return the optimiser with the settings it had, or None where it is none of ours.
@@ -108,27 +158,255 @@ class TorchState:
         return RowGradients(np.asarray(size), np.asarray(signal), first.shape)
 
 
-def read_state(place: str, state: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> TorchState:
-    """Return the state of an optimiser by the names of the model's parameters.
+def read_state(
+    place: str,
+    state: Mapping[str, Any],
+    leaves: Mapping[str, Leaf],
+    order: ParameterOrder = ParameterOrder(),
+) -> TorchState:
+    """Return the state of one optimiser by the names of the model's parameters.
 
     Args:
         place: where it was found.
         state: `optimizer.state_dict()`.
-        leaves: the model's parameters, in its order; a number stands for a parameter that is none
-            of them.
+        leaves: the model's parameters.
+        order: of the leaves.
+
+    Raises:
+        ValueError: see `read_states`.
     """
-    groups = [g for g in state["param_groups"] if isinstance(g, Mapping)]
-    entries = {key: e for key, e in state["state"].items() if isinstance(e, Mapping)}
-    names: dict[Any, str] = {}
-    free = [leaf for leaf in leaves.values() if leaf.dtype.startswith(("float", "bfloat"))]
-    for group in groups:
-        keys = list(group.get("params", ()))
-        own = group.get("param_names") or [k if isinstance(k, str) else None for k in keys]
-        names |= _matched(keys, own, entries, free)
-    moments = {names.get(key, f"parameter {key}"): dict(e) for key, e in entries.items()}
-    settings = tuple({k: v for k, v in g.items() if k != "params"} for g in groups)
-    matched = bool(moments) and all(name in leaves for name in moments)
-    return TorchState(place, settings, moments, matched)
+    return read_states({place: state}, leaves, order)[0]
+
+
+def read_states(
+    states: Mapping[str, Mapping[str, Any]],
+    leaves: Mapping[str, Leaf],
+    order: ParameterOrder = ParameterOrder(),
+) -> list[TorchState]:
+    """Return the states of a model's optimisers by the names of its parameters.
+
+    Names come from the states; from `order.names`; from the order of the leaves or of the
+    architecture in `order.folder`, if all assignments that fit agree.
+
+    Args:
+        states: `optimizer.state_dict()` by where it was found.
+        leaves: the model's parameters.
+        order: what is known of their order.
+
+    Raises:
+        ValueError: `order.names` are not the names of these states' parameters.
+    """
+    numbered = [_Numbered.read(i, place, each) for i, (place, each) in enumerate(states.items())]
+    free = {leaf.name: leaf for leaf in leaves.values() if leaf.floating}
+    twice = copies([group for each in numbered for group in each.slots], list(free.values()))
+    once = {n: leaf for n, leaf in free.items() if n not in twice}
+    free = dict(once)
+    for each in numbered:
+        each.take_names(free)
+    if order.names is not None:
+        names = [twice.get(name, name) for name in order.names]
+        _take_order(names, numbered, free)
+    found = _settled(numbered, free, once, order)
+    if found is None and len(numbered) > 1:
+        # Optimisers that share parameters, such as two saves of one.
+        answers = [_settled([each], free, once, order) for each in numbered]
+    else:
+        answers = [found] * len(numbered)
+    done = [each.state(answer, len(free)) for each, answer in zip(numbered, answers, strict=True)]
+    return [replace(state, copies=twice) for state in done]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The parameters that states belong to, and how that is known."""
+
+    match: Match
+    how: str
+    why: str = ""
+    """Why the order of ambiguous parameters is unknown."""
+
+
+@dataclass
+class _Numbered:
+    """A state as it was saved, its parameters numbered."""
+
+    place: str
+    settings: tuple[Mapping[str, Any], ...]
+    entries: dict[Any, Mapping[str, Any]]
+    slots: list[list[Slot]]
+    """By group."""
+    own: dict[Any, str]
+    """Names that the state has, by key of the slot."""
+    names: dict[Any, str] = field(default_factory=dict)
+    """Names of the model's parameters, by key of the slot."""
+    strangers: list[str] = field(default_factory=list)
+    """Names that the state has and the model does not."""
+    how: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, number: int, place: str, state: Mapping[str, Any]) -> _Numbered:
+        """Return a state; `number` tells its parameters from those of another one."""
+        groups = [g for g in state["param_groups"] if isinstance(g, Mapping)]
+        entries = {key: e for key, e in state["state"].items() if isinstance(e, Mapping)}
+        slots, own = [], {}
+        for group in groups:
+            keys = list(group.get("params", ()))
+            named = group.get("param_names") or [k if isinstance(k, str) else None for k in keys]
+            slots.append([Slot((number, key), _shape(entries.get(key, {}))) for key in keys])
+            own |= {
+                (number, key): name
+                for key, name in zip(keys, named, strict=False)
+                if isinstance(name, str)
+            }
+        settings = tuple({k: v for k, v in g.items() if k != "params"} for g in groups)
+        keyed = {(number, key): entry for key, entry in entries.items()}
+        return cls(place, settings, keyed, slots, own)
+
+    def take_names(self, free: dict[str, Leaf]) -> None:
+        """Identify parameters by the state's own names; they leave `free`."""
+        for slot in (slot for group in self.slots for slot in group if slot.key in self.own):
+            leaf = leaf_called(self.own[slot.key], free)
+            if leaf is None or not slot.fits(leaf):
+                self.names[slot.key] = printable(self.own[slot.key])
+                self.strangers.append(self.names[slot.key])
+            else:
+                self.names[slot.key] = free.pop(leaf.name).name
+        self.how += ["by the names in it"] * bool(self.own)
+
+    def unnamed(self) -> list[list[Slot]]:
+        """Return the slots of each group that have no name yet, without empty groups."""
+        left = [[slot for slot in group if slot.key not in self.names] for group in self.slots]
+        return [group for group in left if group]
+
+    def decays(self) -> list[float]:
+        """Return the weight decay of each group of `unnamed`."""
+        pairs = zip(self.slots, self.settings, strict=True)
+        return [_number(settings.get("weight_decay")) for group, settings in pairs
+                if any(slot.key not in self.names for slot in group)]  # fmt: skip
+
+    def state(self, answer: _Answer | None, model: int) -> TorchState:
+        """Return the state with the names that are certain.
+
+        Args:
+            answer: None where nothing fits.
+            model: number of the model's parameters that its own names leave.
+        """
+        left = [slot for group in self.unnamed() for slot in group]
+        keys = {slot.key for slot in left}
+        names, how, problem, ambiguous = dict(self.names), list(self.how), "", ()
+        if answer is not None:
+            names |= {key: name for name, key in answer.match.keys.items() if key in keys}
+            how += [answer.how] * bool(left)
+        if self.strangers:
+            problem = f"{len(self.strangers)} of its parameters are not the model's: "
+            problem += listed(self.strangers)
+        elif answer is None:
+            problem = (
+                f"the shapes of its {len(left)} numbered parameters are not those of the model's "
+                f"{model}"
+            )
+        elif answer.match.ambiguous and left:
+            ambiguous = answer.match.ambiguous
+            problem = (
+                f"its parameters are numbered and not named, and {len(ambiguous)} of the model's "
+                f"{model} could have the moments of another: {listed(list(ambiguous), 6)}. Their "
+                f"order is not known: {answer.why}"
+            )
+        moments = {
+            names.get(key, f"parameter {key[1]}"): dict(e) for key, e in self.entries.items()
+        }
+        identified = "" if problem or not moments else ", ".join(how)
+        return TorchState(self.place, self.settings, moments, identified, problem, ambiguous)
+
+
+def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[str, Leaf]) -> None:
+    """Identify parameters by a list of names in the optimisers' order; they leave `free`.
+
+    Raises:
+        ValueError: it has another length, or a name or its shape is not the model's.
+    """
+    slots = [(each, slot) for each in states for group in each.unnamed() for slot in group]
+    fix = f"Write the list in the optimiser's own order:{_HOW_TO_NAME}"
+    if len(names) != len(slots):
+        raise ValueError(
+            f"the order names {len(names)} parameters, the optimiser state has {len(slots)} "
+            f"without a name. {fix}"
+        )
+    for number, (name, (state, slot)) in enumerate(zip(names, slots, strict=True)):
+        leaf = leaf_called(name, free)
+        if leaf is None:
+            raise ValueError(
+                f"the order names {printable(name)} as parameter {number}, which is none of the "
+                f"model's, or was named before; left are {listed(list(free))}. {fix}"
+            )
+        if not slot.fits(leaf):
+            raise ValueError(
+                f"the order names {leaf.name} {leaf.shape} as parameter {number}, whose moments "
+                f"have shape {slot.shape}. {fix}"
+            )
+        state.names[slot.key] = free.pop(leaf.name).name
+        state.how = ["in the order given"]
+
+
+def _settled(
+    states: Sequence[_Numbered], free: Mapping[str, Leaf], leaves: Mapping[str, Leaf],
+    order: ParameterOrder,
+) -> _Answer | None:  # fmt: skip
+    """Return which parameters numbered states belong to; None where nothing fits."""
+    groups = [group for each in states for group in each.unnamed()]
+    decays = [decay for each in states for decay in each.decays()] if len(states) == 1 else []
+    if not groups:
+        return _Answer(Match(), "")
+    stored = match(groups, list(free.values()), True, decays) if order.stored else None
+    if stored is not None and not stored.ambiguous:
+        return _Answer(stored, "in the order of the file")
+    shapes = match(groups, list(free.values()), False, decays)
+    if shapes is None or not shapes.ambiguous:
+        return None if shapes is None else _Answer(shapes, "by shape")
+    why = "safetensors sorts by name"
+    if order.stored:
+        why = "the file's fits in several ways" if stored else "the file's does not fit"
+    if order.folder is not None:
+        try:
+            module = [x for x in module_order(order.folder, leaves) if x.name in free]
+            found = match(groups, module, True, decays)
+            if found is not None and not found.ambiguous:
+                return _Answer(found, "in the order of the architecture in config.json")
+            why += ", and the architecture's fits in several ways" if found else (
+                ", and the architecture's does not fit")  # fmt: skip
+        except UnknownOrderError as unknown:
+            why += f", and {unknown}"
+    return _Answer(stored or shapes, "", why)
+
+
+EXCHANGED = 100.0
+"""Factor by which two exchanged parameters must fit measured gradients better to be reported: far
+more than gradients change over a run's memory."""
+
+
+def exchanged(
+    state: TorchState, leaves: Mapping[str, Leaf], known: Mapping[str, RowGradients]
+) -> list[str]:
+    """Return pairs of equal shape whose moments fit measured gradients better exchanged, in words.
+
+    Args:
+        state: whose parameters are identified.
+        leaves: the model's parameters.
+        known: measured gradients.
+    """
+    sizes: dict[tuple[int, ...], dict[str, tuple[float, float]]] = {}
+    for name in set(state.moments) & set(leaves) & set(known):
+        own = state.gradients(name)
+        both = (own.rms() if own is not None else 0.0, known[name].rms())
+        if min(both) > 0:
+            of_shape = sizes.setdefault(leaves[name].shape, {})
+            of_shape[name] = (math.log(both[0]), math.log(both[1]))
+    found = []
+    for of_shape in sizes.values():
+        for (a, (of_a, at_a)), (b, (of_b, at_b)) in combinations(sorted(of_shape.items()), 2):
+            better = abs(of_a - at_a) + abs(of_b - at_b) - abs(of_a - at_b) - abs(of_b - at_a)
+            found += [f"{a} and {b}"] * (better > math.log(EXCHANGED))
+    return sorted(found)
 
 
 def trained_by(
@@ -208,30 +486,16 @@ def idle_rows(
     return findings
 
 
-def _matched(
-    keys: Sequence[Any], own: Sequence[Any], entries: Mapping[Any, Any], free: list[Leaf]
-) -> dict[Any, str]:
-    """Return names of a group's parameters; those of the model that were used leave `free`."""
-    names, position = {}, 0
-    for key, name in zip(keys, own, strict=False):
-        by_name = {leaf.name: leaf for leaf in free}
-        if isinstance(name, str):
-            leaf = leaf_called(name, by_name)
-        else:
-            shape = _shape(entries.get(key, {}))
-            later = [x for x in free[position:] if x.shape == shape]
-            leaf = later[0] if later else None
-        if leaf is not None:
-            position = free.index(leaf)
-            free.remove(leaf)
-        if leaf is not None or isinstance(name, str):
-            names[key] = leaf.name if leaf is not None else printable(name)
-    return names
-
-
 def _shape(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
-    shapes = [tuple(x.shape) for k, x in entry.items() if k != "step" and hasattr(x, "shape")]
-    return shapes[0] if shapes else None
+    """Return the shape of a parameter's moments; None without any.
+
+    Tensors of several shapes are no moments by element, such as Adafactor's of rows and columns:
+    they get a shape that no parameter has.
+    """
+    tensors = {k: x for k, x in entry.items() if k != "step" and hasattr(x, "shape")}
+    moments = {k: x for k, x in tensors.items() if k in _MOMENTS} or tensors
+    shapes = {tuple(x.shape) for x in moments.values()}
+    return next(iter(shapes), None) if len(shapes) < 2 else (-1,)
 
 
 def _spoiled(path: str, moment: Any) -> list[Finding]:

@@ -1,21 +1,24 @@
-"""What each remedy would return, for the whole run, of what storage in few bits costs.
+"""Rank remedies for a whole run by the share of the cost of low-precision storage they return.
 
-The remedies of one leaf say nothing of a run: norms may be all that freezes, and matrices that lose
-a little of each step cost as much. So every leaf's push is weighed: the size of its gradient times
-the way it was to go, which is what it takes off the loss to first order.
+The remedies of one leaf do not rank remedies for a run: norms may be all that freezes, and matrices
+that lose a little of each step may cost as much. So each leaf is weighed by its push, the loss
+decrease to first order: gradient norm times intended displacement.
 
-Of a leaf at which a share m of that way is missing, push m^1.5 is lost: m would be right if the
-last part of a way helped as much as the first, m^2 at the end of a parabola. Two things take from
-it, and their costs add: rounding a parameter loses the steps of some elements, and second moments
-that cannot decay shorten those of all alike. An estimate, for an order of remedies; it is compared
-with training in docs/stability.md "The whole run".
+A leaf that misses a share m of its displacement loses push times m^p. p is 1 on a straight slope
+and 2 at the end of a parabola; runs measured between 1.5 and 2. Two costs add: rounding a parameter
+loses the steps of some elements, and second moments that cannot decay shorten all steps alike.
+Random rounding errors of relative mean square e would cost push times e at the end of a parabola
+and nothing on a slope; none to a quarter of that was measured, since later steps correct them. The
+range of an estimate is that of both factors, the standard error of the sampled elements, and for
+remedies of some leaves alone the error of adding costs up (`INTERPLAY`). All of it is compared with
+training in docs/stability.md "The whole run".
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,9 +39,20 @@ from stability.storage.simulate import (
 )
 from stability.storage.update_rules import AdamW, Optimiser
 
-DIMINISHING = 1.5
-"""Power of the missing share of a way: between a straight slope, 1, and the end of a parabola, 2.
-Set to the middle; docs/stability.md "The whole run" has what comes of it."""
+DIMINISHING = 1.75
+"""Power of the missing share of a displacement: the middle of `POWERS`."""
+POWERS = {1.5: 0.0, DIMINISHING: 0.1, 2.0: 0.25}
+"""Powers between which trained models lie, and the part of the mean square of random errors that
+costs; docs/stability.md "The whole run" has the measurements."""
+JACKKNIFE = 8
+"""Parts of the sampled elements, each left out once, for the standard error of an estimate."""
+ERRORS = 2.0
+"""Standard errors that a range extends beyond the powers': 95 %."""
+RESOLUTION = 0.01
+"""Difference below which two remedies are a tie at any rate: shares are shown in percent."""
+INTERPLAY = 0.125
+"""Error of a remedy for some leaves or moments alone, as a share of the cost: costs are added up,
+and families compensate one another. Measured up to 0.124, beyond what `POWERS` explain."""
 WORKS = 0.9
 """Share of the cost that a remedy for the run returns: what is left is a tenth."""
 SHOWN = 3
@@ -53,22 +67,24 @@ LONG = 2000
 
 
 class Missing(NamedTuple):
-    """What of a leaf's way is not gone."""
+    """What a leaf's displacement lacks."""
 
     rounded: float
     """Share that rounding the parameter loses, of what its optimiser asks for."""
     shrunk: float = 0.0
     """Share by which the steps that it asks for are too short, its moments being rounded."""
+    noise: float = 0.0
+    """Mean square of the random errors of rounding, relative to that of the displacement."""
 
     @property
     def arrives(self) -> float:
-        """Share of the way that is gone."""
+        """Share of the displacement that is applied."""
         return (1 - self.rounded) * (1 - self.shrunk)
 
-    @property
-    def cost(self) -> float:
+    def cost(self, power: float = DIMINISHING) -> float:
         """Share of the leaf's push that is lost."""
-        return self.rounded**DIMINISHING + (1 - self.rounded) * self.shrunk**DIMINISHING
+        lost = self.rounded**power + (1 - self.rounded) * self.shrunk**power
+        return min(1.0, lost + POWERS[power] * self.noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +112,28 @@ class RunRemedy:
     """Expected share of the cost that it returns."""
     bytes: float
     """Per parameter, the optimiser's moments included."""
+    low: float
+    high: float
+    """Range of `returns`, over `POWERS` and the sampled elements."""
+    rank: int = 1
+    """Place by `returns`; remedies that the range does not tell apart share one."""
 
     @property
     def works(self) -> bool:
         """Whether it returns nearly all."""
         return self.returns >= WORKS
 
+    @property
+    def settled(self) -> bool:
+        """Whether all of its range works, or none of it."""
+        return (self.low >= WORKS) == (self.high >= WORKS)
+
     def describe(self) -> str:
         """Return it in words."""
-        gives = f"returns about {self.returns:.0%}, {self.bytes:.1f} bytes per parameter"
-        return f"{self.what}: {gives} with its moments"
+        between = f"{self.low:.0%} to {self.high:.0%}"
+        exact = f"{self.low:.0%}" == f"{self.high:.0%}"
+        gives = f"returns about {self.returns:.0%}{'' if exact else f' ({between})'}"
+        return f"{self.what}: {gives}, {self.bytes:.1f} bytes per parameter with its moments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +157,20 @@ class WholeRun:
         if not self.remedies:
             return ends
         title = f"For the whole run, of what parameters and moments in {storage} cost (estimated, "
-        works = [f"    fix: {r.describe()}" for r in self.remedies if r.works]
-        short = [f"    not enough: {r.describe()}" for r in self.remedies if not r.works]
-        return [f"{title}{self.basis}):", *works[:SHOWN], *short[:SHOWN], *ends]
+        works = [r for r in self.remedies if r.works]
+        short = [r for r in self.remedies if not r.works]
+        shown = [
+            *((f"    {'fix' if r.settled else 'perhaps a fix'}", r) for r in works[:SHOWN]),
+            *((f"    {'not enough' if r.settled else 'perhaps'}", r) for r in short[:SHOWN]),
+        ]
+        lines = [f"{begin}: {r.describe()}{_tie(r, shown)}" for begin, r in shown]
+        return [f"{title}{self.basis}):", *lines, *ends]
+
+
+def _tie(remedy: RunRemedy, shown: Sequence[tuple[str, RunRemedy]]) -> str:
+    """Return in words that a remedy returns as much as one that is shown before it."""
+    first = next(other for _, other in shown if other.rank == remedy.rank)
+    return "" if first is remedy else f"; a tie with {first.what.partition(',')[0]}"
 
 
 def family_of(name: str, shape: tuple[int, ...]) -> str:
@@ -177,17 +216,82 @@ def whole_run(
     say("estimating the whole run")
     model = _Model(leaves, samples, rule, fmt, gradients, known, dict(trained or {}))
     moments = "nearest" if wide_moments else "cast"
-    now, lost = model.stored(moments), ()
-    if schedule is not None:
-        now, lost = model.scheduled(moments, schedule)
-    cost, ways = _cost(now, model.push), _ways(model, now, wide_moments)
-    remedies = [RunRemedy(what, 1 - _cost(missing, model.push) / cost, width)
-                for what, missing, width in ways if cost]  # fmt: skip
+
+    def estimate() -> tuple[_Estimate, tuple[str, ...]]:
+        now, lost = model.stored(moments), ()
+        if schedule is not None:
+            now, lost = model.scheduled(moments, schedule)
+        return _Estimate(dict(model.push), now, _ways(model, now, wide_moments)), lost
+
+    whole, lost = estimate()
+    parts = []
+    for part in range(JACKKNIFE):
+        model.leave_out(part)
+        parts.append(estimate()[0])
+    model.leave_out(None)
     sizes = "all gradients taken to be alike" if known is None else f"gradients {known.source}"
     rate = schedule.describe() if schedule else f"{STEPS} steps at one rate, no schedule given"
     basis = f"{sizes}; {rate}"
-    families = _families(model.families, leaves, model.push, now)
-    return WholeRun(families, tuple(sorted(remedies, key=_order)), basis, lost)
+    families = _families(model.families, leaves, whole.push, whole.now)
+    return WholeRun(families, _remedies(whole, parts), basis, lost)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """What storage costs by leaf, from some of the sampled elements."""
+
+    push: Mapping[str, float]
+    now: Mapping[str, Missing]
+    ways: list[tuple[str, Mapping[str, Missing], float]]
+    """Remedies: in words, what is missing with them, bytes per parameter."""
+
+    def returns(self) -> np.ndarray | None:
+        """Return the share of the cost each remedy returns, (remedies, powers); None of no cost."""
+        costs = [_cost(self.now, self.push, p) for p in POWERS]
+        if not all(costs):
+            return None
+        of_way = ([_cost(missing, self.push, p) for p in POWERS] for _, missing, _ in self.ways)
+        return 1 - np.array(list(of_way)) / np.array(costs)
+
+    def partial(self, missing: Mapping[str, Missing]) -> bool:
+        """Whether a remedy leaves rounding of some leaves as it is."""
+        return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
+
+
+def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, ...]:
+    """Return the remedies in their order, with ranges and ranks."""
+    returns = whole.returns()
+    if returns is None:
+        return ()
+    partial = np.array([whole.partial(missing) for _, missing, _ in whole.ways])
+    left_out = [found for part in parts if (found := part.returns()) is not None]
+    order = np.argsort(-returns[:, 1], kind="stable")
+    ranks = np.zeros(len(order), int)
+    leader = order[0]
+    for place, number in enumerate(order):
+        ahead = returns[leader] - returns[number]
+        errors = _errors([found[leader] - found[number] for found in left_out])
+        # A tie: some power, or another draw of the elements, puts them the other way round.
+        least = INTERPLAY if partial[leader] or partial[number] else RESOLUTION
+        tied = bool(np.any(ahead <= np.maximum(ERRORS * errors, least)))
+        leader = leader if tied else number
+        ranks[number] = ranks[leader] if tied and number != leader else place + 1
+    errors = _errors(left_out)
+    around = INTERPLAY * partial
+    low = np.min(returns - ERRORS * errors, axis=1) - around
+    high = np.minimum(1.0, np.max(returns + ERRORS * errors, axis=1) + around)
+    low = np.where(partial, np.maximum(low, 0.0), low)
+    remedies = [
+        RunRemedy(what, float(returns[i, 1]), width, float(low[i]), float(high[i]), int(ranks[i]))
+        for i, (what, _, width) in enumerate(whole.ways)
+    ]
+    return tuple(sorted(remedies, key=_order))
+
+
+def _errors(left_out: Sequence[np.ndarray]) -> np.ndarray:
+    """Return standard errors from estimates that each leave out one part of the elements."""
+    values = np.array(left_out)
+    return np.sqrt((len(values) - 1) / len(values) * np.sum((values - values.mean(0)) ** 2, 0))
 
 
 @dataclass
@@ -202,48 +306,75 @@ class _Model:
     known: KnownGradients | None
     trained: dict[Storage, Mapping[str, Outcome]]
     push: dict[str, float] = field(default_factory=dict)
-    """By leaf, what it takes off the loss to first order if nothing is lost."""
+    """By leaf, the loss decrease to first order if nothing is lost."""
     families: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     """By kind, one leaf that stands for the others where a property hardly differs among them."""
+    left_out: int | None = None
+    """Part of the sampled elements that does not count, of `JACKKNIFE`."""
+    runs: dict[Any, Mapping[str, Outcome]] = field(default_factory=dict)
+    weights: dict[str, np.ndarray | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.families = {n: family_of(n, leaf.shape) for n, leaf in self.leaves.items()}
         self.kinds = {kind_of(n): n for n in reversed(list(self.leaves))}
+        self.leave_out(None)
+
+    def leave_out(self, part: int | None) -> None:
+        """Leave one part of every leaf's elements out, or none."""
+        self.left_out = part
         for n, outcome in self.outcomes(FLOAT32).items():
             way = np.abs(outcome.intended * self.weight(n))
             self.push[n] = float(np.mean(way)) * self.leaves[n].size
+
+    def _part(self, values: np.ndarray) -> np.ndarray:
+        """Return the elements that count; all of them if none would be left."""
+        if self.left_out is None or values.size < 2:
+            return values
+        return values[np.arange(values.size) % min(JACKKNIFE, values.size) != self.left_out]
 
     def outcomes(
         self, storage: Storage, names: Iterable[str] | None = None, factor: float = 1.0,
         steps: int = STEPS,
     ) -> Mapping[str, Outcome]:  # fmt: skip
         """Train samples of leaves, all of them by default, with a factor on the rate."""
-        if names is None and storage in self.trained:
+        chosen = tuple(self.leaves if names is None else names)
+        key = storage, chosen, factor, steps
+        if key not in self.runs:
+            self.runs[key] = self._trained(storage, chosen, factor, steps)
+        return {n: Outcome(*map(self._part, outcome)) for n, outcome in self.runs[key].items()}
+
+    def _trained(
+        self, storage: Storage, names: tuple[str, ...], factor: float, steps: int
+    ) -> Mapping[str, Outcome]:
+        at_hand = (tuple(self.leaves), 1.0, STEPS) == (names, factor, steps)
+        if at_hand and storage in self.trained:
             return self.trained[storage]
-        chosen = list(self.leaves if names is None else names)
         part, shapes = (
-            {n: self.samples[n] for n in chosen},
+            {n: self.samples[n] for n in names},
             {n: x.shape for n, x in self.leaves.items()},
         )
         rule, known = self.rule.with_lr(self.rule.lr * factor), self.known and self.known.rows
-        found = run(part, rule, storage, self.gradients, steps, SAMPLE, shapes, known)
-        if names is None:
-            self.trained[storage] = found
-        return found
+        return run(part, rule, storage, self.gradients, steps, SAMPLE, shapes, known)
 
     def weight(self, name: str) -> np.ndarray | float:
         """Return the sizes of the gradients of a leaf's sample, or 1 where all are alike."""
         if self.known is None:
             return 1.0
-        matrix = self.rule.matrix(self.leaves[name].shape)
-        return self.known.rows[name].sampled(name, SAMPLE, matrix)[0].reshape(-1)
+        if name not in self.weights:
+            matrix = self.rule.matrix(self.leaves[name].shape)
+            sizes = self.known.rows[name].sampled(name, SAMPLE, matrix)[0]
+            self.weights[name] = sizes.reshape(-1)
+        return self._part(np.asarray(self.weights[name]))
 
     def rounded(self, wrapper: str) -> dict[str, Missing]:
         """Return what a storage with moments in float32 loses of each leaf, from one of a kind."""
         storage = Storage(wrapper, self.fmt.name)
         found = self.outcomes(storage, self.kinds.values())
-        missing = {n: Missing(_share(o, o.intended, self.weight(n))) for n, o in found.items()}
+        missing = {}
+        for n, o in found.items():
+            share = _share(o, o.intended, self.weight(n))
+            missing[n] = Missing(share, noise=_noise(o, self.weight(n)))
         return {n: missing[self.kinds[kind_of(n)]] for n in self.leaves}
 
     def stored(self, wrapper: str) -> dict[str, Missing]:
@@ -330,6 +461,16 @@ def _shrunk(outcome: Outcome, wide: Outcome, weight: Any) -> float:
     return _short(outcome.intended * weight, wide.intended * weight)
 
 
+def _noise(outcome: Outcome, weight: Any) -> float:
+    """Return the mean square of errors about the mean displacement, relative to its own."""
+    applied = (np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)) * weight
+    intended = np.asarray(outcome.intended, np.float64) * weight
+    square = float(np.sum(intended**2))
+    share = float(np.sum(applied * intended)) / square if square else 0.0
+    noise = float(np.sum((applied - share * intended) ** 2)) / square if square else 0.0
+    return 1.0 if math.isnan(noise) else noise
+
+
 def _short(gone: np.ndarray, way: np.ndarray) -> float:
     """Return the share of a displacement that is missing, in [0, 1]; all of it if it is NaN."""
     whole = np.abs(way, dtype=np.float64).sum()
@@ -347,8 +488,10 @@ def _parts(lost: np.ndarray) -> str:
     return f"from {' and from '.join(f'{a:.0%} to {b:.0%}' for a, b in pairs)} of the run"
 
 
-def _cost(missing: Mapping[str, Missing], push: Mapping[str, float]) -> float:
-    return sum(push[n] * m.cost for n, m in missing.items())
+def _cost(
+    missing: Mapping[str, Missing], push: Mapping[str, float], power: float = DIMINISHING
+) -> float:
+    return sum(push[n] * m.cost(power) for n, m in missing.items())
 
 
 def _families(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.mutant_list.mutant import of
 
 _FILES = "test_stability_files.py"
+_MATCHING = "tests/stability/storage/test_parameter_matching.py"
 _WHOLE = "test_whole_run.py"
 _KNOWN = "test_known_gradients.py"
 _NARROW = "test_torch_narrow.py"
@@ -65,11 +66,21 @@ MUTANTS = (
             f"{_WHOLE}::test_a_state_of_few_steps_does_not_take_noise_for_a_push",
         ),
         (
-            "groups_matched_from_the_start",
-            "a later group's parameters are matched before those that come first",
-            "            free.remove(leaf)\n",
-            "",
-            f"{_WHOLE}::test_a_state_is_matched_by_shape_and_order_across_groups",
+            "sorted_names_taken_for_the_modules_order",
+            "the order of a safetensors file counts as that of the module",
+            "True, decays) if order.stored else None",
+            "True, decays)",
+            f"{_MATCHING}::test_equal_matrices_in_a_file_that_is_sorted_by_name_are_refused",
+        ),
+    ),
+    *of(
+        "stability/storage/parameter_matching.py",
+        (
+            "first_fitting_assignment_taken",
+            "where several assignments fit, one of them is taken",
+            "if len(options[leaf.name]) > 1)",
+            "if len(options[leaf.name]) > 9)",
+            f"{_MATCHING}::test_what_is_certain_is_what_all_assignments_have_in_common",
         ),
     ),
     *of(
@@ -101,8 +112,8 @@ MUTANTS = (
         (
             "moments_cost_nothing",
             "steps that narrow moments shorten cost nothing",
-            "return self.rounded**DIMINISHING + (1 - self.rounded) * self.shrunk**DIMINISHING",
-            "return self.rounded**DIMINISHING",
+            "lost = self.rounded**power + (1 - self.rounded) * self.shrunk**power",
+            "lost = self.rounded**power",
             f"{_WHOLE}::test_moments_cost_more_in_a_longer_run",
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -20,9 +21,10 @@ from stability.core.parameter_leaves import Leaf
 from stability.storage.diagnose import report
 from stability.storage.diagnosis import Diagnosis
 from stability.storage.known_gradients import KnownGradients, measured
+from stability.storage.remedies import ranks
 from stability.storage.schedule import parse
 from stability.storage.simulate import GRADIENTS
-from stability.storage.torch_state import read_state, trained_by
+from stability.storage.torch_state import read_states, trained_by
 from stability.storage.update_rules import optimiser as optimiser_by_name
 from stability.suite import LENGTH, Checkpoint
 
@@ -36,6 +38,7 @@ def diagnose(
     progress: Progress,
     gradients: Path | None = None,
     schedule: str | None = None,
+    order: Path | None = None,
 ) -> Diagnosis:
     """Diagnose the checkpoint at `path`.
 
@@ -48,6 +51,7 @@ def diagnose(
         progress: gets lines, and how far it is.
         gradients: a Python file whose `gradients()` says what those of the run are.
         schedule: rates of the run, as `schedule.parse` reads them.
+        order: a file with the names of the parameters in the optimiser's order.
 
     Raises:
         FileNotFoundError: the checkpoint or the text is not there.
@@ -59,16 +63,17 @@ def diagnose(
     if optimiser is not None:
         # What the optimiser does not have is refused before anything is read.
         optimiser_by_name(optimiser, **settings)
+    names = None if order is None else _names(order)
     files = open_checkpoint(path)
     progress(f"{path}: {files.summary}")
     progress(f"probing {path} for {fmt.name} storage")
     if text is None:
         known = None if gradients is None else partial(_measured, gradients, progress)
         return report(
-            files, optimiser, settings=settings, fmt=fmt, known=known, schedule=rates,
+            files, optimiser, settings=settings, fmt=fmt, known=known, schedule=rates, order=names,
             say=progress, step=progress.step,
         )  # fmt: skip
-    states = [read_state(at, kept, files.leaves) for at, kept in files.states.items()]
+    states = read_states(files.states, files.leaves)
     rule, _ = trained_by(states, optimiser, **settings)
     model = load_from_pretrained(path)
     otherwise = "leave --text out to measure on drawn gradients."
@@ -76,6 +81,28 @@ def diagnose(
     batches = Checkpoint(text.parent, text).batches()
     progress(f"training {len(batches)} steps on {text.name}")
     return report(model, rule, fmt=fmt, batches=batches, schedule=rates)
+
+
+def _names(file: Path) -> list[str]:
+    """Return the names in a file: a JSON list, or one name in each line.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it holds no names.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"no file {file} with names of parameters.")
+    text = file.read_text(encoding="utf-8", errors="replace").strip()
+    try:
+        names = json.loads(text) if text.startswith(("[", "{")) else text.split()
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not readable JSON: {error}.") from error
+    if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
+        raise ValueError(
+            f"{file} holds no names: expected a JSON list of the names of the optimiser's "
+            "parameters in its order, or one name in each line."
+        )
+    return names
 
 
 FUNCTION = "gradients"
@@ -120,12 +147,13 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
                 {"kind": kind, "leaf": diagnosis.representatives[kind], "remedy": trial.remedy.name}
                 | asdict(trial.survival)
                 | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
-                | {"works": trial.works}
+                | {"works": trial.works, "verdict": trial.verdict(), "rank": rank}
             )
             for kind, trials in diagnosis.trials.items()
-            for trial in trials
+            for trial, rank in zip(trials, ranks(trials), strict=True)
         ],
         "whole_run": None if diagnosis.whole is None else for_json(asdict(diagnosis.whole)),
+        "optimiser_states": [asdict(use) for use in diagnosis.states],
         "basis": diagnosis.basis,
         "seconds": diagnosis.seconds,
     }

@@ -154,7 +154,8 @@ def test_halves_of_a_fused_matrix_are_two_parameters(tmp_path) -> None:
     assert list(leaves) == ["q.weight", "k.weight"]
 
 
-def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path, still) -> None:
+def trainers_folder(tmp_path: Path) -> Path:
+    """What the Trainer writes of a model whose norm has a weight and a bias of one shape."""
     model, optimiser = trained(torch.bfloat16)
     folder = tmp_path / "checkpoint-100"
     folder.mkdir()
@@ -162,9 +163,124 @@ def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path, still) -> N
     save_file(tensors, folder / "model.safetensors")
     saved(folder, optimiser.state_dict(), "optimizer.pt")
     saved(folder, {"last_epoch": 1}, "scheduler.pt")
-    result = cli("stability", folder)
+    return folder
+
+
+ORDER = ["embed.weight", "norm.weight", "norm.bias"]
+
+
+@pytest.mark.parametrize("text", [json.dumps(ORDER), "\n".join(ORDER)], ids=["json", "lines"])
+def test_a_folder_of_the_trainer_gives_weights_and_moments(tmp_path, text, still) -> None:
+    folder, order = trainers_folder(tmp_path), tmp_path / "order"
+    order.write_text(text, encoding="utf-8")
+    result = cli("stability", folder, "--order", order)
     assert "Taken: model.safetensors (4 tensors), optimizer.pt (optimiser state" in result.stdout
+    assert "Moments of optimizer.pt belong to parameters in the order given." in result.stdout
+    assert "Stored twice, one parameter: head.weight is embed.weight." in result.stdout
     assert "WARNING optimiser state *.exp_avg_sq" in result.stdout
+    assert "gradients as in the optimiser state" in result.stdout
+    assert "not used" not in result.output
+    answer = cli("stability", folder, "--order", order, "--json", "--quiet").stdout
+    assert json.loads(answer)["optimiser_states"] == [
+        {"place": "optimizer.pt", "parameters": 3, "identified": "in the order given", "unused": ""}
+    ]
+
+
+def test_moments_that_could_be_another_parameters_are_refused(tmp_path, still) -> None:
+    folder = trainers_folder(tmp_path)
+    result = cli("stability", folder)
+    assert result.exit_code == 2
+    for part in ("optimizer.pt: its parameters are numbered", "norm.bias, norm.weight", "--order",
+                 "no config.json"):  # fmt: skip
+        assert part in result.output
+    # The ways out that it names: the weights alone, or gradients that come from elsewhere.
+    alone = cli("stability", folder / "model.safetensors", "--quiet")
+    assert "all gradients taken to be alike" in alone.stdout
+    text = SCRIPT.replace('torch.load({path!r})["model"]', "load_file({path!r})")
+    text = "from safetensors.torch import load_file\n" + text
+    file = script(tmp_path, folder / "model.safetensors", text=text)
+    result = cli("stability", folder, "--gradients", file, "--json")
+    [state] = json.loads(result.stdout)["optimiser_states"]
+    assert state["unused"].startswith("gradients as my_gradients.py gave them")
+    assert "optimizer.pt: state of 3 parameters not used: gradients as my_grad" in result.stderr
+
+
+def test_a_state_that_is_not_used_is_named_with_the_reason(tmp_path, still) -> None:
+    _, optimiser = trained()
+    state = optimiser.state_dict()
+    del state["state"][2]
+    content = {"model": torch.nn.Linear(5, 5).state_dict(), "optimizer": state}
+    result = cli("stability", saved(tmp_path, content))
+    told = (
+        "optimizer: state of 2 parameters not used: the shapes of its 3 numbered parameters are "
+        "not those of the model's 2"
+    )
+    assert told in result.stderr
+    [taken] = [line for line in words(result) if line.startswith("Taken")]
+    assert taken.endswith(f"left: none; {told}.")
+    assert "all gradients taken to be alike" in result.stdout
+    # One without second moments says so: they are what the sizes of gradients are taken from.
+    model = Tied()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.arange(8)).sum().backward()
+    sgd.step()
+    answer = cli("stability", saved(tmp_path, of(model, sgd)), "--quiet").stdout
+    assert "state of 3 parameters not used: no finite first and second moments of embed" in answer
+
+
+def test_a_parameter_without_a_state_is_taken_not_to_be_trained(tmp_path, still) -> None:
+    model, optimiser = trained()
+    del optimiser.state[model.norm.bias]
+    answer = cli("stability", saved(tmp_path, of(model, optimiser)), "--quiet").stdout
+    assert "gradients as in the optimiser state" in answer
+    assert "No optimiser state, so taken not to be trained: norm.bias." in answer
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[1, 2]", "holds no names: expected a JSON list"),
+        ('["a"', "is not readable JSON"),
+        ("", "holds no names"),
+        ("a\nb", "the order names 2 parameters, the optimiser state has 3"),
+        (None, "no file"),
+    ],
+)
+def test_a_file_without_the_order_is_refused(tmp_path, text, told) -> None:
+    order = tmp_path / "order.json"
+    if text is not None:
+        order.write_text(text, encoding="utf-8")
+    result = cli("stability", trainers_folder(tmp_path), "--order", order)
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_an_order_without_a_state_is_refused(tmp_path) -> None:
+    order = tmp_path / "order.json"
+    order.write_text('["norm.weight"]', encoding="utf-8")
+    path = saved(tmp_path, {"norm.weight": torch.ones(8)})
+    result = cli("stability", path, "--order", order)
+    assert result.exit_code == 2
+    assert "is for an optimiser state, and there is none" in result.output
+
+
+@pytest.mark.parametrize(
+    ("write", "tensors", "told"),
+    [
+        (save_file, {}, "holds no tensor"),
+        (torch.save, {}, "holds no state dict but nothing"),
+        (save_file, {"w": torch.arange(5)}, "found one tensor of integers, w (int64)"),
+        (torch.save, {"w": torch.arange(5)}, "w (one tensor, no floating-point parameter)"),
+        (save_file, {"w": torch.full((2,), torch.nan)}, "no finite value in 1 tensors"),
+    ],
+)
+def test_a_file_without_parameters_says_what_it_holds(tmp_path, write, tensors, told) -> None:
+    path = tmp_path / ("file.safetensors" if write is save_file else "file.pt")
+    write(tensors, path)
+    result = cli("stability", path)
+    assert result.exit_code == 2
+    assert told in result.output
+    assert "optimiser state" not in result.output
 
 
 def test_the_one_file_of_a_folder_is_taken_and_several_are_named(tmp_path, still) -> None:

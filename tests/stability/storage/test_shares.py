@@ -19,12 +19,14 @@ from stability.core.findings import Severity
 from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import leaves_of
 from stability.storage import whole_run
-from stability.storage.remedies import NOTHING, REMEDIES, Trial, rank
+from stability.storage.diagnosis import Diagnosis
+from stability.storage.remedies import ENOUGH, NOTHING, REMEDIES, Trial, rank, ranks
 from stability.storage.schedule import Schedule, parse
 from stability.storage.simulate import FLOAT32, GRADIENTS, Outcome, Storage, Survival, summary
+from stability.storage.survival import frozen_finding
 from stability.storage.torch_state import TorchState, audit_torch
 from stability.storage.update_rules import AdamW
-from stability.storage.whole_run import DIMINISHING, HALVINGS, PARTS, Missing
+from stability.storage.whole_run import DIMINISHING, HALVINGS, PARTS, POWERS, Missing
 
 RATE = 2.0**-10
 """A power of two, so that factors on it are exact."""
@@ -35,16 +37,24 @@ SHARE = st.floats(0.0, 1.0)
 def test_what_rounding_took_cannot_be_taken_again(rounded: float, shrunk: float) -> None:
     missing = Missing(rounded, shrunk)
     assert missing.arrives == (1 - rounded) * (1 - shrunk)
-    assert 0.0 <= missing.cost <= 1.0
-    assert Missing(rounded).cost == rounded**DIMINISHING
-    assert Missing(0.0, shrunk).cost == shrunk**DIMINISHING
+    assert 0.0 <= missing.cost() <= 1.0
+    assert Missing(rounded).cost() == rounded**DIMINISHING
+    assert Missing(0.0, shrunk).cost() == shrunk**DIMINISHING
     # A leaf that does not move at all costs its whole push, however short its steps are.
-    assert Missing(1.0, shrunk).cost == 1.0
-    assert missing.cost >= max(Missing(rounded).cost, 0.0)
+    assert Missing(1.0, shrunk).cost() == 1.0
+    assert missing.cost() >= max(Missing(rounded).cost(), 0.0)
     # The shorter steps are those of what rounding left.
-    assert missing.cost - Missing(rounded).cost == pytest.approx(
-        (1 - rounded) * Missing(0.0, shrunk).cost, abs=np.finfo(float).eps
+    assert missing.cost() - Missing(rounded).cost() == pytest.approx(
+        (1 - rounded) * Missing(0.0, shrunk).cost(), abs=np.finfo(float).eps
     )
+
+
+def test_random_errors_cost_nothing_on_a_slope_and_a_part_at_the_end_of_a_parabola() -> None:
+    costs = [Missing(0.0, noise=0.5).cost(power) for power in POWERS]
+    assert costs == [0.5 * part for part in POWERS.values()]
+    assert costs[0] == 0.0 < costs[1] < costs[2]
+    # However large, they take no more than the whole push.
+    assert Missing(1.0, noise=9.0).cost(2.0) == 1.0
 
 
 def way(size: int, asked: float, arrives: float) -> Outcome:
@@ -96,7 +106,7 @@ def test_short_steps_and_lost_ones_are_told_apart(monkeypatch) -> None:
     [family] = found.families
     assert family.arrives == pytest.approx(0.5 * 0.8)
     returned = {r.what: r.returns for r in found.remedies}
-    whole, rounded = Missing(0.5, 0.2).cost, Missing(0.5).cost
+    whole, rounded = Missing(0.5, 0.2).cost(), Missing(0.5).cost()
     assert returned["moments alone in float32"] == pytest.approx(1 - rounded / whole)
     assert returned["round stochastically, moments in float32"] == pytest.approx(
         1 - rounded / whole
@@ -163,7 +173,7 @@ def test_only_what_the_optimiser_moves_can_be_frozen() -> None:
 )
 def test_squares_underflow_only_where_there_is_a_gradient(first, second, share) -> None:
     moments = {"exp_avg": torch.tensor(first) * 1.0, "exp_avg_sq": torch.tensor(second) * 1.0}
-    state = TorchState("optimizer", ({"betas": (0.9, 0.999)},), {"w": moments}, True)
+    state = TorchState("optimizer", ({"betas": (0.9, 0.999)},), {"w": moments})
     found = [f for f in audit_torch(state) if f.metric == "underflown"]
     if share is None:
         assert found == []
@@ -183,3 +193,104 @@ def test_a_remedy_that_diverges_is_the_last_in_any_order() -> None:
         assert shown[:3] == [1.0, 0.9, 0.2]
         assert math.isnan(shown[3])
         assert [t.works for t in rank(order)] == [True, False, False, False]
+
+
+def trial(fidelity: float, spread: float, remedy: int = 0, size: int = 4) -> Trial:
+    return Trial(REMEDIES[remedy], Survival(0.0, fidelity, spread=spread), size, 0.0)
+
+
+def test_remedies_that_the_spread_does_not_tell_apart_share_a_rank() -> None:
+    """0.5 and 0.6 are 0.1 apart: with standard errors of 0.05 a tie, with 0.01 an order."""
+    for spread, places in ((0.05, [1, 2, 2, 4]), (0.01, [1, 2, 3, 4]), (0.0, [1, 2, 3, 4])):
+        trials = [trial(f, spread) for f in (0.5, 0.1, 0.6, 1.0)]
+        assert ranks(rank(trials)) == places
+    # Memory is known exactly: of two that work the cheaper one is the first.
+    assert ranks(rank([trial(1.0, 0.01, size=2), trial(1.0, 0.01, size=4)])) == [1, 2]
+    assert ranks(rank([trial(1.01, 0.01), trial(1.0, 0.01)])) == [1, 1]
+    # Two that diverge are not told apart, and neither ties with one that does not.
+    assert ranks(rank([trial(math.nan, math.nan), trial(0.2, 0.0)])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "spread", "verdict"),
+    [
+        (1.0, 0.001, "fix"),
+        (1.0 - ENOUGH + 0.01, 0.02, "perhaps a fix"),
+        (1.0 - ENOUGH - 0.01, 0.02, "perhaps not"),
+        (1.0 - ENOUGH - 0.01, 0.001, "not"),
+        (math.nan, math.nan, "not"),
+    ],
+)
+def test_a_verdict_that_another_draw_would_change_is_a_perhaps(fidelity, spread, verdict) -> None:
+    assert trial(fidelity, spread).verdict() == verdict
+
+
+def test_the_text_calls_a_tie_a_tie() -> None:
+    kind = "norm.weight"
+    message = frozen_finding(kind, 1.0, "stands still", "")
+    for spread, ties in ((0.05, 1), (0.001, 0)):
+        trials = {kind: rank([trial(f, spread, i) for i, f in enumerate((1.0, 0.5, 0.6))])}
+        text = Diagnosis([message], trials, {kind: kind}, {kind: {}}, [], 0.0).text()
+        assert text.count("a tie with the one above") == ties
+        assert f"fidelity 0.600 ± {2 * spread:.3f}" in text
+        # What does not work is not shown as a fix because it is among the first three.
+        assert text.count("    fix: ") + text.count("    perhaps a fix: ") == 1
+
+
+def test_a_standard_error_of_the_elements_is_the_spread_of_draws() -> None:
+    """Of 200 leaves of 48 elements each, drawn alike."""
+    rng = np.random.default_rng(0)
+    intended = rng.choice([-1.0, 1.0], (200, 48)) * rng.uniform(0.5, 2, (200, 48))
+    applied = intended * rng.normal(1.0, 0.25, (200, 48))
+    changed = np.ones(48, bool)
+    found = [summary(np.zeros(48), a, i, changed) for a, i in zip(applied, intended, strict=True)]
+    drawn = float(np.std([each.fidelity for each in found], ddof=1))
+    claimed = float(np.mean([each.spread for each in found]))
+    # A standard deviation from 200 draws is itself known to 5 %; four times that.
+    assert claimed == pytest.approx(drawn, rel=0.2)
+    assert summary(np.zeros(1), np.ones(1), np.ones(1), np.ones(1, bool)).spread == 0.0
+
+
+def spread_out(shares: Mapping[str, Sequence[float]]) -> Any:
+    """Outcomes whose elements arrive in the shares given, in turn."""
+
+    def train(part: Mapping[str, Any], rule: AdamW, storage: Storage, *rest: Any) -> Any:
+        found = {}
+        for name, sample in part.items():
+            intended = np.ones(sample.size)
+            lost = storage.wrapper in ("cast", "nearest")
+            arrives = np.resize(shares[name], sample.size) if lost else intended
+            found[name] = Outcome(np.zeros(sample.size), arrives, intended, intended > 0)
+        return found
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("matrix", "norm", "tie"),
+    [
+        # Of 16 pushes one part in 4 is lost, of 1 push all: 16/4^1.5 = 2, and 1 at 4^2.
+        ([0.75], [0.0], True),
+        ([0.5], [0.0], False),
+        # The mean is the same, and other elements would put them the other way round.
+        ([1.0, 1.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25], True),
+    ],
+)
+def test_families_that_another_power_or_draw_would_exchange_are_a_tie(
+    monkeypatch, matrix, norm, tie
+) -> None:
+    shapes = {"fc.weight": (4, 4), "norm.weight": (1,)}
+    monkeypatch.setattr(whole_run, "run", spread_out({"fc.weight": matrix, "norm.weight": norm}))
+    tree = {n: np.zeros(shape, np.float32) for n, shape in shapes.items()}
+    samples = {"fc.weight": np.zeros(16, np.float32), "norm.weight": np.zeros(8, np.float32)}
+    found = whole_run.whole_run(
+        leaves_of(tree), samples, AdamW(RATE), BF16, GRADIENTS, wide_moments=True
+    )
+    alone = {r.what.split(" ")[0]: r for r in found.remedies if "alone" in r.what}
+    assert (alone["matrices"].rank == alone["norms"].rank) == tie
+    assert any("a tie with" in line for line in found.lines("bfloat16") if "alone" in line) == tie
+    for remedy in found.remedies:
+        assert remedy.low <= remedy.returns <= remedy.high
+    # What returns all of it whatever the power has no range.
+    exact = next(r for r in found.remedies if r.what.startswith("float32"))
+    assert (exact.low, exact.returns, exact.high, exact.rank) == (1.0, 1.0, 1.0, 1)

@@ -1,0 +1,88 @@
+"""The order of a model's parameters in its module, from the config.json beside a checkpoint.
+
+transformers builds the architecture on torch's meta device, so no weight is allocated, nothing is
+downloaded, and no code of the checkpoint runs. Source: docs/stability.md "Optimiser state".
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megalodon_jax.tensor_files import printable
+from stability.core.parameter_leaves import Leaf
+
+
+class UnknownOrderError(ValueError):
+    """The order cannot be known; the message says why, as a clause."""
+
+
+def module_order(folder: Path, leaves: Mapping[str, Leaf]) -> list[Leaf]:
+    """Return the leaves of a checkpoint in the order of its module's parameters.
+
+    Of a tied parameter, which has several names, the one that the checkpoint has is taken. Leaves
+    that are no parameter, such as buffers and copies of a tied one, are left out.
+
+    Args:
+        folder: with the config.json of transformers.
+        leaves: the checkpoint's.
+
+    Raises:
+        UnknownOrderError: there is no config.json, transformers is missing or does not know the
+            architecture, or its parameters are not those of the checkpoint.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UnknownOrderError(f"there is no config.json in {folder}")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        name = str(config["architectures"][0])
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UnknownOrderError(f"{file} names no architecture of transformers") from error
+    found = []
+    for names, shape in _parameters(name, config):
+        here = [leaves[n] for n in names if n in leaves and leaves[n].shape == shape]
+        if not here:
+            raise UnknownOrderError(
+                f"{printable(name)} of {file} has a parameter {names[0]} {shape}, which the "
+                "checkpoint does not have"
+            )
+        found.append(here[0])
+    return found
+
+
+def _parameters(
+    architecture: str, config: dict[str, Any]
+) -> list[tuple[list[str], tuple[int, ...]]]:
+    """Return names and shape of each parameter of an architecture, in its order."""
+    shown = printable(architecture)
+    try:
+        # Warnings of an import are for those who maintain transformers.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import torch
+            import transformers
+    except ImportError as error:
+        raise UnknownOrderError(
+            f"transformers, which would know the order of {shown}, is not installed"
+        ) from error
+    kind = getattr(transformers, architecture, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise UnknownOrderError(f"transformers {transformers.__version__} has no {shown}")
+    # A backbone would be downloaded with its weights, which its names do not need.
+    fields = config | ({"use_pretrained_backbone": False} if "backbone" in config else {})
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            module = kind(kind.config_class.from_dict(fields))  # pyright: ignore[reportOptionalMemberAccess]
+    except Exception as error:  # any error of any architecture on a config of any content
+        raise UnknownOrderError(
+            f"transformers cannot build {shown} from config.json ({type(error).__name__}: {error})"
+        ) from error
+    named: dict[int, tuple[list[str], tuple[int, ...]]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        named.setdefault(id(parameter), ([], tuple(parameter.shape)))[0].append(name)
+    return list(named.values())
