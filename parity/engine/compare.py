@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -94,6 +94,9 @@ class Comparison:
     """Told of each tensor that broke its tolerance: `parity.engine.deviation.Deviations`."""
     kinds: Callable[[str], Kind] = kind_of
     """The family of a quantity by its name."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """Norms that errors are relative to, by quantity; without one it is the expected array's. The
+    bounds are relative to the same norms."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` with `expected` by name; errors are relative to `expected`."""
@@ -170,7 +173,7 @@ class Comparison:
         a, e = (self._select(name, x).astype(np.float64) for x in sides)
         if not a.size:
             return [self.unmeasured(name, "nothing to compare: there is no element")]
-        error = relative_l2(a, e)
+        error = relative_l2(a, e, self.scales.get(name))
         bound = self.floors.bound(self.edge, self.kinds(name), self.work, name)
         if self.kinds(name) is Kind.TOKENS:
             return [self.judged(name, "disagreement", disagreement(a, e))]
@@ -204,6 +207,10 @@ class Comparison:
         if not math.isfinite(bound):
             # Without a bound no margin is clear, and no flip would ever count.
             return self.unmeasured(name, "not measured, no tolerance of logits", "top1_flips")
+        norm = float(np.linalg.norm(e))
+        if name in self.scales and norm > 0.0:
+            # The margin that counts is relative to the logits, whatever the bound is relative to.
+            bound *= self.scales[name] / norm
         return self.judged(name, "top1_flips", top1_flips(a, e, bound))
 
     def _row(self, name, metric, value, tolerance, verdict, note="") -> Measurement:

@@ -18,16 +18,20 @@ TOP_K = 10
 IGNORED = -100
 
 
-def relative_l2(actual: np.ndarray, expected: np.ndarray) -> float:
-    """`|a - e| / |e|`; NaN if either holds a non-finite value.
+def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = None) -> float:
+    """`|a - e| / scale`; NaN if either array holds a non-finite value.
 
-    Off an `e` that is 0 everywhere the error is `|a - e|` itself: there is nothing to relate it to,
-    and rounding alone may leave a derivative that should vanish at 1e-20.
+    Args:
+        actual: Array `a`.
+        expected: Array `e` of the same shape.
+        scale: Norm that the error is relative to. None is `|e|`, or 1 where `e` is 0 everywhere:
+            the error is then absolute, and no relative bound fits it.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if not (np.isfinite(a).all() and np.isfinite(e).all()):
         return math.nan
-    difference, scale = float(np.linalg.norm(a - e)), float(np.linalg.norm(e))
+    difference = float(np.linalg.norm(a - e))
+    scale = float(np.linalg.norm(e)) if scale is None else scale
     return difference / scale if scale > 0.0 else difference
 
 

@@ -5,6 +5,7 @@ Source: docs/your-own-port.md.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ from parity.engine.alignment import Pin, align
 from parity.engine.closeness import EQUAL
 from parity.engine.compare import Comparison, Work
 from parity.engine.constants import without_constants
-from parity.engine.edge import Edge
 from parity.engine.exits import exits_named
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
@@ -36,7 +36,7 @@ from parity.port.ledger import (
 from parity.port.localisation import Place, localise
 from parity.port.narrow import compare_narrow
 from parity.port.report import Report
-from parity.port.rounding_floors import Floors, PortBounds, costly, floors_of, narrowed, together
+from parity.port.rounding_floors import Noise, PortBounds, costly, norms_of, responses_of
 from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
 from parity.sides.projection import Valid, direction, only_valid
@@ -102,18 +102,28 @@ def compare(port: Port) -> Report:
     original, ours = both.original, both.port
     if port.gradients:
         both.differentiate(port)
-    floors = both.floors()
+    noise = both.noise()
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
-    bounds = PortBounds(_by_edge(floors))
+    bounds = PortBounds.of(noise["original"], noise["port"])
     matching = both.names.matching
-    rows = [_weights(work, bounds, matching, port.device, both.lost(port.original))]
+    rows = [_weights(work, bounds, matching, port.device, both.lost(port.original, noise))]
     rows += both.repeats(work, bounds, port.device)
     for edge in both.edges():
-        comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
+        comparison = Comparison(
+            work,
+            edge,
+            bounds,
+            edge.dtype,
+            port.device,
+            kinds=stage_kind,
+            scales=bounds.scales.get(edge, {}),
+        )
         rows += both.rows(edge, comparison)
     notices = (*original.notices, *ours.notices, *both.alone())
-    own = [floors[side, Rounding.OPERATIONS] for side in ("original", "port")]
-    if dear := costly(own[0], {n: x for n, x in own[1].items() if n in ours.best.stages}):
+    own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
+    # Of what is 0 to rounding, the norms that floors are relative to are rounding too.
+    known = ours.best.stages.keys() - bounds.cancelled[PortEdge.PORT64_ORIGINAL64]
+    if dear := costly(own[0], {n: x for n, x in own[1].items() if n in known}):
         notices = (*notices, dear)
     alignment = both.names.alignment
     outputs = {*original.best.outputs, *ours.best.outputs}
@@ -128,7 +138,7 @@ def compare(port: Port) -> Report:
         comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
         narrow, gates, more = compare_narrow(comparison, both.names, original, ours)
         rows, notices = [*rows, *gates], (*notices, *more)
-    constants = floors["original", Rounding.CONSTANTS]
+    constants = noise["original"].floors(Rounding.CONSTANTS)
     try:
         place = localise(both.names, original, ours, constants)
         while two := compensated(alignment, rows, place, outputs):
@@ -229,18 +239,25 @@ class _Both:
         """Return the runs of a side."""
         return self.original if side == "original" else self.port
 
-    def lost(self, side: Side) -> list[str]:
+    def lost(self, side: Side, noise: Mapping[str, Noise]) -> list[str]:
         """Return parameters of the original that the port lacks, which no value shows yet.
 
         A fresh bias is 0 and a fresh scale 1 everywhere: without it the port computes the same
-        until it is trained, and the original's derivative says that it will be. What the port lacks
-        and has other values either shows in a stage or is made anew there, such as a table.
+        until it is trained, and the original's derivative says that it will be. One that is 0 to
+        rounding, such as that of a bias of keys, says that it will not. What the port lacks and has
+        other values either shows in a stage or is made anew there, such as a table.
         """
         values = side.parameters()
+        theirs = noise["original"]
+        rounding = {name for name in theirs.norms if theirs.is_rounding(name)}
         gradients = self.original.best.gradients
         alone = (entry.name for entry in self.names.matching.unmatched_original)
         fresh = [name for name in alone if values[name].size and np.ptp(values[name]) == 0]
-        return [name for name in fresh if np.any(gradients.get(name, 0))]
+        return [
+            name
+            for name in fresh
+            if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
+        ]
 
     def alone(self) -> list[str]:
         """Return notices of what the original has and the port has no counterpart of."""
@@ -256,27 +273,39 @@ class _Both:
                 notices.append(f"no derivative is compared: the {side} has no trained parameter")
         return notices
 
-    def floors(self) -> dict[tuple[str, Rounding], Floors]:
+    def noise(self) -> dict[str, Noise]:
         """Return what rounding does to each side that can run in float64."""
-        result = {}
-        for side in ("original", "port"):
-            runs = self.runs(side)
-            for kind in Rounding:
-                result[side, kind] = self._floors(side, runs, kind)
+        original, port = self._noise("original"), self._noise("port")
         # A side that answers from a capture cannot be moved: it rounds as the other does.
-        for kind in Rounding:
-            result["original", kind] = result["original", kind] or result["port", kind]
-        return result
+        responses = {
+            kind: original.responses.get(kind) or port.responses.get(kind, {}) for kind in Rounding
+        }
+        return {"original": replace(original, responses=responses), "port": port}
 
-    def _floors(self, side: str, runs: SideRuns, kind: Rounding) -> Floors:
+    def _noise(self, side: str) -> Noise:
+        runs = self.runs(side)
         if runs.wide is None:
-            return {}
-        try:
-            return floors_of(
-                self.view(side, runs.wide), lambda seed: self.view(side, runs.moved(kind, seed))
-            )
-        except SideError:
-            return {}
+            return Noise()
+        exact = self._measured(side, runs.wide)
+        responses = {}
+        for kind in Rounding:
+            with contextlib.suppress(SideError):
+                responses[kind] = responses_of(
+                    exact, lambda seed, kind=kind: self._measured(side, runs.moved(kind, seed))
+                )
+        return Noise(norms_of(exact), responses)
+
+    def _measured(self, side: str, trace: Trace) -> Arrays:
+        """Return what is compared, and of the original the derivatives that have no partner."""
+        found = self.view(side, trace)
+        if side == "port":
+            return found
+        alone = (entry.name for entry in self.names.matching.unmatched_original)
+        return found | {
+            _of_the_original(name): trace.gradients[name]
+            for name in alone
+            if name in trace.gradients
+        }
 
     def edges(self) -> list[PortEdge]:
         """Return what can be compared, mathematics first."""
@@ -296,6 +325,7 @@ class _Both:
     def rows(self, edge: PortEdge, comparison: Comparison) -> list[Measurement]:
         """Return what one edge measures: stages, results and derivatives, and exact results."""
         rows = [self._explained(row) for row in comparison.run(*self.arrays(edge))]
+        rows = [_with_scale(row, comparison) for row in rows]
         if edge not in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32):
             return rows
         ours, theirs = (self._trace(name) for name in edge.sides)
@@ -454,20 +484,18 @@ def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: x for n, x in parameters.items() if x.dtype.kind not in "biu"}
 
 
-def _by_edge(floors: Mapping[tuple[str, Rounding], Floors]) -> dict[Edge, Floors]:
-    """Return the floor of each edge: of the left side's error, or of both."""
-    o, p = (floors[side, Rounding.OPERATIONS] for side in ("original", "port"))
-    tables = [floors[side, Rounding.CONSTANTS] for side in ("original", "port")]
-    tables = [each for each in tables if each]
-    sides = [each for each in (o, p) if each]
-    return {
-        PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),
-        PortEdge.PORT32_PORT64: p,
-        PortEdge.ORIGINAL32_ORIGINAL64: o,
-        PortEdge.ORIGINAL32_PORT64: p,
-        PortEdge.PORT32_ORIGINAL64: o,
-        PortEdge.PORT32_ORIGINAL32: together(*sides, *tables),
-    }
+def _of_the_original(name: str) -> str:
+    """Return the quantity of a derivative of the original that the port has no partner of."""
+    return f"{Quantity.gradient(name)} of the original"
+
+
+def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
+    """Return the gate of a quantity whose terms cancel with a note of what it is relative to."""
+    assert isinstance(comparison.floors, PortBounds)
+    cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
+    if row.metric != "rel_l2" or row.note or not cancelled:
+        return row
+    return replace(row, note="0 to rounding: relative to the terms that cancel")
 
 
 def _weights(

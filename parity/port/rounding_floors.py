@@ -1,4 +1,4 @@
-"""What rounding alone does to each side of a port, stage by stage, and the bounds made of it.
+"""Noise floors of both sides of a port, by stage and derivative, and the bounds made of them.
 
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -17,8 +17,10 @@ from parity.engine.compare import Work
 from parity.engine.edge import Edge
 from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
-from parity.engine.rounding_noise import floor
+from parity.engine.quantity import stage_kind
+from parity.engine.rounding_noise import UNIT_ROUNDOFF, floor
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
+from parity.sides.side import Rounding
 
 SEEDS = 4
 """Runs by which a floor is measured. A response is a norm over all elements of a stage, and four of
@@ -32,15 +34,56 @@ Floors = dict[str, float]
 
 
 def floors_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS) -> Floors:
-    """Return the root mean square, over seeds, of how far each array is moved, relative to it."""
+    """Return the noise floor of each array relative to its norm; absolute where that is 0."""
+    norms = norms_of(exact)
+    return {n: x / (norms[n] or 1.0) for n, x in responses_of(exact, moved, seeds).items()}
+
+
+def responses_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS) -> Floors:
+    """Return the root mean square, over seeds, of the norm of the change of each array."""
     responses: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
         noisy = moved(seed)
         for name, value in exact.items():
             # An infinity masks; how far it moves is no question.
             counts = np.isfinite(value)
-            responses[name].append(relative_l2(noisy[name][counts], value[counts]))
+            responses[name].append(relative_l2(noisy[name][counts], value[counts], 1.0))
     return {name: floor(values) for name, values in responses.items()}
+
+
+def norms_of(arrays: Arrays) -> Floors:
+    """Return the L2 norm of the finite elements of each array."""
+    return {n: float(np.linalg.norm(x[np.isfinite(x)])) for n, x in arrays.items()}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A side in float64 and its response to rounding, as norms by quantity.
+
+    Attributes:
+        norms: L2 norm of each quantity.
+        responses: Root mean square of the norm of its change, by what is perturbed; empty where
+            the side cannot be perturbed.
+    """
+
+    norms: Floors = field(default_factory=dict)
+    responses: Mapping[Rounding, Floors] = field(default_factory=dict)
+
+    def floors(self, kind: Rounding) -> Floors:
+        """Return responses relative to the norms, absolute where a norm is 0."""
+        found = self.responses.get(kind, {})
+        return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
+
+    def is_rounding(self, name: str) -> bool:
+        """Whether a quantity is 0 up to the rounding of float64.
+
+        A bias before a softmax has the derivative 0, which is computed as a sum that cancels. The
+        error of a sum is at most n eps times the sum of its absolute terms (Higham 2002, 4.2),
+        whatever the sum is; the response to rounding every term measures that. A norm that the
+        tolerance of float64 allows as the error of such a sum is no information.
+        """
+        response = self.responses.get(Rounding.OPERATIONS, {}).get(name, math.nan)
+        return self.norms[name] <= _factor(stage_kind(name)) * NARROWING * response
 
 
 def together(*floors: Mapping[str, float]) -> Floors:
@@ -73,14 +116,53 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
 
 @dataclass(frozen=True)
 class PortBounds:
-    """The bounds of one port: the table's factors of the floors of each edge."""
+    """The bounds of one port: the table's factors of the floors of each edge.
+
+    Attributes:
+        floors: Noise floors by quantity, relative to its scale.
+        scales: Norms by which errors are divided too, by quantity: that of the reference in
+            float64, or that of the terms where they cancel in it.
+        cancelled: Quantities whose scale is that of their terms (`Noise.is_rounding`).
+    """
 
     floors: Mapping[Edge, Mapping[str, float]]
+    scales: Mapping[Edge, Mapping[str, float]] = field(default_factory=dict)
+    cancelled: Mapping[Edge, frozenset[str]] = field(default_factory=dict)
     exact_enough: ClassVar[float] = EXACT_ENOUGH
+
+    @classmethod
+    def of(cls, original: Noise, port: Noise) -> PortBounds:
+        """Return the bounds of two sides.
+
+        Floors of two sides are added as norms and then divided by one scale. Relative ones could
+        not be added: the derivative of one side may be 0 in float64, that of the other rounding.
+        """
+        sides = {"original": original, "port": port}
+        floors: dict[Edge, Floors] = {}
+        scales: dict[Edge, Floors] = {}
+        cancelled: dict[Edge, frozenset[str]] = {}
+        for edge, responses in _by_edge(original, port).items():
+            left, right = (sides[name.rstrip("0123456789")] for name in edge.sides)
+            reference = right if right.norms else left
+            zero = frozenset(name for name in reference.norms if reference.is_rounding(name))
+            own = [s.responses.get(Rounding.OPERATIONS, {}) for s in (left, right)]
+            own = own[:1] if left is right else [each for each in own if each]
+            # Rounding moves each term by a unit roundoff of it: over that, the response is their
+            # norm. Where nothing rounds there are no terms, and a tolerance of 0 on any scale.
+            terms = {name: x / UNIT_ROUNDOFF for name, x in together(*own).items()}
+            norms = {n: terms.get(n, x) if n in zero else x for n, x in reference.norms.items()}
+            scales[edge] = {n: x if x > 0 and math.isfinite(x) else 1.0 for n, x in norms.items()}
+            floors[edge] = {n: x / scales[edge].get(n, 1.0) for n, x in responses.items()}
+            cancelled[edge] = zero
+        return cls(floors, scales, cancelled)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN where no floor was measured."""
-        return stage_bound(edge, kind, self.floors.get(edge, {}).get(quantity, math.nan))
+        floor = self.floors.get(edge, {}).get(quantity, math.nan)
+        if quantity in self.cancelled.get(edge, ()):
+            # The absolute part of a rule is a share of the quantity itself, which is 0.
+            return _factor(kind, edge) * floor
+        return stage_bound(edge, kind, floor)
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
         """Return the largest value of a metric other than relative L2 that passes."""
@@ -94,6 +176,32 @@ def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
     if row is None or row.noise_factor:
         return bound_from(row, floor)
     # Float64 against float64: what is float32 on either side all the same has a floor too.
-    wider = rule(PORTS, PortEdge.ORIGINAL32_PORT64, kind)
-    factor = math.nan if wider is None else wider.noise_factor
-    return max(row.absolute, factor * floor) if not math.isnan(floor) else math.nan
+    bound = max(row.absolute, _factor(kind, edge) * floor)
+    return bound if not math.isnan(floor) else math.nan
+
+
+def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
+    """Return how many noise floors pass on an edge; NaN without a rule.
+
+    The rules of float64 have no factor: rounding passes there as on edges of one float32 side.
+    """
+    row = rule(PORTS, edge, kind)
+    if row is None or row.noise_factor:
+        return math.nan if row is None else row.noise_factor
+    return _factor(kind)
+
+
+def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
+    """Return the response of each edge: of the left side's error, or of both."""
+    o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
+    tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]
+    tables = [each for each in tables if each]
+    sides = [each for each in (o, p) if each]
+    return {
+        PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),
+        PortEdge.PORT32_PORT64: p,
+        PortEdge.ORIGINAL32_ORIGINAL64: o,
+        PortEdge.ORIGINAL32_PORT64: p,
+        PortEdge.PORT32_ORIGINAL64: o,
+        PortEdge.PORT32_ORIGINAL32: together(*sides, *tables),
+    }

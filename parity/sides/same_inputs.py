@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -10,31 +11,82 @@ from parity.sides.side import Side, SideError
 
 
 def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Refuse to compare what two sides made of different inputs.
+    """Refuse to compare what two sides made of different inputs, before anything runs.
 
     What is equal belongs together, whatever its name and place, one of its name before others. Of
     what is left, two could be one input where they have one name, or where one was given by place
     and is the only one of its kind on either side; those differ. Two of other names need not be the
-    same: a mask, for example, and positions.
+    same: a mask, for example, and positions. Nor need two of one name that have another number of
+    axes, such as a mask of positions and one of pairs of positions. Sides that share no input
+    differ in the only one of its kind on either side, whatever it is called.
 
     Returns:
         Inputs that only one of them has, (one, other).
 
     Raises:
-        SideError: an input differs.
+        SideError: an input differs in its elements, shape or dtype.
     """
     ours, theirs = dict(one.inputs()), dict(other.inputs())
+    shared = False
     for name, x in list(ours.items()):
         partner = next((n for n in _from(theirs, name) if _equal(x, theirs[n])), None)
         if partner is not None:
+            shared = shared or x.ndim > 0
             del ours[name], theirs[partner]
+    differences = []
     for name, x in ours.items():
         like = [n for n in _from(theirs, name) if _comparable(x, theirs[n])]
         rivals = [n for n in ours if _comparable(x, ours[n])]
         alone = len(like) == len(rivals) == 1 and (_by_place(name) or _by_place(like[0]))
         if name in like or alone:
-            _refuse((one, name, x), (other, like[0], theirs[like[0]]))
+            differences.append(_elements((one, name, x), (other, like[0], theirs[like[0]])))
+        elif (partner := _other_shape(name, ours, theirs, shared)) is not None:
+            differences.append(_layouts((one, name, x), (other, partner, theirs[partner])))
+    if differences:
+        raise SideError(
+            f"both sides need the same inputs, but {'; '.join(differences)}: give both the same "
+            "arrays"
+        )
     return tuple(ours), tuple(theirs)
+
+
+def _other_shape(
+    name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], shared: bool
+) -> str | None:
+    """Return the input of the other side that is this one in another shape or dtype, if any.
+
+    Args:
+        name: The input of one side.
+        ours: Inputs of its side without an equal one on the other side.
+        theirs: Likewise of the other side.
+        shared: Whether the sides have an equal array: a later argument of one may then be another
+            thing than that of the other, such as a mask and positions.
+    """
+    x = ours[name]
+    if name in theirs:
+        y = theirs[name]
+        if x.ndim != y.ndim or (shared and _by_place(name) and name != "0") or _broadcasts(x, y):
+            return None
+        # A mask may be added on one side and chosen by on the other.
+        masks = _whole(x) != _whole(y) and (_is_mask(x) or _is_mask(y))
+        return None if masks else name
+    like = [n for n in theirs if theirs[n].ndim == x.ndim and _whole(theirs[n]) == _whole(x)]
+    rivals = [n for n in ours if ours[n].ndim == x.ndim and _whole(ours[n]) == _whole(x)]
+    lone = len(like) == len(rivals) == 1 and not shared
+    return like[0] if lone and not _broadcasts(x, theirs[like[0]]) else None
+
+
+def _broadcasts(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether two arrays are the same numbers, repeated along axes of length 1."""
+    try:
+        x, y = np.broadcast_arrays(x, y)
+    except ValueError:
+        return False
+    return np.array_equal(x.astype(np.float64), y.astype(np.float64))
+
+
+def _is_mask(x: np.ndarray) -> bool:
+    return np.unique(x).size <= 2
 
 
 def _from(names: Iterable[str], first: str) -> list[str]:
@@ -56,16 +108,46 @@ def _whole(x: np.ndarray) -> bool:
 
 def _equal(x: np.ndarray, y: np.ndarray) -> bool:
     # Token numbers are int64 in torch and int32 in JAX; float64 holds both.
-    return _comparable(x, y) and np.array_equal(
-        x.astype(np.float64), y.astype(np.float64), equal_nan=not _whole(x)
-    )
+    if _whole(x) != _whole(y) or x.size != y.size:
+        return False
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    # Channels may come last on one side and first on the other.
+    laid = [a] if a.shape == b.shape else [a.reshape(b.shape), *_turned(a, b.shape)]
+    return any(np.array_equal(each, b, equal_nan=not _whole(x)) for each in laid)
 
 
-def _refuse(left: tuple[Side, str, np.ndarray], right: tuple[Side, str, np.ndarray]) -> None:
+def _turned(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Yield an array with its axes in every order that gives a shape."""
+    for axes in itertools.permutations(range(x.ndim)):
+        if tuple(x.shape[i] for i in axes) == shape:
+            yield x.transpose(axes)
+
+
+_Input = tuple[Side, str, np.ndarray]
+
+
+def _elements(left: _Input, right: _Input) -> str:
+    """Return in words how many elements of two inputs differ."""
     (one, a, x), (other, b, y) = left, right
     differ = int(np.sum(x.astype(np.float64) != y.astype(np.float64)))
-    raise SideError(
-        f"both sides need the same inputs, but {differ} of {x.size} elements of input {a} of the "
-        f"{one.kind} side, {x.dtype}{list(x.shape)}, differ from input {b} of the {other.kind} "
-        f"side: give both the same arrays"
+    return (
+        f"{differ} of {x.size} elements of input {a} of the {one.kind} side, {_type(x)}, differ "
+        f"from input {b} of the {other.kind} side, {_type(y)}"
     )
+
+
+def _layouts(left: _Input, right: _Input) -> str:
+    """Return in words how the shapes and dtypes of two inputs differ."""
+    (one, a, x), (other, b, y) = left, right
+    sizes = enumerate(zip(x.shape, y.shape, strict=True))
+    axes = [f"axis {i} has {m} against {n}" for i, (m, n) in sizes if m != n]
+    if _whole(x) != _whole(y):
+        axes.append("only one of them is of whole numbers")
+    return (
+        f"input {a} of the {one.kind} side is {_type(x)} and input {b} of the {other.kind} side "
+        f"{_type(y)} ({', '.join(axes)})"
+    )
+
+
+def _type(x: np.ndarray) -> str:
+    return f"{x.dtype}{list(x.shape)}"

@@ -46,25 +46,11 @@ COMPARE = of(
         _PORT,
     ),
     (
-        "port_floor_of_one_side",
-        "between two sides only the port's rounding is allowed for",
-        "PortEdge.PORT32_ORIGINAL32: together(*sides, *tables),",
-        "PortEdge.PORT32_ORIGINAL32: {n: 0.01 * x for n, x in p.items()},",
-        _PORT,
-    ),
-    (
         "stages_fed_are_no_gates",
         "an original without float64 is held to the float32 of the whole program alone",
         "if place.edge is PortEdge.ORIGINAL32_PORT64:",
         "if place.edge is None:",
         _PORT,
-    ),
-    (
-        "port_tables_in_float64",
-        "float64 is asked of what either side holds in float32",
-        "PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),",
-        "PortEdge.PORT64_ORIGINAL64: together(*map(narrowed, sides)),",
-        _TABLES,
     ),
 )
 
@@ -144,9 +130,23 @@ ROUNDING = of(
     (
         "no_floor_passes",
         "a stage whose rounding was not measured has any bound",
-        "return max(row.absolute, factor * floor) if not math.isnan(floor) else math.nan",
-        "return max(row.absolute, factor * floor) if not math.isnan(floor) else math.inf",
+        "return bound if not math.isnan(floor) else math.nan",
+        "return bound if not math.isnan(floor) else math.inf",
         _FLOORS,
+    ),
+    (
+        "port_floor_of_one_side",
+        "between two sides only the port's rounding is allowed for",
+        "PortEdge.PORT32_ORIGINAL32: together(*sides, *tables),",
+        "PortEdge.PORT32_ORIGINAL32: {n: 0.01 * x for n, x in p.items()},",
+        _PORT,
+    ),
+    (
+        "port_tables_in_float64",
+        "float64 is asked of what either side holds in float32",
+        "PortEdge.PORT64_ORIGINAL64: together(*tables, *map(narrowed, sides)),",
+        "PortEdge.PORT64_ORIGINAL64: together(*map(narrowed, sides)),",
+        _TABLES,
     ),
 )
 

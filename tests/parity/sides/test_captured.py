@@ -503,6 +503,47 @@ def test_the_same_inputs_may_have_other_names_dtypes_and_places() -> None:
     assert check_same_inputs(one, other) == (("mask",), ("places",))
 
 
+def test_the_same_inputs_may_lie_otherwise() -> None:
+    image = np.arange(24.0).reshape(2, 3, 4)
+    sizes = {"0": image}, {"image": image.transpose(0, 2, 1)}
+    assert check_same_inputs(*(Given(**each) for each in sizes)) == ((), ())
+    assert check_same_inputs(Given(x=IDS), Given(x=IDS.reshape(-1))) == ((), ())
+    # One row for all; a mask of positions and one of pairs; arguments that only have one place.
+    for a, b in (
+        (Given(x=PLACES[:1]), Given(x=PLACES[[0, 0]])),
+        (Given(x=MASK), Given(x=MASK[:, None] * MASK[:, :, None])),
+        (Given(x=MASK), Given(x=np.where(MASK, 0.0, -1e9))),
+        (Given(**{"0": IDS, "1": MASK}), Given(**{"0": IDS, "1": np.eye(3, dtype=int)})),
+    ):
+        check_same_inputs(a, b)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (
+            Given(**{"0": IDS}),
+            Given(**{"0": IDS[:1]}),
+            r"\[2, 3\].*\[1, 3\] \(axis 0 has 2 against 1",
+        ),
+        (
+            Given(a=IDS),
+            Given(a=IDS[:, :2]),
+            r"int64\[2, 3\].*int64\[2, 2\] \(axis 1 has 3 against 2",
+        ),
+        (Given(a=IDS), Given(a=IDS / 3), r"int64.*float64.*only one of them is of whole numbers"),
+        (Given(**{"0": IDS}), Given(ids=IDS[:1]), r"input 0 of .* input ids of .*axis 0"),
+        (Given(a=IDS, b=MASK), Given(a=IDS[:1], b=MASK[:1]), r"input a of .*; input b of .*axis 0"),
+        (Given(a=IDS, b=MASK), Given(a=IDS[:1], b=MASK), r"but input a of [^;]*$"),
+        (Given(**{"0": IDS, "1": MASK}), Given(**{"0": IDS[:1], "1": MASK}), r"axis 0 has 2"),
+    ],
+    ids=["batch", "length", "dtype", "by place", "two of them", "beside what is equal", "first"],
+)
+def test_inputs_of_other_shapes_and_dtypes_are_refused(one: Given, other: Given, told: str) -> None:
+    with pytest.raises(SideError, match=rf"both sides need the same inputs.*{told}"):
+        check_same_inputs(one, other)
+
+
 def test_a_capture_has_the_inputs_of_its_side(folder: Path) -> None:
     assert check_same_inputs(CapturedSide(folder), Linear()) == ((), ())
     with pytest.raises(SideError, match=r"elements of input 0 of the numpy side, int64\[2, 3\]"):
