@@ -199,10 +199,9 @@ class Watched:
         return [n for n, leaf in self.latest().items() if self._stands_still(n, leaf)]
 
     def _stands_still(self, name: str, leaf: LeafLook) -> bool:
-        if math.isnan(leaf.frozen):
-            return False
-        margin = 2 * error_of(leaf.frozen, leaf.elements, self.leaves[name].size)
-        return leaf.frozen - margin > FROZEN_SHARE
+        # A NaN is above nothing.
+        middle, error = _estimate(leaf.frozen, leaf.elements, self.leaves[name].size)
+        return middle - 2 * error > FROZEN_SHARE
 
     def warning(self, framework: str) -> str:
         """Return the one warning of a run, with the remedies; empty where nothing stands still.
@@ -266,9 +265,14 @@ def error_of(share: float, elements: int, size: int) -> float:
         elements: how many elements it is a share of.
         size: elements of the leaf.
     """
+    return _estimate(share, elements, size)[1]
+
+
+def _estimate(share: float, elements: int, size: int) -> tuple[float, float]:
+    """Return the middle of a share's interval and its standard error, of Agresti and Coull."""
     if elements >= size or math.isnan(share):
-        return 0.0
-    # With two successes and failures more (Agresti and Coull), so that 3 of 3 is not certain.
+        return share, 0.0
+    # With two successes and two failures more, so that 3 of 3 is not certain.
     count = elements + 4
     middle = (share * elements + 2) / count
-    return math.sqrt(middle * (1 - middle) / count)
+    return middle, math.sqrt(middle * (1 - middle) / count)

@@ -16,7 +16,7 @@ from megalodon_jax.tensor_files import file_tensors
 from megalodon_jax.torch_files import read_torch_file
 from stability.core.checkpoint_files import open_checkpoint
 
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 548118077\n"
+LFS = b"version https://git-lfs.github.com/spec" + b"/v1\noid sha256:12ab\nsize 548118077\n"
 AGAIN = "download the file again"
 FOREIGN = {
     "GGUF": (b"GGUF\3\0\0\0" + bytes(64), "a GGUF file", "take the checkpoint that it was"),
