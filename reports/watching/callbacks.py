@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from reports.store.manifest import Device
 from reports.watching.session import Session, to_stderr
@@ -48,7 +48,7 @@ class TrainingWatch:
         if self._session:
             self._session.close()
 
-    def __enter__(self) -> TrainingWatch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,6 +123,11 @@ class UpdatesWatch(TrainingWatch):
         self._own, self._looks = session, looks
         self._record = session.guard(looks.record)
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step is one to look at: a step that is not needs no `sample`."""
+        return self._own.on and self._own.due(self._looks.step + 1)
+
     def sample(self, before: Any, updates: Any, after: Any) -> Any:
         """Return what a look needs of one step, one small array; works inside jit.
 
@@ -140,8 +145,8 @@ class UpdatesWatch(TrainingWatch):
             self._own.fail(error)
             return jnp.zeros((3, 0))
 
-    def record(self, sample: Any) -> None:
-        """Count a step, and look at its sample every N steps."""
+    def record(self, sample: Any = None) -> None:
+        """Count a step, and look at its sample every N steps; None where there is none."""
         self._record(sample)
 
 
@@ -153,6 +158,9 @@ def watch_updates(
     report: Callable[[str], None] = to_stderr,
 ) -> UpdatesWatch:
     """Watch an optax loop: call `sample` in the step, jitted or not, and `record` after it.
+
+    Sampling costs a step some percent. A step that takes `due` as a static argument, and samples
+    where it is true alone, is compiled twice and costs nothing in between.
 
     Args:
         params: the parameters, or the model that holds them.

@@ -92,10 +92,11 @@ class JaxLooks:
         """Count a step, and look at its sample where one is due.
 
         A step whose updates are all 0, as those between two steps of `optax.MultiSteps` and those
-        that `optax.apply_if_finite` left out, is not looked at: the next one is.
+        that `optax.apply_if_finite` left out, is not looked at: the next one is. None is a step
+        without a sample.
         """
         self.step += 1
-        if not self._due(self.step):
+        if sample is None or not self._due(self.step):
             return
         if not getattr(sample, "is_fully_addressable", True):
             names = [leaf.name for leaf in self.leaves]

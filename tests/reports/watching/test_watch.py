@@ -333,6 +333,19 @@ def test_an_optax_loop_in_float32_is_silent(tmp_path: Path) -> None:
     assert {f.severity for f in stored(tmp_path).findings} == {Severity.OK}
 
 
+def test_a_step_is_sampled_where_a_look_is_due_alone(tmp_path: Path) -> None:
+    """As a step does that takes `due` as a static argument."""
+    before, after = {"w": jnp.ones(4)}, {"w": jnp.full(4, 2.0)}
+    with watch_updates(before, out=tmp_path, every=3) as watch:
+        sampled = []
+        for _ in range(7):
+            sampled.append(watch.due)
+            watch.record(watch.sample(before, before, after) if watch.due else None)
+    assert sampled == [False, False, True, False, False, True, False]
+    assert not watch.due, "closed"
+    assert document(tmp_path)["steps"] == [3, 6]
+
+
 def test_accumulation_of_optax_is_not_frozen_and_looked_at_when_it_steps(tmp_path: Path) -> None:
     three = optax.MultiSteps(optax.adamw(3e-4, weight_decay=0.0), 3)
     assert not updated(tmp_path, jnp.float32, transform=three)
