@@ -391,7 +391,7 @@ def test_wrong_arguments_are_refused_before_the_training(tmp_path: Path) -> None
         watch_updates({"count": jnp.arange(3)}, out=tmp_path)
     with pytest.raises(ValueError, match="expected a folder of this machine"):
         watch_updates({"w": jnp.ones(3)}, out="memory://runs")
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="expected a folder that can be written"):
         watch_updates({"w": jnp.ones(3)}, out=tmp_path / "file")
 
@@ -460,4 +460,6 @@ def test_hostile_names_are_data(tmp_path: Path) -> None:
             optimizer.step()
     assert watch.page is not None
     assert "<script>alert" not in watch.page.read_text(encoding="utf-8")
-    assert json.loads((watch.page.parent / "run.json").read_text())["kind"] == "watch"
+    assert (
+        json.loads((watch.page.parent / "run.json").read_text(encoding="utf-8"))["kind"] == "watch"
+    )
