@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from megalodon_jax.file_formats import format_of_file
 from megalodon_jax.files import read_json_object
 
 T = TypeVar("T")
@@ -151,12 +152,16 @@ def open_safetensors(file: Path) -> Iterator[Any]:
 
     Raises:
         FileNotFoundError, PermissionError: it cannot be opened.
-        ValueError: the file is no safetensors file, or not a whole one.
+        ValueError: the file is no safetensors file, and the message says which format it has, or
+            it is not a whole one.
     """
     with contextlib.ExitStack() as stack:
         try:
             opened = stack.enter_context(safe_open(file, framework="numpy"))
         except SafetensorError as error:
+            what, advice = format_of_file(file)
+            if what:
+                raise ValueError(f"{file} is {what}, not a safetensors file: {advice}.") from error
             raise ValueError(
                 f"{file} is not a readable safetensors file ({error}); it may be truncated: "
                 "copy or export it again."

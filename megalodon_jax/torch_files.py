@@ -9,10 +9,12 @@ docs/stability.md "Which files".
 from __future__ import annotations
 
 import re
+import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +22,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from megalodon_jax.file_formats import format_of_file
 from megalodon_jax.tensor_files import printable
 
 Place: TypeAlias = tuple[str, ...]
@@ -42,7 +45,6 @@ _AROUND = frozenset(
 """Keys of what a training run keeps beside its model, tensors in it or not."""
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
 _SAVE = "save the weights with torch.save(model.state_dict(), FILE)"
-_FOREIGN = {b"GGUF": "a GGUF file", b"\x89HDF": "an HDF5 file", b"\x93NUM": "a NumPy file"}
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 
@@ -184,10 +186,11 @@ def _load(file: Path) -> Any:
     if not start:
         raise ValueError(f"{file} is empty: nothing was saved in it, or the disk was full.")
     if not start.startswith((_ZIP, _PICKLE)):
-        what = _FOREIGN.get(start[:4], "neither")
+        what, advice = format_of_file(file)
         raise ValueError(
             f"{file} is not a checkpoint: expected a safetensors file, or a torch file (.pt, .bin, "
-            f".ckpt) with a state dict; it is {what}. Name the file that torch.save wrote."
+            f".ckpt) with a state dict; it is {what or 'neither'}: "
+            f"{advice or 'name the file that torch.save wrote'}."
         )
     if start.startswith(_ZIP):
         _check_archive(file)
@@ -204,9 +207,13 @@ def _load(file: Path) -> Any:
             names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
         stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
         # What is said of protocols and deprecated storages is for those who saved it.
-        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins):
+        with (
+            warnings.catch_warnings(),
+            torch.serialization.safe_globals(stand_ins),
+            _under_no_foreign_name(file) as place,
+        ):
             warnings.simplefilter("ignore")
-            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=archive or None)
+            loaded = torch.load(place, map_location="cpu", weights_only=True, mmap=archive or None)
     except Exception as error:  # torch lets every error of its unpickler through
         raise ValueError(_unreadable(file, error)) from error
     if not isinstance(loaded, (Mapping, list, tuple)) or (names and not loaded):
@@ -217,6 +224,22 @@ def _load(file: Path) -> Any:
     return loaded
 
 
+@contextmanager
+def _under_no_foreign_name(file: Path) -> Iterator[Path]:
+    """Context with a path to a torch file whose name does not end in .safetensors: torch.load goes
+    by that ending, and not by what is in the file.
+
+    What is mapped stays mapped when the path is gone.
+    """
+    if file.suffix != ".safetensors":
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "file.pt"
+        place.symlink_to(file.resolve())
+        yield place
+
+
 def _check_archive(file: Path) -> None:
     if not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is cut off: it begins as a torch file and ends too early; copy it"
@@ -224,6 +247,11 @@ def _check_archive(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     members = {entry.filename.rpartition("/")[2] for entry in entries}
+    if members and all(member.endswith(".npy") for member in members):
+        raise ValueError(
+            f"{file} is a NumPy archive (.npz), not a checkpoint: save its arrays with "
+            "safetensors.numpy.save_file."
+        )
     if "data.pkl" not in members:
         raise ValueError(f"{file} is a zip archive of something else than torch; {_SAVE}.")
     if "constants.pkl" in members:

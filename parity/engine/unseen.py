@@ -282,7 +282,7 @@ def _judged(array: np.ndarray) -> np.ndarray:
 def _parts(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     if array.dtype.kind == "c":
-        return np.concatenate([array.real.reshape(-1), array.imag.reshape(-1)])
+        return np.concatenate([np.real(array).reshape(-1), np.imag(array).reshape(-1)])
     return array.reshape(-1).astype(np.float64)
 
 

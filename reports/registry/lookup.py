@@ -33,6 +33,7 @@ from reports.verdict.history import History, load_history
 _NO_VERDICT = {
     RunKind.BENCH: "its numbers are on the next nightly's page",
     RunKind.SHARD: "`merge` it with the others first",
+    RunKind.WATCH: "its page shows what was measured, and `open` shows the page",
 }
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)Z")
 """How the ids begin that a run gets by itself: with the time at which it began."""
@@ -335,6 +336,10 @@ def page_of(folder: Path, page: Path | None = None) -> str:
     """
     from reports.page.render import render
 
+    if read_manifest(folder).kind is RunKind.WATCH:
+        from reports.page.watching import render as render_watch
+
+        return render_watch(read_run(folder))
     judged_run = judge_stored(folder)
     runs = runs_from(folder / PAGE if page is None else page, folder)
     return render(judged_run.run, judged_run.decision, judged_run.history, runs)

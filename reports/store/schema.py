@@ -44,10 +44,12 @@ class RunKind(StrEnum):
     BENCH = "bench"
     PORT = "port"
     """Ports of anybody's, each compared with its original (`reports.ports`)."""
+    WATCH = "watch"
+    """A training that was looked at while it ran (`reports.watching`)."""
 
 
 _GATED = (MEASUREMENTS, FINDINGS)
-FILES = {kind: (TIMINGS,) if kind is RunKind.BENCH else _GATED for kind in RunKind}
+FILES = dict.fromkeys(RunKind, _GATED) | {RunKind.BENCH: (TIMINGS,), RunKind.WATCH: (FINDINGS,)}
 """The Parquet files of a run of each kind."""
 ROWS = {MEASUREMENTS: Measurement, FINDINGS: Finding, TIMINGS: Timing}
 COLUMNS = {name: [f.name for f in fields(row)] for name, row in ROWS.items()}

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megalodon_jax.files import written_aside
+from megalodon_jax.files import folder_written_aside, written_aside
 from parity.engine.measurement import Measurement
 from reports.store.explanations import write_explanations
 from reports.store.reader import PARQUET_BYTES, checksum, read_bytes
@@ -138,6 +138,21 @@ def write_run(root: Path, run: Run, draw: Callable[[Run], str] | None = None) ->
     if draw is not None:
         add_page(folder, run, draw)
     return folder
+
+
+def rewrite_run(folder: Path, run: Run, page: str) -> None:
+    """Put a later state of a run that is still being measured in the place of the earlier one.
+
+    Folder and page are exchanged as one, so whoever reads sees the earlier or the later state. For
+    the runs of a training (`reports.watching`) alone: any other run is never changed.
+
+    Raises:
+        StoreError: the rows are not those of the run's kind, or the disk refuses.
+    """
+    parts = _check_rows(run)
+    with _refusals_named(folder), folder_written_aside(folder) as aside:
+        _write_files(aside, run, parts)
+        add_verdict(aside, run.manifest.verdict, page)
 
 
 def _write_files(partial: Path, run: Run, parts: dict[str, Rows]) -> None:

@@ -2,20 +2,25 @@
 
 `start` and `advance` are pure functions for a JAX loop, inside jit or not. `watch_torch` puts the
 same watch on a torch optimiser through `register_step_post_hook`; torch itself is not imported.
-Only a few elements of each leaf are followed, so the cost does not grow with the model. Source:
-docs/stability.md "Update survival".
+At most `FOLLOWED` elements of each leaf are followed, drawn with a fixed seed, so the cost does not
+grow with the model. Every step is looked at; `watch_looks` looks at one in many and keeps what it
+saw. Source: docs/stability.md "Update survival".
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+from jax import lax
 
 from megalodon_jax.weights import named_leaves
 from stability.core.findings import Finding, Severity, judge
+from stability.core.parameter_leaves import seed_of
 from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
 
 FOLLOWED = 256
@@ -35,6 +40,32 @@ class Watch(NamedTuple):
     """Whether an element ever had a gradient, bool (k,): no other one can stand still."""
 
 
+def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarray:
+    """Return the flat indices, ascending, of the elements that are followed of a leaf.
+
+    A small leaf is followed whole. Of a larger one elements are drawn with the seed of its name;
+    every k-th one would be a single column of a matrix whose width divides k.
+    """
+    size = math.prod(shape)
+    if size <= most:
+        return np.arange(size)
+    rng = np.random.default_rng(seed_of(name))
+    return np.sort(rng.choice(size, most, replace=False, shuffle=False))
+
+
+def pick(leaf: Any, chosen: np.ndarray) -> Any:
+    """Return elements of a JAX array by flat index, float32 or wider; works inside jit."""
+    leaf = jnp.asarray(leaf)
+    # Index by axis: flattening an array that lies on several devices would gather all of it.
+    part = leaf[np.unravel_index(chosen, leaf.shape)] if leaf.ndim else leaf.reshape(1)
+    if part.dtype in (jnp.float32, jnp.float64):
+        return part
+    # A sum that is stored in bfloat16 may be in float32 where it is read: XLA leaves the conversion
+    # there and back out, and what rounding lost would look applied.
+    bits = ml_dtypes.finfo(part.dtype)
+    return lax.reduce_precision(part.astype(jnp.float32), bits.nexp, bits.nmant)
+
+
 def start(params: Any) -> Watch:
     """Return the watch before the first step.
 
@@ -42,7 +73,7 @@ def start(params: Any) -> Watch:
         ValueError: there are no floating-point parameters.
     """
     leaves = named_leaves(params).items()
-    last = {n: _followed(x) for n, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
+    last = {n: _followed(n, x) for n, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
     if not last:
         raise ValueError(
             f"nothing to watch in this {type(params).__name__}: expected a pytree with "
@@ -63,8 +94,9 @@ def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
     values, pushes = named_leaves(params), named_leaves(gradients)
     last, still, ever = {}, {}, {}
     for name, before in watch.last.items():
-        last[name] = _followed(values[name])
-        pushed = _followed(pushes[name]) != 0 if name in pushes else jnp.zeros(before.shape, bool)
+        last[name] = _followed(name, values[name])
+        zeros = jnp.zeros(before.shape, bool)
+        pushed = _followed(name, pushes[name]) != 0 if name in pushes else zeros
         count = watch.still[name] + pushed.astype(jnp.int32)
         still[name] = jnp.where(last[name] == before, count, 0)
         ever[name] = watch.pushed[name] | pushed
@@ -107,7 +139,7 @@ class TorchWatch:
         self, names: Iterable[tuple[str, Any]], patience: int, report: Callable[[Finding], None]
     ):
         self._parameters, self._patience, self._report = dict(names), patience, report
-        values = {n: _of_tensor(p) for n, p in self._parameters.items()}
+        values = {n: _of_tensor(n, p) for n, p in self._parameters.items()}
         still = {n: np.zeros(x.shape, np.int32) for n, x in values.items()}
         self._watch = Watch(values, still, {n: np.zeros(x.shape, bool) for n, x in values.items()})
         self._reported: set[str] = set()
@@ -129,8 +161,8 @@ class TorchWatch:
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
                 continue
-            before, now = self._watch.last[name], _of_tensor(parameter)
-            pushed = _of_tensor(parameter.grad) != 0
+            before, now = self._watch.last[name], _of_tensor(name, parameter)
+            pushed = _of_tensor(name, parameter.grad) != 0
             count = self._watch.still[name] + pushed
             self._watch.pushed[name] |= pushed
             self._watch.still[name] = np.where(now == before, count, 0).astype(np.int32)
@@ -174,14 +206,10 @@ def watch_torch(
     return watch
 
 
-def _stride(size: int) -> int:
-    return max(1, -(-size // FOLLOWED))
+def _followed(name: str, leaf: Any) -> Any:
+    return pick(leaf, places(name, leaf.shape)).astype(jnp.float32)
 
 
-def _followed(leaf: Any) -> Any:
-    return jnp.asarray(leaf).reshape(-1)[:: _stride(leaf.size)][:FOLLOWED].astype(jnp.float32)
-
-
-def _of_tensor(tensor: Any) -> np.ndarray:
-    part = tensor.detach().reshape(-1)[:: _stride(tensor.numel())][:FOLLOWED]
+def _of_tensor(name: str, tensor: Any) -> np.ndarray:
+    part = tensor.detach().reshape(-1)[places(name, tuple(tensor.shape))]
     return part.float().cpu().numpy().copy()

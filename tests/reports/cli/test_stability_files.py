@@ -425,7 +425,7 @@ def no_weights(path: Path) -> None:
         (without_values, "m\\n.weight cannot be read: a tensor of shape (4, 4)"),
         (text, "is not a checkpoint: expected a safetensors file, or a torch file"),
         (nothing, "is empty"),
-        (archive, "is a zip archive of something else than torch"),
+        (archive, "is a NumPy archive (.npz), not a checkpoint"),
         (harmful, "would run"),
         (no_weights, "holds no state dict but epoch, lr; save model.state_dict()"),
     ],

@@ -114,7 +114,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         leaves_of(tmp_path / "missing.safetensors")
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not tensors")
-    with pytest.raises(ValueError, match="not a readable safetensors file"):
+    with pytest.raises(ValueError, match="a text that begins 'not tensors', not a safetensors"):
         leaves_of(broken)
 
 

@@ -1,0 +1,84 @@
+"""Formats of files that stand where a checkpoint should, told by their content.
+
+A name says nothing: downloads store what the server answered, and clones without Git LFS store
+pointers, all under the name of the weights. Source: docs/stability.md "Which files".
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_LOOKED_AT = 1024
+"""Bytes of the start of a file that are looked at."""
+_AGAIN = "download the file again, from the address of the file itself, logged in where it asks"
+_UNPACK = "unpack it and name the file inside"
+_PREFIXES = (
+    (b"GGUF", "a GGUF file", "take the checkpoint that it was converted from"),
+    (b"\x89HDF", "an HDF5 file", "save its weights as safetensors"),
+    (b"\x93NUMPY", "a NumPy array", "save it under its name with safetensors.numpy.save_file"),
+    (b"PAR1", "a Parquet file", "name the checkpoint; this is a table"),
+    (b"\x1f\x8b", "a gzip archive", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard archive", _UNPACK),
+    (b"\xfd7zXZ\0", "an xz archive", _UNPACK),
+    (b"BZh", "a bzip2 archive", _UNPACK),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (b"PK\x03\x04", "a zip archive, as torch.save writes", "read it as a torch file"),
+)
+"""First bytes, format, and what to do."""
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_PAGE = re.compile(rb"\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)
+
+
+def format_of_file(file: Path) -> tuple[str, str]:
+    """Return what a file is by its first bytes, and what to do; two empty texts if they do not say.
+
+    It is asked of files that could not be read as what they were taken for, so a torch file or a
+    safetensors file that is damaged later is told by its beginning too.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with file.open("rb") as opened:
+        start = opened.read(_LOOKED_AT)
+    if not start:
+        return "empty", "nothing was saved in it, or the disk was full: copy or export it again"
+    for prefix, what, advice in _PREFIXES:
+        if start.startswith(prefix):
+            return what, advice
+    if start[257:262] == b"ustar":
+        return "a tar archive", _UNPACK
+    if _PICKLE.match(start):
+        return "a pickle, as torch.save writes", "read it as a torch file"
+    if not any(start):
+        return "zeros where its header should be", (
+            "the space was reserved and the data never written: copy or download it again"
+        )
+    return _text(start.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _text(start: bytes) -> tuple[str, str]:
+    """Return what a text is; two empty texts where the bytes are none."""
+    if start.startswith(_LFS):
+        size = re.search(rb"^size (\d{1,18})$", start, re.MULTILINE)
+        real = f" of {int(size[1]):,} bytes" if size else ""
+        return (
+            f"a Git LFS pointer, which stands for a file{real}",
+            "run `git lfs pull` in the clone that it is from",
+        )
+    if _PAGE.match(start):
+        return "a web page, which a server sent in place of the file", _AGAIN
+    # A safetensors header begins with its length: eight bytes, some of them 0. Fewer bytes than
+    # that may be the start of anything.
+    if len(start) <= 8 or any(byte < 32 and byte not in b"\t\n\r\f" for byte in start):
+        return "", ""
+    text = start.decode("utf-8", "replace").strip()
+    if text.startswith("<?xml"):
+        return "an XML document, such as a storage sends in place of a file", _AGAIN
+    if text.startswith("{") and '"weight_map"' in text:
+        return "the index of shards", "name it so that it ends in .index.json, beside its shards"
+    if text.startswith("{"):
+        return "a JSON document, such as a server sends in place of a file", _AGAIN
+    shown = re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text))[:40]
+    return f"a text that begins {shown!r}", _AGAIN

@@ -1,0 +1,243 @@
+"""Watches for a torch loop, transformers' Trainer and an optax loop.
+
+Wrong arguments raise where the watch is made, before the training. Nothing raises after that.
+Source: docs/training.md "Watch a run while it trains".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from reports.store.manifest import Device
+from reports.watching.session import Session, to_stderr
+from stability.storage.watch_jax_loop import JaxLooks
+from stability.storage.watch_looks import EVERY
+from stability.storage.watch_torch_loop import TorchLooks
+
+
+class TrainingWatch:
+    """A watch of a training; also a context that closes it.
+
+    Attributes:
+        warned: the warning, once there was one; empty otherwise.
+        stopped: why the watch switched itself off; empty otherwise.
+    """
+
+    def __init__(self, session: Session | None) -> None:
+        self._session = session
+
+    @property
+    def warned(self) -> str:
+        """Return the warning, once there was one."""
+        return self._session.warned if self._session else ""
+
+    @property
+    def stopped(self) -> str:
+        """Return why the watch switched itself off."""
+        return self._session.stopped if self._session else ""
+
+    @property
+    def page(self) -> Path | None:
+        """Return the page of the run; None before the first look, and on a process of rank > 0."""
+        return self._session.page if self._session else None
+
+    def close(self) -> None:
+        """End the watch: the hook goes, and the run is stored as finished."""
+        if self._session:
+            self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def watch_optimizer(
+    optimizer: Any,
+    named_parameters: Iterable[tuple[str, Any]],
+    *,
+    out: str | Path = "runs",
+    every: int = EVERY,
+    report: Callable[[str], None] = to_stderr,
+) -> TrainingWatch:
+    """Watch a torch training: the loop stays what it is.
+
+    Make it after `round_stochastically` or `compensate`, so that it sees what they store. Of a
+    distributed training the process of rank 0 watches.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer`.
+        named_parameters: `model.named_parameters()`.
+        out: folder of runs.
+        every: optimiser steps from one look to the next.
+        report: gets the warning, and the error if there is one.
+
+    Raises:
+        ValueError: there is nothing to watch, or an argument is wrong.
+        StoreError: the folder cannot be written.
+    """
+    return _watch_optimizer(optimizer, named_parameters, "torch", out, every, report)
+
+
+def _watch_optimizer(
+    optimizer: Any,
+    named_parameters: Iterable[tuple[str, Any]],
+    framework: str,
+    out: str | Path,
+    every: int,
+    report: Callable[[str], None],
+) -> TrainingWatch:
+    if not _first_process():
+        return TrainingWatch(None)
+    session = Session(out, every, framework, report)
+    looks = TorchLooks(optimizer, named_parameters, session.take, session.due, session.guard)
+    session.on_close = looks.remove
+    session.begin(looks, _device(looks.device))
+    return TrainingWatch(session)
+
+
+def _device(device: Any) -> Device:
+    import torch
+
+    if device.type == "cpu":
+        return Device("cpu")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Device(device.type, name)
+
+
+def _first_process() -> bool:
+    import torch
+
+    group = torch.distributed
+    return not (group.is_available() and group.is_initialized() and group.get_rank())
+
+
+class UpdatesWatch(TrainingWatch):
+    """A watch of an optax loop: `sample` goes into the step, `record` after it."""
+
+    def __init__(self, session: Session, looks: JaxLooks) -> None:
+        super().__init__(session)
+        self._own, self._looks = session, looks
+        self._record = session.guard(looks.record)
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step is one to look at: a step that is not needs no `sample`."""
+        return self._own.on and self._own.due(self._looks.step + 1)
+
+    def sample(self, before: Any, updates: Any, after: Any) -> Any:
+        """Return what a look needs of one step, one small array; works inside jit.
+
+        Args:
+            before: parameters before the step.
+            updates: what the optimiser returned.
+            after: parameters after the step.
+        """
+        import jax.numpy as jnp
+
+        try:
+            return self._looks.sample(before, updates, after)
+        except Exception as error:
+            # The step is being traced: what fails here would end the training.
+            self._own.fail(error)
+            return jnp.zeros((3, 0))
+
+    def record(self, sample: Any = None) -> None:
+        """Count a step, and look at its sample every N steps; None where there is none."""
+        self._record(sample)
+
+
+def watch_updates(
+    params: Any,
+    *,
+    out: str | Path = "runs",
+    every: int = EVERY,
+    report: Callable[[str], None] = to_stderr,
+) -> UpdatesWatch:
+    """Watch an optax loop: call `sample` in the step, jitted or not, and `record` after it.
+
+    Sampling costs a step some percent. A step that takes `due` as a static argument, and samples
+    where it is true alone, is compiled twice and costs nothing in between.
+
+    Args:
+        params: the parameters, or the model that holds them.
+        out: folder of runs.
+        every: steps from one look to the next.
+        report: gets the warning, and the error if there is one.
+
+    Raises:
+        ValueError: there is nothing to watch, or an argument is wrong.
+        StoreError: the folder cannot be written.
+    """
+    import jax
+
+    session = Session(out, every, "optax", report)
+    looks = JaxLooks(params, session.take, session.due)
+    device = jax.devices()[0]
+    gpu = device.platform != "cpu"
+    session.begin(looks, Device("cuda", device.device_kind) if gpu else Device("cpu"))
+    return UpdatesWatch(session, looks)
+
+
+def trainer_callback(
+    *,
+    out: str | Path = "runs",
+    every: int = EVERY,
+    report: Callable[[str], None] = to_stderr,
+) -> Any:
+    """Return a `TrainerCallback` that watches whatever `Trainer.train` trains.
+
+    What makes a watch of it impossible, such as an optimiser of DeepSpeed, is reported, and the
+    training goes on.
+
+    Args:
+        out: folder of runs.
+        every: optimiser steps from one look to the next.
+        report: gets the warning, and the error if there is one.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: an argument is wrong.
+        StoreError: the folder cannot be written.
+    """
+    from transformers import TrainerCallback
+
+    # Wrong arguments are refused here, before the training.
+    Session(out, every, "transformers", report)
+
+    class WatchCallback(TrainerCallback):
+        """Watches from the beginning of a training to its end."""
+
+        watch: TrainingWatch | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Put the watch on the optimiser."""
+            self.on_train_end(args, state, control)
+            try:
+                parameters = kwargs["model"].named_parameters()
+                optimizer = _innermost(kwargs["optimizer"])
+                self.watch = _watch_optimizer(
+                    optimizer, parameters, "transformers", out, every, report
+                )
+            except Exception as error:
+                report(
+                    f"megalodon-numerics: nothing is watched ({type(error).__name__}: {error}). "
+                    "The training goes on."
+                )
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            """Store the run."""
+            if self.watch is not None:
+                self.watch.close()
+
+    return WatchCallback()
+
+
+def _innermost(optimizer: Any) -> Any:
+    """Return the optimiser that steps: accelerate wraps it, and hooks on the wrapper never run."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer

@@ -1,0 +1,178 @@
+"""A watch as a run of the store: its manifest, its findings, and the document its page is drawn of.
+
+Nothing here asks JAX for a device: in a training of torch that would start JAX's own client, which
+takes most of a GPU's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from parity.executors import identity as program
+from reports.provenance.environment import git_state
+from reports.provenance.host import FIELDS, FLAGS, host, threads
+from reports.store.manifest import Device, Environment, Manifest, SuiteResult
+from reports.store.run import Run
+from reports.store.schema import RunKind
+from stability.storage.watch_looks import PATIENCE, LeafLook, Watched, error_of
+
+SECTION = "watch"
+"""Key of the document among what probes show beside their findings."""
+PACKAGES = {
+    "torch": ("torch", "numpy"),
+    "transformers": ("torch", "transformers", "accelerate", "numpy"),
+    "optax": ("jax", "jaxlib", "optax", "equinox", "numpy"),
+}
+"""Packages whose versions a run names, by what trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a watch says of itself.
+
+    Attributes:
+        framework: a key of `PACKAGES`.
+        steps: optimiser steps so far.
+        skipped: steps that a loss scaler or a guard left out.
+        seconds: since the watch began.
+        cost: seconds of them that the watch took.
+        closed: whether the training ended it.
+        stopped: why it switched itself off, or nothing.
+        warned: the warning, or nothing.
+        remedied: whether this project's rounding is on the optimiser.
+    """
+
+    framework: str
+    steps: int
+    skipped: int
+    seconds: float
+    cost: float
+    closed: bool
+    stopped: str
+    warned: str
+    remedied: bool
+
+
+def new_watch_manifest(started: datetime, root: Path, framework: str, device: Device) -> Manifest:
+    """Return what a watch knows before its first look: the code that trains, and the machine."""
+    commit, dirty = git_state(Path.cwd(), root)
+    here = host()
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES[framework]:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return Manifest(
+        id=f"{started:%Y-%m-%dT%H-%M-%SZ}-{commit[:7] if commit else 'unversioned'}-watch",
+        created=started.isoformat(),
+        kind=RunKind.WATCH,
+        commit=commit,
+        dirty=dirty,
+        code=program.code(),
+        environment=Environment(
+            device=device if device.name else replace(device, name=here["name"]),
+            host={field: here[field] for field in FIELDS},
+            threads=threads(),
+            flags={name: value for name in FLAGS if (value := os.environ.get(name))},
+            versions=versions,
+        ),
+    )
+
+
+def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
+    """Return a watch as a run, whole or as far as it came."""
+    reason = facts.stopped and f"the watch switched itself off {facts.stopped}"
+    if not (reason or facts.closed):
+        reason = "not closed: the training goes on, or was killed"
+    if not (reason or watched.looks):
+        reason = f"no look: {facts.steps} steps, the first look is at step {watched.every}"
+    suite = SuiteResult(
+        SECTION,
+        planned=len(watched.leaves),
+        executed=sum(not math.isnan(leaf.frozen) for leaf in watched.latest().values()),
+        reason=reason,
+        status="failed" if reason else "ran",
+    )
+    return Run(
+        replace(
+            manifest,
+            durations={SECTION: round(facts.seconds, 3)},
+            suites=(suite,),
+            stability={SECTION: document_of(watched, facts, reason)},
+        ),
+        findings=tuple(watched.findings(words(facts.framework))),
+    )
+
+
+def words(framework: str) -> str:
+    """Return whose words remedies are in: "torch" or "jax"."""
+    return "jax" if framework == "optax" else "torch"
+
+
+def document_of(watched: Watched, facts: Facts, reason: str) -> dict[str, Any]:
+    """Return all that the page shows, as JSON; None stands for what was not measured."""
+    steps = [look.step for look in watched.looks]
+    still = set(watched.frozen())
+    latest = watched.latest()
+    families = dict.fromkeys(leaf.family for leaf in watched.leaves.values())
+    leaves = []
+    for name, leaf in watched.leaves.items():
+        newest = latest.get(name)
+        rows = [look.leaves.get(name) for look in watched.looks]
+        leaves.append(
+            {
+                "name": name,
+                "family": leaf.family,
+                "dtype": leaf.dtype,
+                "shape": list(leaf.shape),
+                "followed": len(leaf.places),
+                "error": newest and error_of(newest.frozen, newest.elements, leaf.size),
+                "still": name in still,
+                "why": watched.absent.get(name, ""),
+                **_series(rows),
+            }
+        )
+    return {
+        "framework": facts.framework,
+        "every": watched.every,
+        "patience": PATIENCE,
+        "steps": steps,
+        "total": facts.steps,
+        "skipped": facts.skipped,
+        "seconds": round(facts.seconds, 3),
+        "cost": round(facts.cost, 4),
+        "reason": reason,
+        "warned": facts.warned,
+        "remedied": facts.remedied,
+        "families": {
+            family: _series([look.families.get(family) for look in watched.looks])
+            for family in families
+        },
+        "leaves": leaves,
+        "absent": {n: why for n, why in watched.absent.items() if n not in watched.leaves},
+    }
+
+
+def _series(rows: list[LeafLook | None]) -> dict[str, list[float | None]]:
+    parts: Mapping[str, Callable[[LeafLook], float]] = {
+        "frozen": lambda row: row.frozen,
+        "unchanged": lambda row: row.unchanged,
+        "update": lambda row: row.update,
+    }
+    return {
+        name: [None if row is None else _number(part(row)) for row in rows]
+        for name, part in parts.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,0 +1,71 @@
+"""Remedies for parameters that stand still in a running training, in the order to try them.
+
+A running training has no time for a trial of every remedy, so the order is the one that
+`remedies.rank` gives to the remedies that work: fewest bytes first. Source: docs/stability.md
+"Remedies".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stability.core.number_formats import BF16
+from stability.storage.remedies import REMEDIES, Remedy
+
+FEW = 0.01
+"""Share of a model's elements up to which float32 for the frozen vectors alone is named: it costs
+at most 1 % of the parameters' memory and no change of the optimiser."""
+WIDE = ("matrices", "kernels", "embeddings")
+"""Sorts of parameters that are nearly all of a model's elements."""
+NAMES = ("stochastic rounding", "Kahan, bfloat16", "float32 parameters")
+"""Remedies that apply every update, whatever the leaf."""
+
+
+def general() -> list[Remedy]:
+    """Return the remedies that work for any leaf, fewest bytes per parameter first."""
+    return sorted((r for r in REMEDIES if r.name in NAMES), key=lambda r: r.bytes(BF16))
+
+
+def advice(frozen: Sequence[tuple[str, int, str]], elements: int, framework: str) -> str:
+    """Return what to do about frozen leaves, in words; empty where there are none.
+
+    Args:
+        frozen: family, elements and dtype of each leaf.
+        elements: of all leaves that are watched.
+        framework: "torch" or "jax".
+    """
+    if not frozen:
+        return ""
+    narrow = [leaf for leaf in frozen if leaf[2] not in ("float32", "float64")]
+    if not narrow:
+        return (
+            "They are in float32 already, and their updates are too small for it: raise the "
+            "learning rate of this group."
+        )
+    vectors = [leaf for leaf in narrow if leaf[0] not in WIDE]
+    count = sum(size for _, size, _ in vectors)
+    families = " and ".join(dict.fromkeys(family for family, _, _ in vectors))
+    wide = f"keep the {families} in float32 ({count:,} elements, {_bytes(2 * count)} more)"
+    options = [_described(remedy, framework) for remedy in general()]
+    cheap = bool(vectors) and count <= FEW * elements
+    if cheap and len(vectors) == len(narrow):
+        options.insert(0, wide)
+    lines = "; ".join(f"{i}. {option}" for i, option in enumerate(options, 1))
+    alone = f" For the {families} alone: {wide}." if cheap and wide not in options else ""
+    return (
+        f"What helps, cheapest first, moments not counted: {lines}.{alone} `megalodon-numerics "
+        "stability CHECKPOINT` measures what each gives back."
+    )
+
+
+def _described(remedy: Remedy, framework: str) -> str:
+    what = (framework == "torch" and remedy.torch) or remedy.what
+    return f"{what}: {remedy.bytes(BF16)} bytes per parameter"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,139 @@
+"""Looks at an optax loop: a pure function samples parameters and updates inside the step, and the
+host reads the sample every N steps.
+
+Source: docs/training.md "Watch a run while it trains".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.weights import named_leaves
+from stability.storage.frozen_watch import pick
+from stability.storage.watch_looks import Seen, Take, follow
+
+SHARE = 0.01
+"""Share of a leaf's root mean square update, of the elements that have one, from which an update is
+one that was meant."""
+
+
+class JaxLooks:
+    """Sampling of a JAX training step.
+
+    Attributes:
+        leaves: what is watched.
+        absent: why other leaves are not, by name.
+        step: steps recorded so far.
+        skipped, waited, remedied: as `TorchLooks` has them; a step without updates counts as
+            skipped only where a look was due.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        take: Take,
+        due: Callable[[int], bool],
+    ) -> None:
+        """Choose what is followed.
+
+        Args:
+            params: the parameters, or the model that holds them.
+            take: gets each look: step, samples, and why leaves have none.
+            due: whether a step is one to look at.
+
+        Raises:
+            ValueError: there are no floating-point parameters.
+        """
+        self._take, self._due, self.step = take, due, 0
+        # optax hands out what it will store: its remedies leave no update that would be lost.
+        self.skipped, self.waited, self.remedied = 0, 0.0, False
+        named = _arrays(params)
+        self.leaves = [follow(n, tuple(x.shape), np.dtype(x.dtype).name) for n, x in named.items()]
+        self.absent: dict[str, str] = {}
+        self._without: dict[str, str] = {}
+        if not self.leaves:
+            raise ValueError(
+                f"nothing to watch in this {type(params).__name__}: expected a pytree with "
+                "floating-point parameters."
+            )
+        wide = any(leaf.dtype == "float64" for leaf in self.leaves)
+        self._dtype = jnp.float64 if wide else jnp.float32
+
+    def sample(self, before: Any, updates: Any, after: Any) -> Any:
+        """Return what a look needs of one step, one array; works inside jit.
+
+        Args:
+            before: parameters before the step.
+            updates: what the optimiser asked to add to them; a leaf without an update is named.
+            after: parameters after the step.
+        """
+        trees = [_arrays(tree) for tree in (before, updates, after)]
+        rows: list[list[Any]] = [[], [], []]
+        self._without = {}
+        for leaf in self.leaves:
+            missing = next((i for i, tree in enumerate(trees) if leaf.name not in tree), None)
+            if missing is not None:
+                lacks = ("parameters before", "updates", "parameters after")[missing]
+                self._without[leaf.name] = f"the {lacks} the step have no such leaf"
+                continue
+            for row, tree in zip(rows, trees, strict=True):
+                row.append(pick(tree[leaf.name], leaf.places).astype(self._dtype))
+        if not rows[0]:
+            return jnp.zeros((3, 0), self._dtype)
+        return jnp.stack([jnp.concatenate(row) for row in rows])
+
+    def record(self, sample: Any) -> None:
+        """Count a step, and look at its sample where one is due.
+
+        A step whose updates are all 0, as those between two steps of `optax.MultiSteps` and those
+        that `optax.apply_if_finite` left out, is not looked at: the next one is. None is a step
+        without a sample.
+        """
+        self.step += 1
+        if sample is None or not self._due(self.step):
+            return
+        if not getattr(sample, "is_fully_addressable", True):
+            names = [leaf.name for leaf in self.leaves]
+            self._take(self.step, {}, dict.fromkeys(names, "sharded: on other processes too"))
+            return
+        start = time.perf_counter()
+        sample = jax.block_until_ready(sample)
+        self.waited += time.perf_counter() - start
+        before, updates, after = np.asarray(sample)
+        if not np.isfinite(updates).all() or not updates.any():
+            self.skipped += 1
+            return
+        seen, start = {}, 0
+        for leaf in self.leaves:
+            if leaf.name not in self._without:
+                part = slice(start, start := start + leaf.places.size)
+                seen[leaf.name] = Seen(before[part], after[part], meant(updates[part]))
+        self._take(self.step, seen, dict(self._without))
+
+
+def meant(updates: np.ndarray) -> np.ndarray:
+    """Return which elements of a leaf an update was meant for: it is a share of its usual size.
+
+    Weight decay alone moves the rows of tokens that do not occur, by so little that even float32
+    may lose it. Nobody misses that.
+    """
+    size = np.abs(updates)
+    moved = size[size > 0]
+    if not moved.size:
+        return np.zeros(size.shape, bool)
+    return size >= SHARE * np.sqrt(np.mean(np.square(moved, dtype=np.float64)))
+
+
+def _arrays(tree: Any) -> dict[str, Any]:
+    """Return the floating-point arrays of a pytree by name."""
+    return {
+        name: leaf
+        for name, leaf in named_leaves(tree).items()
+        if isinstance(leaf, (jax.Array, np.ndarray)) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
