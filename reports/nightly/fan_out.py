@@ -17,6 +17,7 @@ from parity.executors.inputs import MODULE, contents
 from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import Answers, Executor, run
 from parity.megalodon.suite import choose_reference
+from reports.nightly.expected import cost, expected_seconds
 from reports.nightly.run import Options, nightly, open_checkpoint, plan_of
 from reports.nightly.shards import (
     MESH_PART,
@@ -153,7 +154,12 @@ def fan_out(
         open_checkpoint(options.checkpoint).load()
     names = " ".join(sorted(f"{item.name} {item.digest()}" for item in items))
     place = options.out / UNFINISHED / hashlib.sha256(names.encode()).hexdigest()[:12]
-    report(f"a night of {len(items)} parts on {executor.name}")
+    expected, known_here = expected_seconds(options.out, [item.name for item in items])
+    items = [replace(item, expected=expected[item.name]) for item in items]
+    report(
+        f"a night of {len(items)} parts on {executor.name}: "
+        f"{cost(expected, executor.workers, known_here)}"
+    )
     with Answers.opened(place) as answers:
         if not resume:
             answers.discard()
