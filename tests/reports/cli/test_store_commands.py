@@ -168,6 +168,21 @@ def test_pinning_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clea
     assert list(folder.iterdir()) == [second.path]
 
 
+def test_the_diff_of_a_pin_lists_the_largest_move_first_up_or_down(
+    tmp_path: Path, clean: None
+) -> None:
+    def pinned(day: int, rose: float, fell: float) -> list[str]:
+        rows = measurement(value=rose), measurement(value=fell, case="fell")
+        night = write_run(tmp_path / "runs", earlier(*rows, day=day, suites=SUITES))
+        return pin_run(night, "as measured", tmp_path / "pinned").lines()
+
+    pinned(1, 1e-6, 3e-6)
+    head, first, second = pinned(2, 2e-6, 0.5e-6)
+    assert head.startswith("2 levels moved")
+    assert first.startswith("  fell |") and first.endswith("0.17 times")
+    assert second.endswith("2.00 times")
+
+
 @pytest.mark.parametrize(
     ("night", "said"),
     [
