@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from parity.executors import item as item_module
+from parity.executors.cluster import options
 from parity.executors.identity import Identity
-from parity.executors.item import Answer, Item, ItemError, Needs, State
+from parity.executors.item import ATTEMPTS, Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
 from parity.executors.machine import UNKNOWN, threads
 from parity.executors.progress import LINES, Progress
@@ -299,6 +300,11 @@ def test_a_sweep_of_which_every_answer_is_needed_names_those_it_has_not(
     folder, items = tmp_path / "answers", doubles(2)
     collect(items[1:], LocalExecutor(1), folder)
     assert [a.value for a in collect(items, LocalExecutor(1), folder)] == [0, 2]
+
+
+def test_an_item_may_kill_as_many_workers_on_a_cluster_as_here() -> None:
+    """Needs no Ray: what it is told is plain data."""
+    assert options(doubles(1)[0])["max_retries"] == ATTEMPTS - 1
 
 
 def test_a_long_sweep_says_only_what_did_not_go_well() -> None:
