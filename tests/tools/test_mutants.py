@@ -20,6 +20,7 @@ from tools.mutant_list import (
     MUTANTS,
     ROOT,
     bench,
+    blind,
     commands,
     equivalent,
     executors,
@@ -50,7 +51,7 @@ def test_every_mutant_is_an_edit_of_the_source_as_it_is() -> None:
 
 def test_no_group_is_left_out() -> None:
     modules = (
-        *(bench, commands, equivalent, executors, interchange, layers, meshes, model),
+        *(bench, blind, commands, equivalent, executors, interchange, layers, meshes, model),
         *(parity, ports, reports, stability, torch_runs),
     )
     groups = [group for module in modules for group in vars(module).values()]

@@ -97,10 +97,11 @@ def noisy(value: float, **changes: object):
         (1.5, [1.0] * 4, None),
         (3.0, [1.0] * 13 + [3.0], None),
         (0.0, [1.0] * 5, None),
+        (2.02e-6, [1e-6] * 9 + [2e-6], None),
         (1.0, [0.0] * 14, None),
         (math.nan, [1.0] * 5, None),
     ],
-    ids=["up", "down", "five percent", "too few", "seen", "zero", "zeros", "none"],
+    ids=["up", "down", "five percent", "too few", "seen", "hardly beyond", "zero", "zeros", "none"],
 )
 def test_a_step_is_far_and_unseen(value: float, past: list[float], said: float | None) -> None:
     assert step(value, past) == (None if said is None else pytest.approx(said))

@@ -2,6 +2,7 @@
 
 from tools.mutant_list import (
     bench,
+    blind,
     commands,
     equivalent,
     executors,
@@ -22,6 +23,7 @@ MUTANTS = (
     *(*parity.MUTANTS, *reports.MUTANTS, *stability.MUTANTS, *ports.MUTANTS, *meshes.MUTANTS),
     *(*torch_runs.MUTANTS, *commands.MUTANTS, *bench.MUTANTS),
     *executors.MUTANTS,
+    *blind.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

@@ -414,6 +414,23 @@ def test_a_program_responds_to_rounding_as_much_as_it_rounds(name):
             assert 0.7 <= response / relative_l2(error, exact) <= CAUTION
 
 
+def test_a_running_sum_of_many_terms_responds_more_than_one_of_few():
+    """What adding up loses grows with the number of terms; of numbers that cancel it is seen."""
+    function, make = ROUNDED["cumsum"]
+    responses = []
+    with jax.enable_x64(True):
+        for inputs in (make()[0], make()[0][:, :4]):
+            wide = np.float64(inputs)
+            closed = jax.make_jaxpr(function)(inputs)
+            exact = np.cumsum(wide, -1)
+            moved = [
+                Evaluation(True, Signs(pool(s, wide.size))).run(closed, [wide], Marks())[0]
+                for s in range(SEEDS)
+            ]
+            responses.append(np.mean([relative_l2(np.asarray(x), exact) for x in moved]))
+    assert responses[0] > 2 * responses[1]
+
+
 def test_a_response_is_another_for_other_signs_and_none_for_none():
     run, inputs = response_of("matmul"), ROUNDED["matmul"][1]()
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):

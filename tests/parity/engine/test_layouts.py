@@ -118,6 +118,13 @@ def test_another_distance_may_decide():
     assert find_layout(source, target, Near(2.0**-8, one_minus_cosine)) is not None
 
 
+def test_minus_zero_is_zero():
+    plain = np.arange(6.0).reshape(2, 3)
+    signed = np.where(plain == 0, -0.0, plain).T
+    layout = find_layout(plain, signed)
+    assert layout is not None and layout.axes == (1, 0)
+
+
 def test_nan_agrees_with_nan_exactly_and_never_nearly():
     source = generic(WEIGHT)
     source[3, 4] = np.nan

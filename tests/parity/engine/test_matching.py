@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from parity.engine.matching import Matching, Means, match_parameters
+from parity.engine.resemblance import differing_slices
 
 D, H, d, LAYERS = 16, 4, 4, 3
 RNG = np.random.default_rng(7)
@@ -103,6 +104,14 @@ def test_a_row_that_was_not_copied_is_told():
     pair = match_parameters(original, port).by_port["embed_tokens.embedding"]
     assert pair.means is Means.SLICE
     assert pair.note == "differs in rows 5"
+
+
+def test_what_is_no_number_on_both_sides_does_not_differ():
+    x = np.arange(12.0).reshape(4, 3)
+    x[:, 0] = np.nan
+    y = x.copy()
+    y[2, 1] = -1.0
+    assert differing_slices(x, y) == "one element, [2, 1]"
 
 
 def test_exchanged_heads_do_not_match():

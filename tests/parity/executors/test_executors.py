@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from parity.executors import item as item_module
+from parity.executors.cluster import options
 from parity.executors.identity import Identity
-from parity.executors.item import Answer, Item, ItemError, Needs, State
+from parity.executors.item import ATTEMPTS, Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
 from parity.executors.machine import UNKNOWN, threads
 from parity.executors.progress import LINES, Progress
@@ -237,6 +238,10 @@ def test_as_many_processes_as_memory_and_processors_allow() -> None:
     assert count(7) == 7
     assert count(None, memory=available_memory() or 1) == 1
     assert count(None, cpus=10_000) == 1
+    # Any two of them may run at once, so that the largest decides.
+    sizes = (1, available_memory() or 1)
+    items = [Item("x", "y:z", needs=Needs(memory=size)) for size in sizes]
+    assert LocalExecutor(None)._count(items, 0) == 1
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
@@ -291,6 +296,15 @@ def test_a_sweep_of_which_every_answer_is_needed_names_those_it_has_not(
     with pytest.raises(RuntimeError, match=f"1 of 3 items have no answer: {name}: .+"):
         collect([*doubles(2), odd], LocalExecutor(1))
     assert [a.value for a in collect(doubles(2)[::-1], LocalExecutor(1))] == [2, 0]
+    # An answer that is stored comes first, and is returned in its place.
+    folder, items = tmp_path / "answers", doubles(2)
+    collect(items[1:], LocalExecutor(1), folder)
+    assert [a.value for a in collect(items, LocalExecutor(1), folder)] == [0, 2]
+
+
+def test_an_item_may_kill_as_many_workers_on_a_cluster_as_here() -> None:
+    """Needs no Ray: what it is told is plain data."""
+    assert options(doubles(1)[0])["max_retries"] == ATTEMPTS - 1
 
 
 def test_a_long_sweep_says_only_what_did_not_go_well() -> None:
@@ -318,6 +332,11 @@ def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -
     # Two are left, of 5 s each, and of one of them 4 s are done: the other is what takes long.
     left = progress.estimate()
     assert left is not None and 4.9 < left <= 5.0
+    # What took longer than most takes some longer still.
+    engine._running["local:2"] = "another long one", time.time() - 20.0
+    late = progress.estimate()
+    assert late is not None and late >= 20.0 / 4
+    del engine._running["local:2"]
     head, worker, slowest = progress.lines()
     assert head.startswith("2 of 4")
     assert worker.startswith("local:1: the long one for 4 s")

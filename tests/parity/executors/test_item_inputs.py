@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -86,9 +87,9 @@ def test_a_file_is_read_again_only_after_a_change(
     path.write_text("other", encoding="utf-8")
     assert inputs.digest_of_file(path) != known
     # A change within one step of the system's clock leaves the stamp as it was.
-    monkeypatch.setattr(inputs, "_SETTLED", 1e9)
-    known = inputs.digest_of_file(path)
+    monkeypatch.setattr(inputs, "_SETTLED", math.inf)
     monkeypatch.setattr(inputs, "_stamp", lambda _: (0, 0, 0, 0))
+    known = inputs.digest_of_file(path)
     path.write_text("third", encoding="utf-8")
     assert inputs.digest_of_file(path) != known
 

@@ -11,3 +11,4 @@ def test_a_parameter_is_used_in_its_own_module_or_the_nearest_around_it():
     assert first_use("h.1.mlp.up.kernel", STAGES) == 4
     assert first_use("h.10.mlp.up.kernel", STAGES) == 5
     assert first_use("elsewhere.kernel", STAGES) == -1
+    assert first_use("h.1.gate", ["h.10.mlp", "h.1.mlp"]) == 1

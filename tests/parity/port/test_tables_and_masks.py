@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +12,11 @@ import torch
 from jax.ad_checkpoint import checkpoint_name
 
 from parity.port import Port, compare
+from parity.port.correspondence import Correspondence
+from parity.port.localisation import _replaceable
+from parity.port.side_runs import SideRuns
 from parity.sides import FunctionSide, JaxSide, TorchSide
+from parity.sides.side import Trace
 
 X = np.random.default_rng(0).standard_normal((3, 5), np.float32)
 
@@ -106,6 +113,22 @@ def test_masks_are_equal_whatever_the_lowest_number_is(wrong):
     if wrong:
         assert report.culprit is not None
         assert report.culprit.name == "masked"
+
+
+@pytest.mark.parametrize("side", ["original", "port"])
+def test_a_stage_with_masks_on_either_side_is_not_fed(side):
+    """What stands for a mask on one side is a number like any other on the other."""
+    pairs = [SimpleNamespace(port=n, original=n.upper()) for n in ("plain", "masked")]
+    arrays = {pair.port: np.zeros(2) for pair in pairs}
+    together = Mock(spec=Correspondence, alignment=Mock(pairs=pairs))
+    together.stages.return_value = arrays
+
+    def runs(masked: set[str]) -> Mock:
+        return Mock(spec=SideRuns, masked=masked, best=Mock(spec=Trace, outputs=(), whole={}))
+
+    original = runs({"MASKED"} if side == "original" else set())
+    port = runs({"masked"} if side == "port" else set())
+    assert set(_replaceable(original.best, together, original, port)) == {"plain"}
 
 
 class Running(torch.nn.Module):

@@ -17,7 +17,8 @@ from parity.engine.alignment import AlignmentError
 from parity.engine.exits import ExitError
 from parity.engine.measurement import Verdict
 from parity.port.exact import exact_partners
-from parity.port.ledger import ALL_DERIVATIVES, NO_OUTPUT, Entry, Role
+from parity.port.ledger import ALL_DERIVATIVES, NO_OUTPUT, Entry, Role, has_output
+from parity.port.side_runs import covering
 from parity.port_tolerances import PortEdge
 from parity.sides.side import AS_IS, Precision, Rounding
 from tests.parity.port.twins import flax_side, torch_side
@@ -208,6 +209,10 @@ def test_whole_numbers_pair_by_name_then_by_shape():
         "c": "x",
     }
     assert exact_partners({"a": three}, {"x": four}) == {}
+    # Two of one shape have a partner each, and a third has none.
+    two = {"x": three, "y": three}
+    assert exact_partners({"a": three, "b": three}, two) == {"a": "x", "b": "y"}
+    assert exact_partners(dict.fromkeys("abc", three), two) == {"a": "x", "b": "y"}
 
 
 def test_what_is_no_array_is_in_the_ledger():
@@ -249,6 +254,18 @@ def test_a_ledger_without_a_reason_is_refused():
     for compared, reason in ((False, ""), (True, "why")):
         with pytest.raises(AssertionError, match="neither"):
             Entry("output", Role.OUTPUT, compared=compared, reason=reason)
+
+
+def test_a_derivative_that_was_compared_is_no_result():
+    derivative = Entry("weight", Role.GRADIENT, "weight", compared=True)
+    assert not has_output([derivative])
+    assert has_output([derivative, Entry("output", Role.OUTPUT, "output", compared=True)])
+
+
+def test_a_result_is_left_out_with_what_is_below_it_and_not_by_its_beginning():
+    names = ["output.cache"]
+    assert all(covering(n, names) for n in ("output.cache", "output.cache[0]", "output.cache.k"))
+    assert covering("output.cache2", names) is None and covering("output", names) is None
 
 
 def test_what_a_case_leaves_out_needs_a_name_and_a_reason():

@@ -126,6 +126,17 @@ def test_openmetrics_are_series_that_the_next_night_continues(tmp_path: Path) ->
     assert (first[code][0], second[code][0]) == (0.0, 1.0)
 
 
+def test_openmetrics_name_the_run_at_its_own_time(tmp_path: Path) -> None:
+    """Without its time the name of an old run would be stored as that of now."""
+    night = run(measurement(), suites=RAN)
+    write_run(tmp_path, night)
+    families = text_string_to_metric_families(exported(tmp_path, "openmetrics"))
+    [sample] = [s for family in families for s in family.samples if s.name.endswith("_info")]
+    assert sample.labels["run"] == night.id
+    assert sample.timestamp is not None
+    assert float(sample.timestamp) == datetime.fromisoformat(night.manifest.created).timestamp()
+
+
 def test_openmetrics_without_their_library_say_what_to_install(tmp_path: Path, monkeypatch) -> None:
     write_run(tmp_path, run(measurement(), suites=RAN))
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)

@@ -25,7 +25,7 @@ from reports.verdict import pins
 from reports.verdict.decide import Word
 from reports.verdict.levels import levels
 from tests.helpers import cli
-from tests.reports.nights import bench, earlier, failing, measurement, reseal, run
+from tests.reports.nights import bench, earlier, explained, failing, measurement, reseal, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 
@@ -168,6 +168,21 @@ def test_pinning_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clea
     assert list(folder.iterdir()) == [second.path]
 
 
+def test_the_diff_of_a_pin_lists_the_largest_move_first_up_or_down(
+    tmp_path: Path, clean: None
+) -> None:
+    def pinned(day: int, rose: float, fell: float) -> list[str]:
+        rows = measurement(value=rose), measurement(value=fell, case="fell")
+        night = write_run(tmp_path / "runs", earlier(*rows, day=day, suites=SUITES))
+        return pin_run(night, "as measured", tmp_path / "pinned").lines()
+
+    pinned(1, 1e-6, 3e-6)
+    head, first, second = pinned(2, 2e-6, 0.5e-6)
+    assert head.startswith("2 levels moved")
+    assert first.startswith("  fell |") and first.endswith("0.17 times")
+    assert second.endswith("2.00 times")
+
+
 @pytest.mark.parametrize(
     ("night", "said"),
     [
@@ -236,6 +251,17 @@ def test_a_damaged_pin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [night] = nights(tmp_path / "runs", 1e-6)
     [text] = comparison_lines(judge_stored(night))
     assert text.startswith("cpu-1-live.json is not used") and "restore it with git" in text
+
+
+def test_a_verdict_is_explained_by_the_account_of_its_own_case(tmp_path: Path) -> None:
+    cases = ("baseline", "other")
+    night = run(failing(), failing(case="other", value=2e-5), suites=SUITES)
+    accounts = tuple(replace(explained(case), meaning=f"wrong in {case}") for case in cases)
+    folder = write_run(tmp_path, replace(night, explanations=accounts))
+    judged = judge_stored(folder)
+    case = judged.decision.starts[0].case
+    lines = [line for line in comparison_lines(judged) if line.startswith("explained: ")]
+    assert len(lines) == 1 and f" is wrong in {case};" in lines[0]
 
 
 def test_a_full_disk_leaves_the_pin_as_it_was(

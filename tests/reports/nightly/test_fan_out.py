@@ -243,6 +243,15 @@ def test_a_night_of_several_machines_has_no_processor(hosts: tuple[str, str]) ->
     assert environment.threads == "1"
 
 
+def test_hosts_of_one_processor_and_other_settings_are_several() -> None:
+    manifest = on("a", "b").manifest
+    parts = tuple(replace(part, processor="one") for part in manifest.parts)
+    known = dict.fromkeys(FIELDS, "known")
+    environment = replace(manifest.environment, host=known)
+    made = module._environment(replace(manifest, parts=parts, environment=environment))
+    assert made.host == {} and fingerprint(made) is None
+
+
 def test_a_planted_bug_is_planted_in_every_part(options: Options) -> None:
     faulty = replace(options, fault="rope_keys_one_late")
     outcome = fan_out(faulty, Inline(), quiet)

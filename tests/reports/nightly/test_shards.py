@@ -118,3 +118,14 @@ def test_an_odd_shard_is_refused_by_name(
     odd = write_run(tmp_path / "odd", shard(2, **changes))
     with pytest.raises(StoreError, match=rf"differs from .*{named}.*Measure the odd one again"):
         merge_shards([stored[0], odd, stored[2]])
+
+
+def test_shards_without_a_digest_of_their_code_are_of_one_commit(tmp_path: Path) -> None:
+    """Of an older version, whose runs name the commit alone."""
+    commits = ("a" * 12, "a" * 12, "b" * 12)
+    made = [
+        write_run(tmp_path / str(i), shard(i, code=None, commit=commit))
+        for i, commit in enumerate(commits, start=1)
+    ]
+    with pytest.raises(StoreError, match=r"differs from .*commit"):
+        merge_shards(made)

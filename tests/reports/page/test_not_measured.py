@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from reports.page.sections import (
     heat,
     marks,
     ports,
+    records,
     starts,
     tables,
     trends,
@@ -230,6 +232,15 @@ def test_changes_that_are_not_shown_are_counted() -> None:
     decision = decide(run(failing(quantity="a"), failing(quantity="b")), None)
     [group] = tables.change_rows(decision.changes, False, limit=1)
     assert (len(group["rows"]), group["total"]) == (1, 2)
+
+
+def test_a_change_of_a_whole_group_leads_to_no_row() -> None:
+    """The page has a row for each gate and none for a group: a link to it would lead nowhere."""
+    gate = failing(quantity="a")
+    [of_one] = decide(run(gate), None).changes
+    of_group = replace(of_one, quantity="all logits gates", kind="logits")
+    [group] = tables.change_rows([of_one, of_group])
+    assert [row["id"] for row in group["rows"]] == [records.id_of(gate), ""]
 
 
 def test_what_was_skipped_and_what_did_not_run_are_counted_apart() -> None:

@@ -390,6 +390,15 @@ def test_the_drill_shows_its_conclusion_its_curves_and_what_did_not_stay_finite(
     assert "inf" not in words.lower().replace("info", "")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_what_a_remedy_kept_of_a_value_that_is_not_finite_is_said_in_words(value) -> None:
+    shown = storage()
+    shown["remedies"] = [row | {"fidelity": value} for row in shown["remedies"]]
+    words = section(page_of(run(measurement(), stability=shown)), "remedies")
+    assert words.count("not finite") == 3
+    assert not re.search(r">(nan|inf)<", words)
+
+
 def test_documents_are_shown_beside_a_night_with_probes_alone(monkeypatch) -> None:
     night = run(measurement(), stability={"poles": []})
     committed = documents.read(documents.DRILL)

@@ -14,7 +14,7 @@ import pytest
 
 from parity.executors import identity
 from reports.provenance.code import Start
-from reports.registry.lookback import look_back
+from reports.registry.lookback import LATEST, look_back
 from reports.registry.lookup import find_run, judge_stored
 from reports.store.gathered import FEW, Gathered
 from reports.store.index import Line
@@ -88,6 +88,11 @@ def test_gates_of_every_subject_are_listed_whoever_ran_last(tmp_path: Path) -> N
         suites = [{"name": name, "status": "ran", "planned": 1, "executed": 1}]
         row = measurement(case=f"{name}/one", suite=name)
         write_run(tmp_path, earlier(row, day=day, kind="port", suites=suites))
+    cases = {row["case"] for row in look_back(str(tmp_path)).rows}
+    assert cases == {"mine/one", "yours/one"}
+    for turn in range(LATEST):
+        again = {"kind": "port", "suites": suites, "id": f"2026-11-20-{turn:02d}"}
+        write_run(tmp_path, earlier(row, created=f"2026-11-20T{turn:02d}:00:00+00:00", **again))
     cases = {row["case"] for row in look_back(str(tmp_path)).rows}
     assert cases == {"mine/one", "yours/one"}
 

@@ -165,6 +165,20 @@ def test_what_the_storage_lost_after_it_took_it_is_sent_again(tmp_path: Path, lo
     assert lists and assert_whole(store) == {place.name: "a"}
 
 
+def test_a_file_that_the_storage_cut_short_is_not_there(tmp_path: Path) -> None:
+    store, _ = storage()
+    cut: list[str] = []
+
+    def shorten(request: str, path: str) -> None:
+        if request == "list" and store.runs(ROOT) and not cut:
+            cut.append(name := f"{ROOT}/{NAME}/measurements.parquet")
+            store.objects[name] = b"", store.objects[name][1]
+
+    store.before = shorten
+    place = publish(tmp_path)
+    assert cut and place.name != NAME and assert_whole(store) == {place.name: "a"}
+
+
 def test_a_file_of_another_in_a_claimed_folder_is_not_taken_for_ours(tmp_path: Path) -> None:
     store, below = storage()
     writer = machine(tmp_path, "writer")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from reports.registry import shared_index
+from reports.registry.outcome import store
 from reports.store import shared
 from reports.store.objects import Objects
 from reports.store.runs import check_writable, list_runs, write_run
@@ -103,6 +104,18 @@ def test_every_command_reads_what_another_machine_has_written(storage: str, mach
     assert page.read_text(encoding="utf-8") == "<p>first</p>"
     pruned = cli("prune", "--keep", 1, "--delete", "--out", storage)
     assert f"keeping {good}" in pruned.output or f"deleted {good}" in pruned.output
+
+
+def test_a_run_is_judged_by_what_others_stored_while_it_was_measured(
+    storage: str, machine: Any
+) -> None:
+    mine = shared.open_copy(storage)
+    machine("second")
+    write_run(shared.open_copy(storage), night(2, measurement(value=2e-6)))
+    machine("first")
+    done = store(mine, night(3), lambda line: None)
+    assert done.decision is not None
+    assert done.decision.baseline_id == night(2).id
 
 
 def test_a_run_that_goes_there_goes_here(storage: str, machine: Any) -> None:

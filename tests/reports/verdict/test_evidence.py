@@ -182,6 +182,25 @@ def test_every_anchor_is_spared(tmp_path: Path, one: dict[str, Any], other: dict
     assert all("anchor of the machine of" in spared[runs[0]] for runs in (ours, others))
 
 
+def test_the_anchor_that_is_spared_is_that_of_the_newest_whole_night(tmp_path: Path) -> None:
+    """A night that was cut short measured less, so it is held against less than the next one."""
+    root = tmp_path / "runs"
+    other = replace(night(day=2, host=HERE), measurements=(measurement(identity="other"),))
+    folders = [write_run(root, made) for made in (night(day=1, host=HERE), other)]
+    write_run(root, night(day=3, host=HERE, suites=[WHOLE, PARTIAL]))
+    spared = dict(plan(root, 1).spared)
+    assert spared[folders[1]].startswith("anchor of the machine of")
+
+
+def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:
+    """Its levels would anchor the machine although nobody saw the rest of that night."""
+    root = tmp_path / "runs"
+    write_run(root, night(day=1, host=HERE, selected=["baseline"]))
+    whole = write_run(root, night(day=2, host=HERE))
+    [anchor] = anchors_of(root, night(day=3, host=HERE), Pins())
+    assert anchor.id == whole.name
+
+
 def test_a_pin_of_another_machine_leaves_a_machine_its_anchor(tmp_path: Path, pinned) -> None:
     """An anchor is asked for although somebody pinned a run, and not where it was of this one."""
     root = tmp_path / "runs"

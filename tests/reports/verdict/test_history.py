@@ -124,3 +124,22 @@ def test_a_baseline_is_older_than_a_window_that_cannot_be_read(
     found = load_history(tmp_path, run(measurement()))
     assert found.baseline is not None
     assert found.baseline.id == names[1]
+
+
+def test_a_baseline_that_broke_meanwhile_gives_way_to_the_next_of_its_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged baseline is not the same as none."""
+    older, newest = (write_run(tmp_path, earlier(measurement(), day=day)) for day in (11, 12))
+    read = history_module.read_run
+
+    def damaged(folder: Path) -> Run:
+        if folder == newest:
+            raise StoreError("damaged meanwhile")
+        return read(folder)
+
+    monkeypatch.setattr(history_module, "read_run", damaged)
+    found = load_history(tmp_path, run(measurement()))
+    assert found.baseline is not None
+    assert found.baseline.id == older.name
+    assert found.unreadable == ((newest, "damaged meanwhile"),)

@@ -68,10 +68,13 @@ def test_a_case_that_no_part_names_was_measured_nobody_knows_where() -> None:
 
 
 def test_every_level_that_was_written_is_read(tmp_path: Path) -> None:
-    pin = pin_of(run(measurement(), measurement(case="two")), {}, "as measured", "2026-11-01")
+    cases = ("one", "two", "a | name | with bars")
+    rows = [measurement(case=case) for case in cases]
+    pin = pin_of(run(*rows), {}, "as measured", "2026-11-01")
     pins.write(pin, pins.file_of(pin, tmp_path))
     [read] = pins.load("cpu", tmp_path).pins
-    assert (len(read.groups), read.groups) == (2, pin.groups)
+    assert read.groups == pin.groups
+    assert {group[0] for group in read.groups} == set(cases)
 
 
 def test_a_damaged_baseline_gives_way_to_the_run_before(tmp_path: Path) -> None:
