@@ -879,8 +879,8 @@ SINCE = of(
     (
         "unclean_commit_acquitted",
         "one commit acquits the code though there were uncommitted changes",
-        '"" if planted or unclean else',
-        '"" if planted else',
+        'known = planted or unclean or not changed',
+        'known = planted or not changed',
         "test_since.py",
     ),
 )
