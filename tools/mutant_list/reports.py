@@ -493,7 +493,7 @@ STORE = (
             "a writer publishes below a name that was taken from it",
             "if _is_there(objects, folder, name) and held(objects, name, token):",
             "if _is_there(objects, folder, name):",
-            f"{_LOST}::test_a_slow_writer_that_is_cleaned_away_at_any_request_stores_its_run_once",
+            f"{_LOST}::test_a_cleaner_leaves_a_run_that_is_published_while_it_looks",
         ),
     ),
     *of(
@@ -879,8 +879,8 @@ SINCE = of(
     (
         "unclean_commit_acquitted",
         "one commit acquits the code though there were uncommitted changes",
-        'known = planted or unclean or not changed',
-        'known = planted or not changed',
+        "known = planted or unclean or not changed",
+        "known = planted or not changed",
         "test_since.py",
     ),
 )
