@@ -333,9 +333,9 @@ def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -
     left = progress.estimate()
     assert left is not None and 4.9 < left <= 5.0
     # What took longer than most takes some longer still.
-    engine._running["local:2"] = "another long one", time.time() - 20.0
+    engine._running["local:2"] = "another", time.time() - 21.0
     late = progress.estimate()
-    assert late is not None and late >= 20.0 / 4
+    assert late is not None and late > 5.0
     del engine._running["local:2"]
     head, worker, slowest = progress.lines()
     assert head.startswith("2 of 4")
