@@ -85,7 +85,7 @@ def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
     the optimisers have.
     """
     slots = [slot for group in groups for slot in group]
-    if len(slots) >= len(leaves):
+    if not slots or len(slots) >= len(leaves):
         return {}
     found: dict[str, str] = {}
     for shape in {leaf.shape for leaf in leaves if len(leaf.shape) > 1}:

@@ -224,7 +224,7 @@ def test_errors_of_probes_are_counted_wherever_failures_are() -> None:
     assert {marked["audits"], marked["poles"]} == {"fail"}
     page = render(night, decision, History())
     assert f"✕ {len(marked)} with failures" in page and "holds NaN" in page
-    told = dict(side_by_side._facts_of(night))
+    told = dict(side_by_side.facts_of(night))
     assert (told["findings that are errors"], told["warnings"]) == ("2", "1")
 
 

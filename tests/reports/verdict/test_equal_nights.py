@@ -54,7 +54,7 @@ def test_two_equal_nights_are_called_equal(nights, tmp_path: Path) -> None:
     for text in (result.stdout, page.read_text(encoding="utf-8")):
         assert said in text
         assert FIRST not in text and SUSPECTED not in text
-    assert "commits: both of 1a2b3c4d5e\n" in result.stdout
+    assert "commits: none, both runs are of 1a2b3c4d5e\n" in result.stdout
 
 
 def test_one_changed_value_is_not_called_equal(nights) -> None:
