@@ -211,6 +211,16 @@ def test_a_parameter_that_only_training_would_show_is_missed(fresh, holds):
     assert ("the port does not have: extra" in report.sentence()) == (not holds)
 
 
+def test_without_derivatives_a_fresh_parameter_is_noticed_and_not_called_missing():
+    theirs = copy.deepcopy(original())
+    theirs.extra = torch.nn.Parameter(torch.zeros(theirs.head.weight.shape[0]))
+    theirs.head.bias = theirs.extra
+    report = found(flax_side(), TorchSide(theirs, IDS), gradients=False)
+    assert report.holds
+    assert "extra" in report.text()
+    assert "does not have: extra" not in report.sentence()
+
+
 def test_other_inputs_are_refused_and_counted():
     ids = IDS.copy()
     ids[0, 3] = (ids[0, 3] + 1) % 7
