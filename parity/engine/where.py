@@ -123,7 +123,7 @@ def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.n
     np.subtract(a, e, out=error, where=known)
     scale = float(np.max(np.abs(e), where=known, initial=0.0))
     if scale == 0.0:
-        return unknown | (error != 0.0)
+        return np.asarray(unknown | (error != 0.0))
     # Scaled, so that no square overflows or vanishes.
     squares = (error / scale).reshape(-1) ** 2
     norm = float(np.sum((np.where(known, e, 0.0) / scale) ** 2))
@@ -131,7 +131,8 @@ def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.n
     order = np.argsort(squares, kind="stable")
     wrong = np.zeros(squares.size, bool)
     wrong[order[np.cumsum(squares[order]) > room]] = True
-    return unknown | wrong.reshape(np.shape(e))
+    # Of no dimension, the result of `|` is no array.
+    return np.asarray(unknown | wrong.reshape(np.shape(e)))
 
 
 def _expanded(mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:

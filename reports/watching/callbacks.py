@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from reports.store.manifest import Device
 from reports.watching.session import Session, to_stderr
@@ -48,7 +48,7 @@ class TrainingWatch:
         if self._session:
             self._session.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> TrainingWatch:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -27,5 +27,5 @@ def test_the_document_runs_and_says_what_it_prints(capsys):
 
 def words_of(line: str) -> tuple[str, bool]:
     """What a line says: its first word, wherever the file lies, and whether it starts there."""
-    word = re.sub(r"\S+\.(py|md):\d+", "FILE:LINE", line.split()[0])
+    word = re.sub(r"\S+\.(py|md):\d+|^\d+$", "FILE:LINE", line.split()[0])
     return "[...]" if word.startswith("[") else word, "<- here" in line

@@ -87,7 +87,7 @@ def test_lengths_take_turns_and_shorter_ones_are_called_more_often(
 
     class Fake:
         def __init__(self, arguments: Sequence[str]) -> None:
-            self.length = arguments[3]
+            self.length = arguments[-2]
 
         def work(self, name: str):
             return lambda count: calls.append((name, self.length, count))

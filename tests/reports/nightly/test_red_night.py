@@ -53,7 +53,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def case(self, case, floors):
         yield failing(case=case.name)
 
-    def explain(case):
+    def explain(case, known):
         asked.append(case.name)
         return explained(case.name)
 
@@ -82,7 +82,7 @@ def test_a_failing_case_is_explained_and_one_that_holds_is_not(broken, monkeypat
 
 
 def test_an_account_that_breaks_down_is_said_and_changes_no_verdict(broken, monkeypatch) -> None:
-    def lost(case):
+    def lost(case, known):
         raise KeyError("layers.0.q")
 
     monkeypatch.setattr(suites_module, "explain", lost)
