@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         comparison_runs,
     )
     from parity.mesh import MeshComparison, out_of_sync
+    from reports.watching import trainer_callback, watch_optimizer, watch_updates
     from stability.dtype_audit import audit_step, load_policy
     from stability.nonfinite.flags import broken, in_order, watched_loss
     from stability.nonfinite.replay import locate
@@ -66,6 +67,7 @@ _HOMES = {
         "comparison_runs",
     ),
     "parity.mesh": ("MeshComparison", "out_of_sync"),
+    "reports.watching": ("trainer_callback", "watch_optimizer", "watch_updates"),
     "stability.dtype_audit": ("audit_step", "load_policy"),
     "stability.nonfinite.flags": ("broken", "in_order", "watched_loss"),
     "stability.nonfinite.replay": ("locate",),
@@ -112,6 +114,9 @@ __all__ = [
     "round_stochastically",
     "stability",
     "stochastic_adamw",
+    "trainer_callback",
+    "watch_optimizer",
+    "watch_updates",
     "watched_loss",
 ]
 
