@@ -121,7 +121,7 @@ def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
     assert (unknown.exit_code, "installed that reads nothing://runs" in unknown.output) == (2, True)
 
 
-def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None:
+def test_a_year_of_history_is_gathered_once(tmp_path: Path) -> None:
     rows = [measurement(quantity=f"q{i}", identity=str(i)) for i in range(500)]
     first = write_run(tmp_path, earlier(*rows, day=1))
     text = json.loads((first / "run.json").read_text(encoding="utf-8"))
@@ -134,10 +134,15 @@ def test_a_year_of_history_is_asked_in_under_two_seconds(tmp_path: Path) -> None
         (folder / "run.json").write_text(
             text_of(text | {"id": folder.name, "created": created}), encoding="utf-8"
         )
-    start = time.process_time()
-    result = look_back(str(tmp_path), "baseline", "q7")
-    assert time.process_time() - start < 2
-    assert (result.runs, len(result.rows)) == (365, 365)
+    seconds = []
+    for _ in range(2):
+        start = time.process_time()
+        result = look_back(str(tmp_path), "baseline", "q7")
+        seconds.append(time.process_time() - start)
+        assert (result.runs, len(result.rows)) == (365, 365)
+    # 1.3 and 0.08 s on an idle machine. Seconds alone would tell how busy the machine is.
+    first_time, again = seconds
+    assert 4 * again < first_time
 
 
 def test_a_sparkline_marks_what_is_no_number() -> None:

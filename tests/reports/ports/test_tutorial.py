@@ -25,7 +25,7 @@ def words_of(text: str) -> list[str]:
         words = [word for word in line.split() if not re.match(r"-?[\d.]+(e|$)", word)]
         # Which gate uses most of its tolerance is rounding, and so is which element is the worst.
         table = "  " in line or line.startswith("[")
-        first = "element" if line.startswith("[") else words[0]
+        first = "element" if line.startswith("[") else "".join(words[:1])
         lines.append(f"{first}{' here' if '<- here' in line else ''}" if table else " ".join(words))
     return lines
 
