@@ -5,6 +5,7 @@ Source: docs/reports.md "Store", docs/verdicts.md "Comparability", docs/reports.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from parity.engine.measurement import Verdict
 from parity.megalodon.cases import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import Manifest, read_manifest
-from reports.store.reader import checksum, read_bytes
+from reports.store.reader import checksum, read_bytes, read_json
 from reports.store.runs import Run, RunInfo, list_runs, one_look, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
@@ -126,8 +127,8 @@ def _newer(
 
 
 def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool:
-    """Whether a damaged folder may hold a run made after `created`: by what its run.json says, by
-    the date in its name, or where neither tells, by when the folder was changed.
+    """Whether a damaged folder may hold a run made at `created` or later: by what its run.json
+    says and the date in its name, or where neither tells, by when the folder was changed.
     """
     if folder.name.startswith("."):
         return False
@@ -142,14 +143,29 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
         twins = (r.folder for r in stored if r.manifest.id == manifest.id and r.folder != folder)
         copied = any(checksum(read_bytes(twin / MANIFEST)) == own for twin in twins)
         return manifest.created >= created and not copied
-    if date := _DATED.match(folder.name):
-        day, hour, minute, second = date.groups()
-        return f"{day}T{hour}:{minute}:{second}" > created[:19]
+    if dates := _dates_of(folder):
+        # A date as old as the run's is no proof of an older one: somebody may have moved files.
+        return max(dates) >= created[:19]
     try:
         changed = datetime.fromtimestamp(folder.lstat().st_mtime, UTC)
         return changed > datetime.fromisoformat(created)
     except (OSError, TypeError, ValueError):
         return True
+
+
+def _dates_of(folder: Path) -> list[str]:
+    """Return when a damaged run began: by its folder's name, and by what is left of its run.json.
+
+    The two differ where files were moved between folders.
+    """
+    dates = []
+    if date := _DATED.match(folder.name):
+        day, hour, minute, second = date.groups()
+        dates.append(f"{day}T{hour}:{minute}:{second}")
+    with contextlib.suppress(StoreError):
+        created = read_json(folder / MANIFEST).get("created")
+        dates += [created[:19]] if isinstance(created, str) else []
+    return dates
 
 
 def withheld(decision: Decision, found: Found) -> Decision:

@@ -65,6 +65,23 @@ def test_what_reads_the_newest_run_refuses_an_older_one(root: Path) -> None:
         assert cli(*command.split(), "--out", root).exit_code == 2
 
 
+@pytest.mark.parametrize("also", ["", "edited", "cut"])
+def test_a_newest_run_whose_files_were_moved_is_damaged_wherever_they_lie(
+    tmp_path: Path, also: str
+) -> None:
+    """Two runs exchange their run.json, and the newer one, in the older folder, is damaged too."""
+    older, newer = (write_run(tmp_path, earlier(measurement(), day=day)) for day in (18, 19))
+    one, other = ((folder / "run.json").read_text("utf-8") for folder in (older, newer))
+    assert gate(tmp_path).exit_code == 0
+    if also == "edited":
+        other = json.dumps(json.loads(other) | {"contract": None})
+    if also == "cut":
+        other = other[:40]
+    (older / "run.json").write_text(other, "utf-8")
+    (newer / "run.json").write_text(one, "utf-8")
+    assert gate(tmp_path).exit_code == (3 if also else 0), "exchanged alone, both runs are there"
+
+
 def test_a_change_is_withheld_too_where_a_newer_run_is_damaged(root: Path) -> None:
     """CHANGED exits with 0 like PASS."""
     write_run(root, run(measurement(value=1.1e-6), id="2026-11-20T00-00-00Z-1a2b3c4"))
