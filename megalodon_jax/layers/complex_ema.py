@@ -157,10 +157,11 @@ class ComplexEMA(eqx.Module):
             powers = jax.lax.complex(*self._powers(range(0, parts * L, L), dtype))
             h_init = incoming_state(self._final_state(u, None, p, tables), powers, h_init)
         y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
-        if mask is not None:
-            # Before the first valid token the filter is at rest. The transform's rounding noise
-            # there, 1e-7 of the loudest token, is what a norm would scale up to 1.
-            y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)
+        # A filter that has seen only zeros is at rest. The transform leaves rounding noise there,
+        # 1e-7 of the loudest token, which the norm that follows would scale up to 1. Such zeros are
+        # left padding, and the first token where a group of TimestepNorm is a single feature.
+        # Only the value is taken off: the derivative by an input that happens to be 0 stays.
+        y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
         y = y + self._skip(u)
@@ -267,6 +268,13 @@ class ComplexEMA(eqx.Module):
             return h_init
         shape = (batch_size, self.embed_dim, self.ndim)
         return jax.lax.complex(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def _at_rest(u: Float[Array, "B D L"]) -> Bool[Array, "B D L"]:
+    """Return where every input of a channel is 0 up to and including a token."""
+    started = u != 0
+    first = jnp.where(jnp.any(started, axis=-1), jnp.argmax(started, axis=-1), u.shape[-1])
+    return jnp.arange(u.shape[-1]) < first[..., None]
 
 
 def _scaled(factor: Float[Array, "D N"], z: Complex[Array, "*B D N"]) -> Complex[Array, "*B D N"]:

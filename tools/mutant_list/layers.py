@@ -453,10 +453,24 @@ EMA = of(
     (
         "ema_not_at_rest",
         "rounding noise of the transform stands before the first valid token",
-        "y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)",
-        "y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, y)",
+        "y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))",
+        "y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), 0.0, 0.0))",
         "test_complex_ema.py::test_the_filter_is_at_rest_until_the_first_valid_token",
         "left_padding",
+    ),
+    (
+        "ema_rest_without_derivative",
+        "the derivative by an input that happens to be 0 is lost with the transform's noise",
+        "y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))",
+        "y = jnp.where(_at_rest(u), 0.0, y)",
+        "test_complex_ema.py::test_a_channel_of_zeros_is_at_rest_and_keeps_its_derivative",
+    ),
+    (
+        "ema_rest_of_the_first_channel",
+        "one channel that has started starts all others",
+        "started = u != 0",
+        "started = jnp.broadcast_to(jnp.any(u != 0, axis=1, keepdims=True), u.shape)",
+        "test_complex_ema.py::test_a_channel_of_zeros_is_at_rest_and_keeps_its_derivative",
     ),
     (
         "ema_path_around_unmasked",

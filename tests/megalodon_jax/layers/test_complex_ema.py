@@ -116,8 +116,29 @@ def test_the_filter_is_at_rest_until_the_first_valid_token() -> None:
     y, _ = fast(ema, x, None, mask)
     assert not np.any(y[0, :, :7]), "left padding: nothing has come in"
     assert np.all(y[1, :, 3:9]), "interior padding: what came before goes on"
-    unmasked, _ = fast(ema, jnp.where(mask[:, None], x, 0.0))
-    assert np.any(unmasked[0, :, :7]), "the transform alone leaves rounding noise there"
+
+
+def test_a_channel_of_zeros_is_at_rest_and_keeps_its_derivative() -> None:
+    """A group of one feature starts with an exact 0 (docs/model.md "CEMA")."""
+    ema = ema_of("float32")
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.standard_normal((B, D, 40)), jnp.float32)
+    x = x.at[0, 1, :7].set(0.0).at[1, 2].set(0.0).at[1, 0, 3:9].set(0.0)
+    y, _ = fast(ema, x)
+    assert not np.any(y[0, 1, :7])
+    assert not np.any(y[1, 2])
+    assert np.all(y[1, 0, 3:9]), "zeros after the start: what came before goes on"
+    assert np.all(y[0, 0, :7]), "another channel has started"
+    kernel = response(jnp.ones((D, N), jnp.complex64), ema.power_tables(40, x.dtype), 40)
+    assert np.any(causal_convolution(x, kernel)[0, 1, :7]), "the transform alone leaves noise"
+
+    def weighted(x: jax.Array, c: jax.Array, run) -> jax.Array:
+        return jnp.sum(c * run(ema, x, jnp.zeros((B, D, N), jnp.complex64))[0])
+
+    cotangent = jnp.asarray(rng.standard_normal(x.shape), jnp.float32)
+    got, expected = (jax.grad(weighted)(x, cotangent, run) for run in (fast, truth))
+    for part in ((0, 1, slice(0, 7)), (1, 2)):
+        assert rel_l2(got[part], expected[part]) <= roundoff(40 * N)
 
 
 def test_an_empty_sequence_keeps_the_state() -> None:
