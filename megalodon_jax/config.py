@@ -238,20 +238,35 @@ class MegalodonConfig:
         return widened(self.param_dtype)
 
     @classmethod
+    def preset(cls, name: str, **changes: Any) -> MegalodonConfig:
+        """Return a size of the original Megalodon by its name there: see `PRESETS`.
+
+        Sizes, SwiGLU and the embedding's scale are those of the table in the original's code; so is
+        a `chunk_size` of 2,048. As in megalodon-hf, the head is the embedding (the original has a
+        separate V x D matrix, except for pg19), and feed-forward maps and `wh2` have biases (the
+        original's have none). docs/guide.md "Sizes" counts the parameters of each.
+
+        Args:
+            name: a key of `PRESETS`, such as "mega7.1B".
+            changes: fields that shall differ, such as `vocab_size` or `chunk_size`.
+
+        Raises:
+            ValueError: there is no such preset, or a field breaks its rule.
+        """
+        if name not in PRESETS:
+            raise ValueError(
+                f"MegalodonConfig.preset: no preset {name!r}; there are {', '.join(PRESETS)}."
+            )
+        return cls(**{**PRESETS[name], **changes})
+
+    @classmethod
     def from_7b(cls) -> MegalodonConfig:
-        """Return the 7B setup of the paper."""
-        return cls(
-            model_dim=4096,
-            num_layers=32,
-            num_heads=4,
-            z_dim=1024,
-            value_dim=8192,
-            ffn_hidden_dim=11_264,
-            chunk_size=4096,
-            norm_num_groups=64,
-            rope_base=100_000.0,
-            swiglu=True,
-        )
+        """Return what megalodon-hf's `from_7b_setup` builds: 8.46 billion parameters.
+
+        It has SwiGLU and a feed-forward width of 11,264. The original has one or the other:
+        `preset("mega7.1B")` is without SwiGLU, `preset("mega7.3B")` has it and a width of 8,192.
+        """
+        return cls.preset("mega7.1B", swiglu=True, chunk_size=4096, rope_base=100_000.0)
 
     def with_dtype(self, dtype: DTypeLike) -> MegalodonConfig:
         """Return this configuration with all four dtypes set to `dtype`."""
@@ -325,6 +340,35 @@ class MegalodonConfig:
         # Transformers ties the head whatever output_size says, unless it is told not to.
         fields |= {"model_type": HF_MODEL_TYPE, "tie_word_embeddings": self.tied}
         return dict(sorted((fields | {"architectures": ["MegalodonForCausalLM"]}).items()))
+
+
+_1_3B = {
+    "model_dim": 2048,
+    "num_layers": 24,
+    "num_heads": 2,
+    "z_dim": 512,
+    "value_dim": 4096,
+    "ffn_hidden_dim": 4864,
+    "norm_num_groups": 64,
+}
+_7B = {
+    "model_dim": 4096,
+    "num_layers": 32,
+    "num_heads": 4,
+    "z_dim": 1024,
+    "value_dim": 8192,
+    "ffn_hidden_dim": 11_264,
+    "norm_num_groups": 64,
+}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "mega200M": {},
+    "mega1.3B": _1_3B,
+    "mega1.3B_pg19": _1_3B | {"ffn_hidden_dim": 3584, "swiglu": True, "scale_emb": True},
+    "mega7.1B": _7B,
+    "mega7.3B": _7B | {"ffn_hidden_dim": 8192, "swiglu": True},
+}
+"""Fields by the names that the original implementation gives its sizes (XuezheMax/megalodon,
+`megalodon/model/mega.py`, `ModelStore`); what is not named is the default of `MegalodonConfig`."""
 
 
 def widened(dtype: DTypeLike) -> np.dtype:

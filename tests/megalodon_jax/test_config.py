@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 
 import jax
@@ -12,6 +13,7 @@ import jaxtyping
 import pytest
 
 from megalodon_jax import MegalodonConfig
+from megalodon_jax.weights import weight_table
 from tests.helpers import TINY, tiny
 
 DTYPES = ("param_dtype", "compute_dtype", "accum_dtype", "softmax_dtype")
@@ -194,12 +196,60 @@ def test_another_models_config_is_refused() -> None:
         MegalodonConfig.from_hf({"model_type": "llama"})
 
 
-def test_the_7b_setup_has_the_numbers_of_the_paper() -> None:
+def test_the_7b_setup_is_that_of_megalodon_hf() -> None:
     config = MegalodonConfig.from_7b()
     assert (config.model_dim, config.num_layers, config.num_heads) == (4096, 32, 4)
     assert (config.z_dim, config.value_dim, config.ffn_hidden_dim) == (1024, 8192, 11264)
     assert (config.chunk_size, config.norm_num_groups, config.rope_base) == (4096, 64, 1e5)
     assert config.swiglu
+    assert parameters(config) == 8_463_687_680
+
+
+def parameters(config: MegalodonConfig) -> int:
+    return sum(math.prod(row.shape) for row in weight_table(config))
+
+
+def of_the_original(config: MegalodonConfig, tied: bool) -> int:
+    """Parameters of the original implementation, counted by hand from its layers."""
+    D, Z, E, F, N = (
+        config.model_dim, config.z_dim, config.value_dim, config.ffn_hidden_dim, config.cema_ndim,
+    )  # fmt: skip
+    norms, cema = 2 * D + D + 2 * D, D * N * 4 + 2 * D
+    maps = D * (Z + 2 * E + D) + (Z + 2 * E + D) + E * D
+    ffn = (3 if config.swiglu else 2) * D * F
+    block = norms + cema + maps + 4 * Z + ffn
+    return config.num_layers * block + 2 * D + config.vocab_size * D * (1 if tied else 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "original"),
+    [
+        ("mega200M", 187_915_264, 220.6e6),
+        ("mega1.3B", 1_277_511_680, 1.343e9),
+        ("mega1.3B_pg19", 1_327_898_624, 1.328e9),
+        ("mega7.1B", 6_986_932_224, 7.117e9),
+        ("mega7.3B", 7_255_531_520, 7.386e9),
+    ],
+)
+def test_presets_have_the_sizes_of_the_original(name: str, count: int, original: float) -> None:
+    config = MegalodonConfig.preset(name)
+    assert config.tied and config.chunk_size == 2048 and config.vocab_size == 32_000
+    assert parameters(config) == count
+    tied = name == "mega1.3B_pg19"
+    theirs = of_the_original(config, tied)
+    assert theirs == pytest.approx(original, rel=1e-3)  # bound: four digits of a count in a table
+    biases = config.num_layers * (
+        config.ffn_hidden_dim * (1 + config.swiglu) + 2 * config.model_dim
+    )
+    head = 0 if tied else config.vocab_size * config.model_dim
+    assert count == theirs + biases - head
+
+
+def test_a_preset_takes_changes_and_an_unknown_one_is_refused() -> None:
+    config = MegalodonConfig.preset("mega7.3B", chunk_size=4096, vocab_size=100)
+    assert (config.chunk_size, config.vocab_size, config.ffn_hidden_dim) == (4096, 100, 8192)
+    with pytest.raises(ValueError, match="no preset '7B'; there are mega200M, mega1"):
+        MegalodonConfig.preset("7B")
 
 
 def test_the_defaults_are_the_200m_setup() -> None:
