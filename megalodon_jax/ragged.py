@@ -23,18 +23,19 @@ from megalodon_jax.inputs import SPLIT_ROW, traced
 Tree = TypeVar("Tree")
 
 
-def padding_of(mask: Any, shape: tuple[int, ...]) -> Any:
+def padding_of(mask: Tree, shape: tuple[int, ...]) -> Tree | None:
     """Return a mask of a shape, or None where it is known to have no padding: rows stay equal.
 
     A mask that is being traced has no value: it may pad. What is no mask is returned too, for
     `megalodon_jax.inputs.as_mask` to refuse.
     """
-    known = isinstance(mask, np.ndarray) or (
-        isinstance(mask, jax.Array) and not traced(mask) and mask.is_fully_addressable
+    given: Any = mask
+    known = isinstance(given, np.ndarray) or (
+        isinstance(given, jax.Array) and not traced(given) and given.is_fully_addressable
     )
-    if not known or mask.shape != shape or mask.dtype.kind not in "bui":
+    if not known or given.shape != shape or given.dtype.kind not in "bui":
         return mask
-    return None if (np.asarray(mask) == 1).all() else mask
+    return None if (np.asarray(given) == 1).all() else mask
 
 
 def lengths_of(mask: Bool[Array, "B L"]) -> Int32[Array, " B"]:
@@ -66,16 +67,17 @@ def aligned(ids: Int32[Array, "B L"], mask: Bool[Array, "B L"]) -> Aligned:
     L, lengths, start = ids.shape[1], lengths_of(mask), None
     if L > 1:
         start = jnp.argmax(mask, axis=1).astype(jnp.int32)
-        ids = _rolled(ids, start)
+        ids = rolled(ids, start)
     return Aligned(ids, jnp.arange(L, dtype=jnp.int32)[None] < lengths[:, None], lengths, start)
 
 
 def to_place(x: Float[Array, "B L D"], start: Int32[Array, " B"]) -> Float[Array, "B L D"]:
     """Return what was computed of an aligned piece where its tokens were before."""
-    return _rolled(x, -start)
+    return rolled(x, -start)
 
 
-def _rolled(x: Shaped[Array, "B L ..."], by: Int32[Array, " B"]) -> Shaped[Array, "B L ..."]:
+def rolled(x: Shaped[Array, "B L ..."], by: Int32[Array, " B"]) -> Shaped[Array, "B L ..."]:
+    """Return rows that begin with their element `by`; what was before it comes last."""
     L = x.shape[1]
     index = (jnp.arange(L, dtype=jnp.int32)[None] + by[:, None]) % L
     index = index.reshape(index.shape + (1,) * (x.ndim - 2))

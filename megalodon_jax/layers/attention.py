@@ -175,9 +175,8 @@ class ChunkedAttention(eqx.Module):
             mask = padding_of(mask, (B, L))
             if mask is not None:
                 q = checked(q, mask[:, 1:] & ~mask[:, :-1], _LATE_TOKEN)
-                # Padding is later than every token that counts, so none sees it; but a weight of 0
-                # does not silence a NaN.
-                k, v = (jnp.where(mask[..., None, None], a, 0.0) for a in (k, v))
+                # Padding is later than every token that counts: none sees it.
+                k, v = _silenced(mask, k, v)
                 ragged, mask = (lengths_of(mask),), None
         start = 0 if cache is None else cache.count
         q, k = self.rope(q, k, start)
@@ -217,8 +216,7 @@ class ChunkedAttention(eqx.Module):
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:
-            # A weight of 0 does not silence a padding token that is not finite: 0 * NaN is NaN.
-            k, v = (jnp.where(mask[..., None, None], a, 0.0) for a in (k, v))
+            k, v = _silenced(mask, k, v)
         keys = split_key(key, 2)
         parts = []
         if whole:
@@ -503,6 +501,12 @@ class MegalodonAttention(eqx.Module):
         return q.reshape(z.shape), k.reshape(z.shape)
 
 
+def _silenced(mask: Bool[Array, "B L"], *arrays: Float[Array, "B L H _"]) -> tuple[Array, ...]:
+    """Return keys and values, 0 at padding."""
+    # A weight of 0 does not silence a padding token that is not finite: 0 * NaN is NaN.
+    return tuple(jnp.where(mask[..., None, None], a, 0.0) for a in arrays)
+
+
 def _numbered(
     start: Int32[Array, ""] | Int32[Array, " B"], length: int
 ) -> Int32[Array, " L"] | Int32[Array, "B L"]:
@@ -513,7 +517,9 @@ def _numbered(
 
 def kept_norm(lengths: Int32[Array, " B"], new: NormState, before: NormState | None) -> NormState:
     """Return the statistics after a piece; rows without a token keep those before it."""
-    before = NormState.fresh(*new.mean.shape, new.mean.dtype) if before is None else before
+    if before is None:
+        rows, groups = new.mean.shape
+        before = NormState.fresh(rows, groups, new.mean.dtype)
     return kept_state(lengths, new, before)
 
 

@@ -105,10 +105,9 @@ class ComplexEMA(eqx.Module):
         if L == 0:
             return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
         mesh = mesh_of(x)
-        ragged = {} if lengths is None else {"lengths": lengths}
         if mesh is None:
-            return self._filtered(x, h_init, return_state, mask, **ragged)
-        return self._on_mesh(mesh, x, h_init, return_state, mask, **ragged)
+            return self._filtered(x, h_init, return_state, mask, lengths)
+        return self._on_mesh(mesh, x, h_init, return_state, mask, lengths)
 
     def _on_mesh(
         self,
@@ -138,7 +137,7 @@ class ComplexEMA(eqx.Module):
 
         def local(arrays, x, h_init, mask, lengths):
             ema = eqx.combine(as_varied(arrays, params, whole), static)
-            return ema._filtered(x, h_init, return_state, mask, parts, lengths)
+            return ema._filtered(x, h_init, return_state, mask, lengths, parts)
 
         ins = (params, whole, None if h_init is None else state, rows, tokens)
         outs = (whole, state if return_state else None)
@@ -150,8 +149,8 @@ class ComplexEMA(eqx.Module):
         h_init: Complex[Array, "B D N"] | None,
         return_state: bool,
         mask: Bool[Array, "B L"] | None,
-        parts: int = 1,
         lengths: Int32[Array, " B"] | None = None,
+        parts: int = 1,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
         L = x.shape[-1]
