@@ -11,6 +11,7 @@ _CACHES = "test_streaming_caches.py"
 _WINDOWS = "test_streaming_windows.py"
 _LOSS = "test_loss.py"
 _GENERATION = "test_generation.py"
+_RAGGED = "test_ragged.py"
 
 MODEL = of(
     "megalodon_jax/model.py",
@@ -708,4 +709,65 @@ CHECKS = of(
     ),
 )
 
-MUTANTS = (*MODEL, *LOSS, *GENERATION, *CACHES, *INPUTS, *CONFIG, *CHECKS)
+RAGGED = of(
+    "megalodon_jax/ragged.py",
+    (
+        "ragged_rows_stay_moved",
+        "what was computed of rows on the left is not moved back",
+        "return rolled(x, -start)",
+        "return x",
+        f"{_RAGGED}::test_each_row_is_what_it_is_alone",
+        "stream_ragged",
+    ),
+    (
+        "rows_without_a_token_move_on",
+        "a row without a token takes the state after the call",
+        "some = (lengths > 0)",
+        "some = (lengths >= 0)",
+        f"{_RAGGED}::test_each_row_is_what_it_is_alone",
+    ),
+    (
+        "padding_between_tokens_accepted",
+        "padding between tokens beside a cache is read as text",
+        "axis=1) > 1, SPLIT_ROW)",
+        "axis=1) > 2, SPLIT_ROW)",
+        f"{_RAGGED}::test_padding_between_tokens_is_refused",
+    ),
+    (
+        "full_mask_makes_positions_of_rows",
+        "a mask that is known to be full counts as one that may pad",
+        "return None if (np.asarray(given) == 1).all() else mask",
+        "return mask",
+        f"{_RAGGED}::test_a_mask_known_to_be_full_keeps_one_position_for_all",
+    ),
+)
+
+RAGGED_RINGS = of(
+    "megalodon_jax/types.py",
+    (
+        "row_without_a_token_writes",
+        "a row without a token overwrites the oldest it holds",
+        "slots = jnp.where(lengths > 0, self.count % capacity, capacity)",
+        "slots = self.count % capacity",
+        f"{_RAGGED}::test_the_ring_is_the_list_of_the_latest_tokens_of_each_row",
+    ),
+    (
+        "unbounded_rows_grow_by_the_shortest",
+        "an unbounded cache of ragged rows grows by what the shortest needs",
+        "needed = int(np.max(after, initial=0))",
+        "needed = int(np.min(after))",
+        f"{_RAGGED}::test_an_unbounded_ragged_cache_grows_outside_of_jit_by_its_longest_row",
+    ),
+    (
+        "plain_init_cache_is_no_carry",
+        "init_cache leaves its arrays to the first call",
+        "rest = not any(parts)",
+        "rest = False",
+        "test_carries.py::test_a_call_returns_the_form_it_was_given",
+    ),
+)
+
+MUTANTS = (
+    *(*MODEL, *LOSS, *GENERATION, *CACHES, *INPUTS, *CONFIG, *CHECKS),
+    *(*RAGGED, *RAGGED_RINGS),
+)
