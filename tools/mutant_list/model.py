@@ -11,6 +11,7 @@ _CACHES = "test_streaming_caches.py"
 _WINDOWS = "test_streaming_windows.py"
 _LOSS = "test_loss.py"
 _GENERATION = "test_generation.py"
+_RAGGED = "test_ragged.py"
 
 MODEL = of(
     "megalodon_jax/model.py",
@@ -45,16 +46,16 @@ MODEL = of(
     (
         "final_norm_forgets",
         "the final norm's statistics start anew in every call",
-        "self.norm(x, None if cache is None else cache.final_norm, mask)",
-        "self.norm(x, None, mask)",
+        "x, norm = self.norm(x, before, mask)",
+        "x, norm = self.norm(x, None, mask)",
         _STREAM,
         "stream",
     ),
     (
         "final_norm_unmasked",
         "padding enters the final norm's statistics",
-        "self.norm(x, None if cache is None else cache.final_norm, mask)",
-        "self.norm(x, None if cache is None else cache.final_norm, None)",
+        "x, norm = self.norm(x, before, mask)",
+        "x, norm = self.norm(x, before, None)",
         f"{_FORWARD}::test_what_stands_at_masked_positions_does_not_matter",
     ),
     (
@@ -97,18 +98,17 @@ MODEL = of(
     (
         "empty_call_shares_its_cache",
         "no tokens return the cache itself: a donated call on one deletes the other",
-        "return hidden, copied_cache(filled_cache(config, cache, B)) if return_cache else None",
-        "return hidden, filled_cache(config, cache, B) if return_cache else None",
+        "return hidden, copied_cache(filled_cache(config, cache, B, per_row=lengths is not None))",
+        "return hidden, filled_cache(config, cache, B, per_row=lengths is not None)",
         f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it {_CACHES}",
     ),
     (
         "padding_meets_a_cache",
         "a padded mask is dropped without a word where a cache is asked for",
-        "if mask is not None and (cache is not None or return_cache):\n"
-        "            input_ids = checked(input_ids, ~mask, PADDED_CACHE)",
-        "if mask is not None and (cache is not None or return_cache):\n"
-        "            input_ids = checked(input_ids, mask & ~mask, PADDED_CACHE)",
-        f"{_STREAM}::test_a_padded_mask_and_a_cache_are_refused_and_a_full_mask_is_not",
+        "input_ids, mask, lengths, start = aligned(input_ids, mask)",
+        "mask = None",
+        "test_ragged.py::test_each_row_is_what_it_is_alone",
+        "stream_ragged",
     ),
     (
         "rematerialised_without_training",
@@ -322,7 +322,7 @@ GENERATION = of(
     (
         "text_after_its_end",
         "a row goes on after its end",
-        "token = jnp.where(done, latest, _draw(logits, sample_key, *rates))",
+        "token = jnp.where(done, before, _draw(logits, sample_key, *rates))",
         "token = _draw(logits, sample_key, *rates)",
         f"{_GENERATION}::test_a_row_that_ended_repeats_its_end_and_others_go_on",
     ),
@@ -342,10 +342,10 @@ GENERATION = of(
     ),
     (
         "padded_prompt_one_late",
-        "a padded row gets the token after its padding's first position",
-        "jnp.sum(mask, axis=1, dtype=jnp.int32) - 1",
-        "jnp.sum(mask, axis=1, dtype=jnp.int32)",
-        f"{_GENERATION}::test_a_padded_row_gets_what_it_gets_alone",
+        "a padded row goes on from what stands behind its last token",
+        "L - 1 - jnp.argmax(mask[:, ::-1], axis=1)",
+        "L - jnp.argmax(mask[:, ::-1], axis=1)",
+        f"{_GENERATION}::test_prompts_of_different_lengths_go_on_as_alone",
     ),
     (
         "prompt_that_ends_is_finished",
@@ -390,17 +390,10 @@ GENERATION = of(
         f"{_GENERATION}::test_other_windows_choose_by_the_keys_they_see {_GENERATION}",
     ),
     (
-        "window_as_long_as_the_prompt_refused",
-        "padding is refused where the window just holds the prompt",
-        "config.chunk_size < window < ids.shape[1]",
-        "config.chunk_size < window <= ids.shape[1]",
-        f"{_GENERATION}::test_padding_that_would_move_a_window_is_refused {_GENERATION}",
-    ),
-    (
         "holes_in_a_prompt_accepted",
-        "a mask with a hole inside counts as right padding",
-        "padded = ~mask[:, 0] | jnp.any(mask[:, 1:] & ~mask[:, :-1], axis=1)",
-        "padded = ~mask[:, 0]",
+        "padding between the tokens of a prompt is read as text",
+        "if not traced(mask) and np.any(stretches != 1):",
+        "if not traced(mask) and np.any(stretches == 0):",
         f"{_GENERATION}::test_bad_input_is_refused",
     ),
     (
@@ -417,7 +410,7 @@ CACHES = of(
     (
         "trimmed_keys_visible",
         "what was trimmed away is read as long as its slot holds it",
-        "return jnp.where(latest >= self.first, latest, -1)",
+        "return jnp.where(latest >= first, latest, -1)",
         "return jnp.where(latest >= 0, latest, -1)",
         f"{_CACHES}::test_a_trimmed_cache_has_forgotten_whatever_the_split",
     ),
@@ -503,8 +496,8 @@ CACHES = of(
     (
         "unbounded_cache_grows_late",
         "an unbounded cache grows to the chunk before the one it needs",
-        "return _reserved(cache, -(-(live + length) // C) * C)",
-        "return _reserved(cache, (live + length) // C * C)",
+        "return _reserved(cache, -(-needed // C) * C)",
+        "return _reserved(cache, needed // C * C)",
         f"{_WINDOWS}",
     ),
     (
@@ -716,4 +709,65 @@ CHECKS = of(
     ),
 )
 
-MUTANTS = (*MODEL, *LOSS, *GENERATION, *CACHES, *INPUTS, *CONFIG, *CHECKS)
+RAGGED = of(
+    "megalodon_jax/ragged.py",
+    (
+        "ragged_rows_stay_moved",
+        "what was computed of rows on the left is not moved back",
+        "return rolled(x, -start)",
+        "return x",
+        f"{_RAGGED}::test_each_row_is_what_it_is_alone",
+        "stream_ragged",
+    ),
+    (
+        "rows_without_a_token_move_on",
+        "a row without a token takes the state after the call",
+        "some = (lengths > 0)",
+        "some = (lengths >= 0)",
+        f"{_RAGGED}::test_each_row_is_what_it_is_alone",
+    ),
+    (
+        "padding_between_tokens_accepted",
+        "padding between tokens beside a cache is read as text",
+        "axis=1) > 1, SPLIT_ROW)",
+        "axis=1) > 2, SPLIT_ROW)",
+        f"{_RAGGED}::test_padding_between_tokens_is_refused",
+    ),
+    (
+        "full_mask_makes_positions_of_rows",
+        "a mask that is known to be full counts as one that may pad",
+        "return None if (np.asarray(given) == 1).all() else mask",
+        "return mask",
+        f"{_RAGGED}::test_a_mask_known_to_be_full_keeps_one_position_for_all",
+    ),
+)
+
+RAGGED_RINGS = of(
+    "megalodon_jax/types.py",
+    (
+        "row_without_a_token_writes",
+        "a row without a token overwrites the oldest it holds",
+        "slots = jnp.where(lengths > 0, self.count % capacity, capacity)",
+        "slots = self.count % capacity",
+        f"{_RAGGED}::test_the_ring_is_the_list_of_the_latest_tokens_of_each_row",
+    ),
+    (
+        "unbounded_rows_grow_by_the_shortest",
+        "an unbounded cache of ragged rows grows by what the shortest needs",
+        "needed = int(np.max(after, initial=0))",
+        "needed = int(np.min(after))",
+        f"{_RAGGED}::test_an_unbounded_ragged_cache_grows_outside_of_jit_by_its_longest_row",
+    ),
+    (
+        "plain_init_cache_is_no_carry",
+        "init_cache leaves its arrays to the first call",
+        "rest = not any(parts)",
+        "rest = False",
+        "test_carries.py::test_a_call_returns_the_form_it_was_given",
+    ),
+)
+
+MUTANTS = (
+    *(*MODEL, *LOSS, *GENERATION, *CACHES, *INPUTS, *CONFIG, *CHECKS),
+    *(*RAGGED, *RAGGED_RINGS),
+)
