@@ -208,8 +208,9 @@ class ComplexEMA(eqx.Module):
             lost=self._lost(dtype, S),
             p=p,
             gamma=gamma,
+            omega=self.omega.astype(dtype),
         )
-        y = packed_ema.filtered(u, positions, coefficients, h_init) + self._skip(u)
+        y = packed_ema.filtered(u, positions, coefficients, h_init)
         if not return_state:
             return y, None
         return y, last_shards(after(h_init)) if parts > 1 else after(h_init)

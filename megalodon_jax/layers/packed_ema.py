@@ -19,6 +19,8 @@ from jaxtyping import Array, Bool, Complex, Float, Int32
 
 BLOCK = 32
 """Tokens of a block. Twice as many cost more products inside, half as many more states between."""
+SPAN = 256
+"""Tokens that are in memory at once: all channels of them fit a cache."""
 TAPS = 4
 """Neighbours summed one by one; products of smaller halves are slower."""
 
@@ -27,7 +29,7 @@ class Coefficients(NamedTuple):
     """What a filter of blocks needs of the poles, each power rounded once from float64.
 
     powers is q^0 .. q^S (real and imaginary part) for S = `BLOCK`, power q^S again, lost what it
-    lost when it was rounded, p and gamma the gains.
+    lost when it was rounded, p and gamma the gains, omega that around the filter.
     """
 
     powers: tuple[Float[Array, "D N S1"], Float[Array, "D N S1"]]
@@ -35,6 +37,7 @@ class Coefficients(NamedTuple):
     lost: Complex[Array, "D N"]
     p: Float[Array, "D N"]
     gamma: Complex[Array, "D N"]
+    omega: Float[Array, " D"]
 
 
 def filtered(
@@ -43,7 +46,7 @@ def filtered(
     coefficients: Coefficients,
     h_init: Complex[Array, "B D N"] | None,
 ) -> Float[Array, "B D L"]:
-    """Filter every document from rest, without the path around the filter.
+    """Filter every document from rest.
 
     Args:
         u: input.
@@ -51,21 +54,37 @@ def filtered(
         coefficients: those of the filter.
         h_init: state that the first document goes on from, where it has begun before.
     """
-    L = u.shape[-1]
-    short = -L % BLOCK
-    u = jnp.pad(jnp.swapaxes(u, 0, 1), ((0, 0), (0, 0), (0, short)))
-    positions = jnp.pad(positions, ((0, 0), (0, short)))
+    B, D, L = u.shape
+    # A loop over spans, not one over blocks inside a program over the row: XLA would fuse the norm
+    # before this into every tap and every half, and these into every reader of the norm after it.
+    span = min(SPAN, L + -L % BLOCK)
+    short = -L % span
+    u = jnp.pad(u, ((0, 0), (0, 0), (0, short))).reshape(B, D, -1, span)
+    positions = jnp.pad(positions, ((0, 0), (0, short))).reshape(B, -1, span)
     real, imag = coefficients.powers
     p, gamma = coefficients.p, coefficients.gamma
     kernel = _einsum("dn,dns->ds", p * jnp.real(gamma), real)
     kernel = kernel - _einsum("dn,dns->ds", p * jnp.imag(gamma), imag)
-    y = _taps(u, positions, kernel)
-    half = TAPS
-    while half < BLOCK:
-        y = y + _second_halves(u, positions, kernel, half)
-        half *= 2
-    y = y + _from_states(u, positions, coefficients, h_init)
-    return jnp.swapaxes(y[..., :L], 0, 1)
+    kernel = kernel.at[:, 0].add(coefficients.omega)
+
+    def step(h: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
+        u, positions = part
+        y = _taps(u, positions, kernel)
+        half = TAPS
+        while half < BLOCK:
+            y = y + _second_halves(u, positions, kernel, half)
+            half *= 2
+        heard, h = _from_states(u, positions, coefficients, h)
+        return h, y + heard
+
+    if h_init is None:
+        rest = 0.0 * jnp.swapaxes(u[..., 0, :1], 0, 1) * p[:, None]
+        h = jax.lax.complex(rest, rest)
+    else:
+        h = jnp.swapaxes(h_init, 0, 1)
+    parts = jnp.transpose(u, (2, 1, 0, 3)), jnp.moveaxis(positions, 1, 0)
+    _, y = jax.lax.scan(step, h, parts)
+    return jnp.transpose(y, (2, 1, 0, 3)).reshape(B, D, -1)[..., :L]
 
 
 def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
@@ -113,9 +132,9 @@ def _from_states(
     u: Float[Array, "D B L"],
     positions: Int32[Array, "B L"],
     coefficients: Coefficients,
-    h_init: Complex[Array, "B D N"] | None,
-) -> Float[Array, "D B L"]:
-    """Return what each block hears of those before it, through the state between them."""
+    h: Complex[Array, "D B N"],
+) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
+    """Return what each block hears of those before it, from the state `h` on, and the last state."""
     (D, B, L), S = u.shape, BLOCK
     real, imag = coefficients.powers
     p, gamma = coefficients.p, coefficients.gamma
@@ -138,18 +157,13 @@ def _from_states(
         after = power * kept + (lost * kept + jax.lax.complex(end[..., :N], end[..., N:]))
         return after, h
 
-    if h_init is None:
-        rest = jnp.zeros_like(ends[0, ..., :N])
-        h = jax.lax.complex(rest, rest)
-    else:
-        h = jnp.swapaxes(h_init, 0, 1)
-    _, before = jax.lax.scan(step, h, (ends, whole))
+    h, before = jax.lax.scan(step, h, (ends, whole))
     pairs = jnp.concatenate([jnp.real(before), jnp.imag(before)], axis=-1)
     wr, wi = jnp.real(gamma)[..., None], jnp.imag(gamma)[..., None]
     real, imag = real[..., 1:], imag[..., 1:]
     answers = jnp.concatenate([wr * real - wi * imag, -(wr * imag + wi * real)], axis=1)
     y = _einsum("jdbm,dms->dbjs", pairs, answers)
-    return jnp.where(at > back, y, 0.0).reshape(D, B, L)
+    return jnp.where(at > back, y, 0.0).reshape(D, B, L), h
 
 
 def _einsum(spec: str, *operands: Float[Array, "..."]) -> Float[Array, "..."]:
