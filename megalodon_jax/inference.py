@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
 from megalodon_jax.checks import checked, checks_enabled
-from megalodon_jax.config import MegalodonConfig, widened
+from megalodon_jax.config import widened
 from megalodon_jax.inputs import Ids, Mask, Rate, Tensor, as_int32, as_integer, as_mask, traced
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.ragged import padding_of
 from megalodon_jax.sharding.axes import automatic, spec_of
 from megalodon_jax.sharding.caches import full_cache_specs
 from megalodon_jax.types import (
@@ -182,8 +183,9 @@ def generate(
         bos_token_id: what an empty prompt starts from; None means the configuration's.
         eos_token_id: a row that produced it, or one of several, repeats what it produced from there
             on; None never stops.
-        attention_mask: True, or 1, where the prompt is valid. Right padding is possible for a
-            single token without a cache; each row then gets what it would get alone.
+        attention_mask: True, or 1, where the prompt is valid. Each row gets what it would get
+            alone, whatever its length; it has at least one token, and padding on either side only.
+            New tokens stand behind the padded prompt.
         cache: continue a stream; then `prompt_ids` are its next tokens.
         return_cache: also return the cache. It ends before the last token returned: it has seen all
             others. To go on, pass `ids[:, -1:]` as the next prompt, with the returned cache and
@@ -195,7 +197,8 @@ def generate(
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
-            padding meets a cache, an empty prompt continues a cache, or there is no BOS for it.
+            a row of the mask has no token or padding between tokens, an empty prompt continues a
+            cache, or there is no BOS for it.
         RuntimeError: one of these about a traced value; an id is outside the vocabulary; logits are
             not finite.
 
@@ -207,8 +210,7 @@ def generate(
     if rates[0] is not None and key is None:
         raise ValueError("generate: sampling needs key=...; pass one, or temperature=0 for greedy.")
     prompt_ids = as_int32("generate: prompt_ids", prompt_ids, "B L", "give one row a first axis")
-    streams = max_new_tokens > 1 or return_cache or cache is not None
-    prompt_ids, last = _last_valid(model.config, prompt_ids, attention_mask, streams)
+    prompt_ids, mask = _masked(prompt_ids, attention_mask)
     if prompt_ids.shape[1] == 0:
         if cache is not None:
             raise ValueError(
@@ -223,10 +225,10 @@ def generate(
         bos = as_integer("generate: bos_token_id", bos)
         prompt_ids = jnp.full((prompt_ids.shape[0], 1), bos, jnp.int32)
     ends = _ends(eos_token_id)
-    if model.config.cache_unbounded and streams:
+    if model.config.cache_unbounded and (max_new_tokens > 1 or return_cache or cache is not None):
         cache = _roomy(model, cache, prompt_ids.shape, max_new_tokens)
     ids, cache, key = _generated(
-        model, prompt_ids, last, max_new_tokens, key, cache, rates, ends, return_cache
+        model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache
     )
     return ids, cache if return_cache else None, key
 
@@ -245,43 +247,49 @@ def _ends(eos_token_id: Any) -> tuple[int, ...]:
 
 
 @eqx.filter_jit
-def _generated(model, prompt_ids, last, max_new_tokens: int, key, cache, rates, ends, return_cache):
+def _generated(model, prompt_ids, mask, max_new_tokens: int, key, cache, rates, ends, return_cache):
     """Return the ids, the cache and the next key; arguments are those of `generate`, checked.
 
-    `last` (B,) is the index of the last valid token of each prompt, None if that is the end; `ends`
-    are the tokens that end a row. A cache that is returned has seen every token but the last, so
-    only without one may the loop stop when every row has finished.
+    `mask` is None where nothing is padded; `ends` are the tokens that end a row. A cache that is
+    returned has seen every token but the last, so only without one may the loop stop when every row
+    has finished.
     """
-    call = (model, prompt_ids, last, max_new_tokens, key, cache, rates, ends, return_cache)
+    call = (model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache)
+    per_row = mask is not None or (cache is not None and cache.per_row)
 
     def specs(mesh):
         rows = prompt_ids.shape[0]
         ids = spec_of(mesh, (rows, 1), ("batch", None))
         return (
             ids,
-            full_cache_specs(model.config, rows, mesh),
+            full_cache_specs(model.config, rows, mesh, per_row),
             None if key is None else PartitionSpec(),
         )
 
     return automatic(lambda call: _continued(*call), call, specs)
 
 
-def _continued(model, prompt_ids, last, max_new_tokens, key, cache, rates, ends, return_cache):
-    B = prompt_ids.shape[0]
+def _continued(model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache):
+    B, L = prompt_ids.shape
     done = jnp.zeros(B, bool)
-    token = prompt_ids[:, -1]
+
+    def latest(x):
+        if mask is None:
+            return x[:, -1]
+        return x[jnp.arange(B), L - 1 - jnp.argmax(mask[:, ::-1], axis=1)]
+
+    token = latest(prompt_ids)
     if cache is not None:
         # A row that had finished when its stream was put aside stays finished.
         done = _is_any(token, ends)
-    # What stands behind the last valid token does not reach it: everything here is causal.
-    logits, cache = model(prompt_ids, cache=cache, return_cache=True)
-    logits = logits[:, -1] if last is None else logits[jnp.arange(B), last]
+    logits, cache = model(prompt_ids, mask, cache=cache, return_cache=True)
+    logits = latest(logits)
 
-    def pick(logits, key, latest, done):
+    def pick(logits, key, before, done):
         sample_key = None
         if key is not None and rates[0] is not None:
             key, sample_key = jax.random.split(key)
-        token = jnp.where(done, latest, _draw(logits, sample_key, *rates))
+        token = jnp.where(done, before, _draw(logits, sample_key, *rates))
         return token, key, done | _is_any(token, ends)
 
     token, key, done = pick(logits, key, token, done)
@@ -341,41 +349,26 @@ def _rates(
     return temperature, top_k, top_p
 
 
-def _last_valid(
-    config: MegalodonConfig, ids: Int32[Array, "B L"], mask: Any, streams: bool
-) -> tuple[Int32[Array, "B L"], Int32[Array, " B"] | None]:
-    """Return the prompts, checked, and the index (B,) of their last valid tokens.
-
-    The index is None where nothing is padded.
-    """
+def _masked(
+    ids: Int32[Array, "B L"], mask: Any
+) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"] | None]:
+    """Return the prompts, checked, and their mask; None where nothing is padded."""
+    mask = padding_of(mask, ids.shape)
     mask = as_mask("generate: attention_mask", mask, ids.shape, "prompt_ids")
     if mask is None or mask.size == 0:
         return ids, None
-    if not traced(mask) and np.asarray(mask).all():
-        return ids, None
-    window = config.effective_max_cache_len
-    slides = window is not None and config.chunk_size < window < ids.shape[1]
-    padded = ~jnp.all(mask)
-    if streams:
-        rule = (
-            "generate: a padded attention_mask allows one new token without a cache only: a cache "
-            "cannot tell padding from text. Use prompts of equal length."
-        )
-    elif slides:
-        rule = (
-            f"generate: padding would push tokens out of the window of max_cache_len={window}; use "
-            "prompts of equal length, or of no more tokens than that."
-        )
-    else:
-        padded = ~mask[:, 0] | jnp.any(mask[:, 1:] & ~mask[:, :-1], axis=1)
-        rule = (
-            "generate: prompts must be padded on the right and hold at least one token each; move "
-            "the padding behind the text."
-        )
-    if not traced(padded) and np.any(padded):
+    if not traced(mask):
+        mask = np.asarray(mask)
+    begins = mask[:, 1:] & ~mask[:, :-1]
+    stretches = mask[:, :1].sum(axis=1) + begins.sum(axis=1)
+    rule = (
+        "generate: each row of attention_mask must hold a token, and its tokens must stand next to "
+        "each other: padding may be on the left, the right or both. Move padding out of the text; "
+        "give an empty row its first token, such as BOS."
+    )
+    if not traced(mask) and np.any(stretches != 1):
         raise ValueError(rule)
-    ids = checked(ids, padded, rule)
-    return ids, None if streams or slides else jnp.sum(mask, axis=1, dtype=jnp.int32) - 1
+    return checked(ids, jnp.asarray(stretches != 1), rule), jnp.asarray(mask)
 
 
 def _roomy(

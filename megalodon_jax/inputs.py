@@ -23,9 +23,10 @@ Mask: TypeAlias = Bool[Tensor, "B L"] | Integer[Tensor, "B L"]
 """True, or 1, where a token is valid."""
 Rate: TypeAlias = float | int | np.floating | np.integer | Float[Tensor, ""] | Integer[Tensor, ""]
 
-PADDED_CACHE = (
-    "a cache and a mask with padding do not go together: the cache cannot tell padding from text. "
-    "Use unpadded rows, or call without a cache."
+SPLIT_ROW = (
+    "beside a cache the valid tokens of a row must stand next to each other, and the mask has "
+    "padding between some. Padding may be on either side: move the text together, or call without "
+    "a cache."
 )
 PACKED_CACHE = (
     "a cache and segment_ids do not go together: a stream is one text per row. Run packed "

@@ -105,7 +105,8 @@ def _sum_and_count(
 ) -> tuple[Array, Array]:
     V = logits.shape[-1] if vocab_size is None else vocab_size
     # The last position has no target. Cutting its logits off would copy all others.
-    targets, valid = _targets(labels, mask, V, ignore_index, segment_ids)
+    packed = () if segment_ids is None else (segment_ids,)
+    targets, valid = _targets(labels, mask, V, ignore_index, *packed)
     total = _summed(logits, targets, valid, dtype)
     return total, jnp.sum(valid, dtype=jnp.int32)
 
@@ -148,7 +149,8 @@ def chunked_next_token_loss(
     remedy = ", the number of positions whose logits exist at a time, or None for all"
     chunk = as_integer("compute_loss: loss_chunk", chunk, 1, remedy)
     V = head.shape[0] if vocab_size is None else vocab_size
-    targets, valid = _targets(labels, mask, V, ignore_index, segment_ids)
+    packed = () if segment_ids is None else (segment_ids,)
+    targets, valid = _targets(labels, mask, V, ignore_index, *packed)
     # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
     head = head.astype(widened(head.dtype))
 
@@ -264,7 +266,7 @@ def _targets(
     mask: Mask | None,
     V: int,
     ignore_index: SupportsIndex,
-    segment_ids: SegmentIds | None,
+    segment_ids: SegmentIds | None = None,
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
     """Return the target of each position, checked and safe to index with, and which count."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
-from megalodon_jax.inputs import PACKED_CACHE, PADDED_CACHE, Ids, Mask, as_int32, as_mask
-from megalodon_jax.layers.attention import MegalodonAttention
+from megalodon_jax.inputs import PACKED_CACHE, Ids, Mask, as_int32, as_mask
+from megalodon_jax.layers.attention import MegalodonAttention, kept_norm
 from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.ffn import NormalizedFFN
@@ -30,6 +30,7 @@ from megalodon_jax.layers.stack import StackedBlocks, run_blocks
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
+from megalodon_jax.ragged import aligned, padding_of, to_place
 from megalodon_jax.segments import SegmentIds, document_positions
 from megalodon_jax.sharding.axes import automatic, mesh_of, placed, spec_of
 from megalodon_jax.sharding.caches import check_no_sequence, full_cache_specs, placed_cache
@@ -43,6 +44,7 @@ from megalodon_jax.types import (
     copied_cache,
     filled_cache,
     grown_cache,
+    rowwise_cache,
 )
 
 
@@ -115,7 +117,11 @@ class MegalodonModel(eqx.Module):
 
         Args:
             input_ids: token ids, of any integer dtype.
-            attention_mask: True, or 1, where a token is valid; with a cache everything must be.
+            attention_mask: True, or 1, where a token is valid. With a cache, or where one is asked
+                for, each row is computed as if it were alone with its valid tokens, which must
+                stand next to each other; it may have none. Positions of the cache are then those
+                of each row, unless the mask is known to have no padding. What is returned at
+                padding means nothing.
             cache: what earlier calls carried; None starts at position 0.
             return_cache: whether to return the cache after these tokens, else None.
             deterministic: False turns dropout on, and rematerialisation with `use_checkpoint`.
@@ -126,25 +132,17 @@ class MegalodonModel(eqx.Module):
         Raises:
             ValueError: shapes do not fit, the cache is not of this model, dropout lacks a key, or
                 `segment_ids` meet a cache.
-            RuntimeError: a token id is outside [0, V), a mask with padding meets a cache, or a mask
-                of integers holds another than 0 and 1 (also under jit; not where
+            RuntimeError: a token id is outside [0, V), beside a cache a row has padding between its
+                tokens, or a mask of integers holds another than 0 and 1 (also under jit; not where
                 `traced_checks(False)` leaves checks out).
         """
-        call = (
-            self,
-            input_ids,
-            attention_mask,
-            cache,
-            return_cache,
-            deterministic,
-            key,
-            segment_ids,
-        )
         shape, width = np.shape(input_ids), self.config.model_dim
+        mask, per_row = _padding(attention_mask, shape, cache, return_cache)
+        call = (self, input_ids, mask, cache, return_cache, deterministic, key, segment_ids)
         return automatic(
             lambda call: call[0]._run(*call[1:]),
             call,
-            lambda mesh: _specs(self.config, mesh, shape, width, return_cache),
+            lambda mesh: _specs(self.config, mesh, shape, width, return_cache, per_row),
         )
 
     def _run(
@@ -172,18 +170,16 @@ class MegalodonModel(eqx.Module):
             check_length(mesh, L, config.chunk_size)
             if cache is not None or return_cache:
                 check_no_sequence(mesh)
+        start = lengths = None
+        if mask is not None and (cache is not None or return_cache):
+            input_ids, mask, lengths, start = aligned(input_ids, mask)
         if cache is not None:
-            check_cache(config, cache, B)
-            cache = grown_cache(config, cache, L)
-            if isinstance(self.layers, StackedBlocks):
-                # One loop has one kind of cache: what a layer lacks is as before the first token.
-                cache = filled_cache(config, cache, B)
+            cache = self._received(cache, B, L if lengths is None else lengths)
         if L == 0:
             hidden = jnp.zeros((B, 0, config.model_dim), config.accum_dtype)
-            return hidden, copied_cache(filled_cache(config, cache, B)) if return_cache else None
-        if mask is not None and (cache is not None or return_cache):
-            input_ids = checked(input_ids, ~mask, PADDED_CACHE)
-            mask = None
+            if not return_cache:
+                return hidden, None
+            return hidden, copied_cache(filled_cache(config, cache, B, per_row=lengths is not None))
         x = checkpoint_name(self._embedded(input_ids), "embed")
         x, layers = run_blocks(
             self.layers,
@@ -196,9 +192,27 @@ class MegalodonModel(eqx.Module):
             rematerialise=config.use_checkpoint and not deterministic,
             positions=positions,
         )
-        x, norm = self.norm(x, None if cache is None else cache.final_norm, mask, positions)
+        before = None if cache is None else cache.final_norm
+        packed = {} if positions is None else {"positions": positions}
+        x, norm = self.norm(x, before, mask, **packed)
         x = checkpoint_name(x, "norm")
+        if lengths is not None:
+            norm = kept_norm(lengths, norm, before)
+        x = x if start is None else to_place(x, start)
         return x, placed_cache(ModelCache(layers, norm), x) if return_cache else None
+
+    def _received(
+        self, cache: ModelCache, batch_size: int, length: int | Int32[Array, " B"]
+    ) -> ModelCache:
+        """Return a cache, checked, with room for a call of `length` tokens, of each row if (B,)."""
+        check_cache(self.config, cache, batch_size)
+        if not isinstance(length, int):
+            cache = rowwise_cache(cache, batch_size)
+        cache = grown_cache(self.config, cache, length)
+        if isinstance(self.layers, StackedBlocks):
+            # One loop has one kind of cache: what a layer lacks is as before the first token.
+            cache = filled_cache(self.config, cache, batch_size)
+        return cache
 
     def _embedded(self, ids: Int32[Array, "B L"]) -> Float[Array, "B L D"]:
         config = self.config
@@ -270,21 +284,13 @@ class MegalodonForCausalLM(eqx.Module):
 
         Arguments and errors as for `MegalodonModel`.
         """
-        call = (
-            self,
-            input_ids,
-            attention_mask,
-            cache,
-            return_cache,
-            deterministic,
-            key,
-            segment_ids,
-        )
         shape, width = np.shape(input_ids), self.head.shape[0]
+        mask, per_row = _padding(attention_mask, shape, cache, return_cache)
+        call = (self, input_ids, mask, cache, return_cache, deterministic, key, segment_ids)
         return automatic(
             lambda call: call[0]._run(*call[1:]),
             call,
-            lambda mesh: _specs(self.config, mesh, shape, width, return_cache),
+            lambda mesh: _specs(self.config, mesh, shape, width, return_cache, per_row),
         )
 
     def _run(
@@ -413,10 +419,27 @@ class MegalodonForCausalLM(eqx.Module):
 _TOKENS = ("batch", "sequence")
 
 
-def _specs(config: MegalodonConfig, mesh: Any, shape: Any, width: int, return_cache: bool) -> Any:
+def _padding(
+    mask: Any, shape: Any, cache: ModelCache | None, return_cache: bool
+) -> tuple[Any, bool]:
+    """Return the mask that counts, and whether rows of the cache have positions of their own."""
+    if cache is None and not return_cache:
+        return mask, False
+    mask = padding_of(mask, shape)
+    return mask, mask is not None or (cache is not None and cache.per_row)
+
+
+def _specs(
+    config: MegalodonConfig,
+    mesh: Any,
+    shape: Any,
+    width: int,
+    return_cache: bool,
+    per_row: bool,
+) -> Any:
     """Where hidden states or logits (*shape, width) lie, and the cache beside them or None."""
     out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
-    return out, full_cache_specs(config, shape[0], mesh) if return_cache else None
+    return out, full_cache_specs(config, shape[0], mesh, per_row) if return_cache else None
 
 
 def _routed(

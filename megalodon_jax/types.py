@@ -7,17 +7,21 @@ compile again. Source: docs/model.md "Caches".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Complex, Float, Int32, Integer
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.inputs import Tensor, as_int32, as_integer, traced
+
+Counter: TypeAlias = Int32[Array, ""] | Int32[Array, " B"]
+"""Tokens of a stream: () where all rows have the same number, (B,) where each has its own."""
 
 
 class NormState(eqx.Module):
@@ -55,30 +59,53 @@ class EMAState(eqx.Module):
 class AttentionCache(eqx.Module):
     """Rotated keys and values of the latest tokens, a ring indexed by position modulo capacity.
 
-    k (B, cap, H, d) and v (B, cap, H, e) in the compute dtype; count () int32 is the number of
-    tokens seen, so slot s holds the latest position before `count` that is s modulo `cap`, unless
-    that lies before `first` () int32, the oldest position not trimmed away.
+    k (B, cap, H, d) and v (B, cap, H, e) in the compute dtype; count int32 is the number of tokens
+    seen, so slot s holds the latest position before `count` that is s modulo `cap`, unless that
+    lies before `first` int32, the oldest position not trimmed away. Both are scalars where all rows
+    have seen equally many tokens, and (B,) where rows have positions of their own.
     """
 
     k: Float[Array, "B cap H d"]
     v: Float[Array, "B cap H e"]
-    count: Int32[Array, ""] = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
-    first: Int32[Array, ""] = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
+    count: Counter = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
+    first: Counter = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
 
     @property
     def capacity(self) -> int:
         """Tokens the ring can hold."""
         return self.k.shape[1]
 
-    def positions(self) -> Int32[Array, " cap"]:
-        """Absolute position each slot holds; negative where it holds nothing."""
-        last = self.count - 1
-        latest = last - (last - jnp.arange(self.capacity, dtype=jnp.int32)) % self.capacity
-        return jnp.where(latest >= self.first, latest, -1)
+    @property
+    def per_row(self) -> bool:
+        """Whether rows have positions of their own."""
+        return self.count.ndim == 1
 
-    def append(self, k: Float[Array, "B L H d"], v: Float[Array, "B L H e"]) -> AttentionCache:
-        """Return the ring after L more tokens; the oldest fall out."""
+    def positions(self) -> Int32[Array, " cap"] | Int32[Array, "B cap"]:
+        """Absolute position each slot holds; negative where it holds nothing."""
+        if self.per_row:
+            rows = jax.vmap(lambda count, first: _held(count, first, self.capacity))
+            return rows(self.count, self.first)
+        return _held(self.count, self.first, self.capacity)
+
+    def rowwise(self) -> AttentionCache:
+        """Return the same ring with counters (B,)."""
+        rows = self.k.shape[0]
+        return AttentionCache(self.k, self.v, spread(self.count, rows), spread(self.first, rows))
+
+    def append(
+        self,
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        lengths: Int32[Array, " B"] | None = None,
+    ) -> AttentionCache:
+        """Return the ring after L more tokens; the oldest fall out.
+
+        With `lengths` row b gets the first `lengths[b]` of the L alone, and counters are per row.
+        """
         L = k.shape[1]
+        if lengths is not None or self.per_row:
+            lengths = jnp.full(k.shape[:1], L, jnp.int32) if lengths is None else lengths
+            return self.rowwise()._append_rows(k, v, lengths)
         keep = min(L, self.capacity)
         slots = (self.count + jnp.arange(L - keep, L, dtype=jnp.int32)) % self.capacity
 
@@ -96,6 +123,38 @@ class AttentionCache(eqx.Module):
             first=jnp.maximum(self.first, self.count + L - self.capacity),
         )
 
+    def _append_rows(
+        self,
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        lengths: Int32[Array, " B"],
+    ) -> AttentionCache:
+        """`append` where each row writes at its own position."""
+        (B, L), capacity = k.shape[:2], self.capacity
+        count = self.count + lengths
+        first = jnp.maximum(self.first, count - capacity)
+        after = AttentionCache(self.k, self.v, count, first)
+        if L == 1:
+            # One slot a row. What a row without a token would write lies outside and is dropped.
+            slots = jnp.where(lengths > 0, self.count % capacity, capacity)
+            rows = jnp.arange(B, dtype=jnp.int32)
+
+            def write(ring: Array, new: Array) -> Array:
+                at = ring.at[rows, slots]
+                new = new[:, 0].astype(ring.dtype)
+                return at.set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
+        else:
+            # The whole ring at once: each slot takes the new token it now holds, or stays.
+            index = after.positions() - self.count[:, None]
+            taken = (index >= 0)[..., None, None]
+            index = jnp.maximum(index, 0)[..., None, None]
+
+            def write(ring: Array, new: Array) -> Array:
+                new = jnp.take_along_axis(new.astype(ring.dtype), index, axis=1, mode="clip")
+                return jnp.where(taken, new, ring)
+
+        return AttentionCache(write(self.k, k), write(self.v, v), count, first)
+
     def resized(self, capacity: int) -> AttentionCache:
         """Return a ring of another capacity with the latest tokens that fit it."""
         empty = jnp.zeros((self.k.shape[0], capacity, *self.k.shape[2:]), self.k.dtype)
@@ -104,10 +163,16 @@ class AttentionCache(eqx.Module):
         first = jnp.maximum(self.first, oldest)
         positions = AttentionCache(empty, values, self.count, first).positions()
         source = positions % self.capacity
-        mask = (positions >= 0)[None, :, None, None]
+        mask = (positions >= 0).reshape(-1, capacity, 1, 1)
+
+        def moved(ring: Array) -> Array:
+            if self.per_row:
+                return jnp.take_along_axis(ring, source[..., None, None], axis=1, mode="clip")
+            return ring[:, source]
+
         return AttentionCache(
-            k=jnp.where(mask, self.k[:, source], empty),
-            v=jnp.where(mask, self.v[:, source], values),
+            k=jnp.where(mask, moved(self.k), empty),
+            v=jnp.where(mask, moved(self.v), values),
             count=self.count,
             first=first,
         )
@@ -131,13 +196,28 @@ class AttentionCache(eqx.Module):
         )
 
 
+def _held(count: Int32[Array, ""], first: Int32[Array, ""], capacity: int) -> Int32[Array, " cap"]:
+    """Position in each slot of a ring after `count` tokens; -1 where it lies before `first`."""
+    last = count - 1
+    latest = last - (last - jnp.arange(capacity, dtype=jnp.int32)) % capacity
+    return jnp.where(latest >= first, latest, -1)
+
+
+def spread(counter: Counter, rows: int) -> Int32[Array, " B"]:
+    """Return a counter of all rows as one for each of them (B,)."""
+    return counter if counter.ndim else jnp.full((rows,), counter)
+
+
 class LayerCache(eqx.Module):
-    """What one block carries: keys and values, norm statistics, EMA state, absolute position."""
+    """What one block carries: keys and values, norm statistics, EMA state, absolute position.
+
+    position int32 is () or, where rows have positions of their own, (B,), as in `attn`.
+    """
 
     attn: AttentionCache | None = None
     norm: NormState | None = None
     ema: EMAState | None = None
-    position: Int32[Array, ""] = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
+    position: Counter = eqx.field(default_factory=lambda: jnp.zeros((), jnp.int32))
 
 
 class ModelCache(eqx.Module):
@@ -152,9 +232,14 @@ class ModelCache(eqx.Module):
     final_norm: NormState | None = None
 
     @property
-    def position(self) -> Int32[Array, ""]:
-        """Tokens seen so far."""
+    def position(self) -> Counter:
+        """Tokens seen so far, () or of each row (B,)."""
         return self.layer_caches[0].position
+
+    @property
+    def per_row(self) -> bool:
+        """Whether rows have positions of their own."""
+        return self.position.ndim == 1
 
 
 def init_cache(
@@ -162,43 +247,68 @@ def init_cache(
     batch_size: int,
     dtype: DTypeLike | None = None,
     *,
-    allocate_kv: bool = False,
-    allocate_norm: bool = False,
-    allocate_ema: bool = False,
+    allocate_kv: bool | None = None,
+    allocate_norm: bool | None = None,
+    allocate_ema: bool | None = None,
+    per_row: bool = False,
 ) -> ModelCache:
     """Return the cache of a stream before its first token.
+
+    The plain call makes every array, so the result can be carried by `lax.scan`, `lax.while_loop`
+    or a donated argument: a call returns a cache of the structure, shapes and dtypes it was given.
+    An unbounded cache grows outside of jit only; `reserve_cache` gives it room before.
 
     Args:
         config: sizes, capacity and dtypes.
         batch_size: rows of the stream.
         dtype: dtype of keys and values; None means `config.compute_dtype`.
-        allocate_kv, allocate_norm, allocate_ema: make the arrays now. What is not allocated is
-            filled by the first call, after which the structure of the cache is another one.
+        allocate_kv, allocate_norm, allocate_ema: make the arrays now. By default all are made; True
+            makes only those that are asked for, False leaves one out. What is left out is filled by
+            the first call, after which the structure of the cache is another one.
+        per_row: let rows have positions of their own. A call with a mask needs it and otherwise
+            returns a cache that has it: a loop whose body passes a mask starts from True.
     """
     dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype, "init_cache")
+    parts = (allocate_kv, allocate_norm, allocate_ema)
+    # Whoever asks for one part, as was needed when nothing was made by default, gets that one.
+    rest = not any(parts)
+    kv, norm, ema = (rest if part is None else part for part in parts)
     # An unbounded cache starts with one chunk and grows.
     capacity = config.effective_max_cache_len or config.chunk_size
     wide = widened(config.accum_dtype)
 
+    def ring() -> AttentionCache:
+        empty = AttentionCache.empty(config, batch_size, capacity, dtype)
+        return empty.rowwise() if per_row else empty
+
+    def moments() -> NormState:
+        return NormState.fresh(batch_size, config.norm_num_groups, wide)
+
     def layer() -> LayerCache:
         return LayerCache(
-            attn=AttentionCache.empty(config, batch_size, capacity, dtype) if allocate_kv else None,
-            norm=NormState.fresh(batch_size, config.norm_num_groups, wide)
-            if allocate_norm
-            else None,
-            ema=_zero_state(config, batch_size, wide) if allocate_ema else None,
-            position=jnp.zeros((), jnp.int32),
+            attn=ring() if kv else None,
+            norm=moments() if norm else None,
+            ema=_zero_state(config, batch_size, wide) if ema else None,
+            position=jnp.zeros((batch_size,) if per_row else (), jnp.int32),
         )
 
-    norm = NormState.fresh(batch_size, config.norm_num_groups, wide) if allocate_norm else None
-    return ModelCache(tuple(layer() for _ in range(config.num_layers)), norm)
+    layers = tuple(layer() for _ in range(config.num_layers))
+    return ModelCache(layers, moments() if norm else None)
 
 
-def filled_cache(config: MegalodonConfig, cache: ModelCache | None, batch_size: int) -> ModelCache:
-    """Return the cache with every part that is None as it is before the first token."""
-    fresh = init_cache(config, batch_size, allocate_kv=True, allocate_norm=True, allocate_ema=True)
+def filled_cache(
+    config: MegalodonConfig, cache: ModelCache | None, batch_size: int, *, per_row: bool = False
+) -> ModelCache:
+    """Return the cache with every part that is None as it is before the first token.
+
+    With `per_row` its counters are those of each row, whatever they were.
+    """
+    per_row = per_row or (cache is not None and cache.per_row)
+    fresh = init_cache(config, batch_size, per_row=per_row)
     if cache is None:
         return fresh
+    if per_row:
+        cache = rowwise_cache(cache, batch_size)
 
     def filled(layer: LayerCache, new: LayerCache) -> LayerCache:
         return LayerCache(
@@ -212,10 +322,26 @@ def filled_cache(config: MegalodonConfig, cache: ModelCache | None, batch_size: 
     return ModelCache(tuple(layers), cache.final_norm or fresh.final_norm)
 
 
+def rowwise_cache(cache: ModelCache, batch_size: int) -> ModelCache:
+    """Return the same cache with counters of each row (B,)."""
+
+    def rowwise(layer: LayerCache) -> LayerCache:
+        attn = None if layer.attn is None else layer.attn.rowwise()
+        return LayerCache(attn, layer.norm, layer.ema, spread(layer.position, batch_size))
+
+    return ModelCache(tuple(map(rowwise, cache.layer_caches)), cache.final_norm)
+
+
 def grown_cache(
-    config: MegalodonConfig, cache: ModelCache, length: int, *, resizable: bool = False
+    config: MegalodonConfig,
+    cache: ModelCache,
+    length: int | Int32[Array, " B"],
+    *,
+    resizable: bool = False,
 ) -> ModelCache:
     """Return the cache with room for `length` more tokens if it is unbounded: it must not wrap.
+
+    `length` is a number, or one for each row (B,).
 
     How full it is has no value under jit. There it stays as it is, or, where its shape may change
     (`resizable`), grows as if it were full.
@@ -226,10 +352,12 @@ def grown_cache(
     attn = cache.layer_caches[0].attn
     if not config.cache_unbounded or attn is None:
         return cache
-    if not traced(attn.count) and not traced(attn.first):
-        live = int(attn.count) - int(attn.first)
+    if not any(map(traced, (attn.count, attn.first, length))):
+        # In NumPy: within a trace, JAX would give no number even of these.
+        after = np.asarray(attn.count) - np.asarray(attn.first) + np.asarray(length)
+        needed = int(np.max(after, initial=0))
     elif resizable:
-        live = attn.capacity
+        needed = attn.capacity + int(np.max(length, initial=0))
     else:
         message = (
             f"cache_unbounded: the cache holds {attn.capacity} tokens and is full; it grows only "
@@ -239,7 +367,7 @@ def grown_cache(
         count = checked(attn.count, full, message)
         return eqx.tree_at(lambda c: c.layer_caches[0].attn.count, cache, count)
     C = config.chunk_size
-    return _reserved(cache, -(-(live + length) // C) * C)
+    return _reserved(cache, -(-needed // C) * C)
 
 
 def copied_cache(cache: ModelCache) -> ModelCache:
@@ -330,8 +458,11 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
     keys = (batch_size, None, heads, config.head_dim)
     values = (batch_size, None, heads, config.value_head_dim)
     ema = {"h": (batch_size, config.model_dim, config.cema_ndim)}
+    counters = (batch_size,) if cache.per_row else ()
     for i, layer in enumerate(cache.layer_caches):
-        _check_state(f"layer {i} attn", layer.attn, {"k": keys, "v": values})
+        ring = {"k": keys, "v": values, "count": counters, "first": counters}
+        _check_state(f"layer {i}", layer, {"position": counters})
+        _check_state(f"layer {i} attn", layer.attn, ring)
         if layer.attn is not None:
             check_ring(config, layer.attn, f"layer {i} attn")
         _check_state(f"layer {i} norm", layer.norm, norm)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
-from megalodon_jax.inputs import PACKED_CACHE, PADDED_CACHE, Mask, as_mask
+from megalodon_jax.inputs import PACKED_CACHE, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, kept, split_key
 from megalodon_jax.layers.entry import check_inputs
@@ -22,11 +22,17 @@ from megalodon_jax.layers.norms import RMSNorm
 from megalodon_jax.layers.packed_attention import packed_attention
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
+from megalodon_jax.ragged import kept as kept_state
+from megalodon_jax.ragged import lengths_of, padding_of
 from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, shards, spec_of
-from megalodon_jax.types import AttentionCache, EMAState, LayerCache, check_ring
+from megalodon_jax.types import AttentionCache, EMAState, LayerCache, NormState, check_ring
 
 STRIPE = 512
 """Queries handled at once within a chunk."""
+_LATE_TOKEN = (
+    "a layer takes rows beside a cache with their tokens on the left, and the mask has a token "
+    "behind padding. MegalodonModel moves them there; move them before you call a layer."
+)
 
 
 def attend(
@@ -162,7 +168,9 @@ class ChunkedAttention(eqx.Module):
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
             v: values (B, L, H, e).
-            mask: True where a key is valid; with a cache, or where one is asked for, all must be.
+            mask: True where a key is valid; with a cache, or where one is asked for, the tokens of
+                a row must come first. Rows then have positions of their own, and what is returned
+                at padding means nothing.
             cache: keys and values seen so far.
             return_cache: whether to return the cache after these tokens.
             positions: index of each token within its document, where a row holds several; chunks
@@ -175,7 +183,7 @@ class ChunkedAttention(eqx.Module):
         Raises:
             ValueError: the cache has another capacity than this layer needs, or documents are
                 packed and there is one.
-            RuntimeError: padding meets a cache (also under jit).
+            RuntimeError: beside a cache a token stands behind padding (also under jit).
         """
         self._check(q, k, v, cache)
         B, L = q.shape[:2]
@@ -188,18 +196,24 @@ class ChunkedAttention(eqx.Module):
             return self._documents(q, k, v, mask, positions, key), None
         if cache is not None:
             check_ring(self.config, cache, "ring")
-        if mask is not None and (cache is not None or return_cache):
-            q, mask = checked(q, ~mask, PADDED_CACHE), None
+        ragged: tuple[Array, ...] = ()
+        if cache is not None or return_cache:
+            mask = padding_of(mask, (B, L))
+            if mask is not None:
+                q = checked(q, mask[:, 1:] & ~mask[:, :-1], _LATE_TOKEN)
+                # Padding is later than every token that counts: none sees it.
+                k, v = _silenced(mask, k, v)
+                ragged, mask = (lengths_of(mask),), None
         start = 0 if cache is None else cache.count
         q, k = self.rope(q, k, start)
-        if L == 0:
-            ring = self.empty_ring(B, L) if cache is None else cache
-            return v.astype(self.config.accum_dtype), ring if return_cache else None
-        if cache is None and (not return_cache or self._chunk_local):
+        if cache is None and L and (not return_cache or self._chunk_local):
             out = self._block_diagonal(q, k, v, mask, key)
-            return out, self.empty_ring(B, L).append(k, v) if return_cache else None
+            return out, self.empty_ring(B, L).append(k, v, *ragged) if return_cache else None
         ring = self.empty_ring(B, L) if cache is None else cache
-        out, ring = self._stream(q, k, v, ring, key)
+        ring = ring.rowwise() if ragged else ring
+        if L == 0:
+            return v.astype(self.config.accum_dtype), ring if return_cache else None
+        out, ring = self._stream(q, k, v, ring, key, *ragged)
         return out, ring if return_cache else None
 
     def _check(self, q: Array, k: Array, v: Array, cache: AttentionCache | None) -> None:
@@ -228,8 +242,7 @@ class ChunkedAttention(eqx.Module):
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:
-            # A weight of 0 does not silence a padding token that is not finite: 0 * NaN is NaN.
-            k, v = (jnp.where(mask[..., None, None], a, 0.0) for a in (k, v))
+            k, v = _silenced(mask, k, v)
         keys = split_key(key, 2)
         parts = []
         if whole:
@@ -261,7 +274,7 @@ class ChunkedAttention(eqx.Module):
                 "packed documents to one device."
             )
         if mask is not None:
-            k, v = (jnp.where(mask[..., None, None], a, 0.0) for a in (k, v))
+            k, v = _silenced(mask, k, v)
         parts = shards(mesh, "sequence")
 
         def local(q: Array, k: Array, v: Array, mask: Array | None, positions: Array) -> Array:
@@ -313,27 +326,32 @@ class ChunkedAttention(eqx.Module):
         v: Float[Array, "B L H e"],
         ring: AttentionCache,
         key: jax.Array | None,
+        lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend block by block: a loop, so that a long piece compiles like a short one."""
+        """Attend block by block: a loop, so that a long piece compiles like a short one.
+
+        `lengths` are the tokens of each row, where they are fewer than L.
+        """
         L, C = q.shape[1], self.config.chunk_size
         k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
         whole = L // C
         block_key, tail_key = split_key(key, 2)
         outs = []
+        left = () if lengths is None else (lengths,)
         if whole:
 
-            def block(ring: AttentionCache, part):
-                q, k, v, key = part
-                out, ring = self._attend_block(q, k, v, ring, key)
-                return ring, out
+            def block(carry: tuple[AttentionCache, tuple[Array, ...]], part):
+                (ring, left), (q, k, v, key) = carry, part
+                out, ring = self._attend_block(q, k, v, ring, key, *left)
+                return (ring, tuple(jnp.maximum(n - C, 0) for n in left)), out
 
             parts = (_blocks(a[:, : whole * C], C) for a in (q, k, v))
             keys = None if block_key is None else jax.random.split(block_key, whole)
-            ring, out = jax.lax.scan(block, ring, (*parts, keys))
+            (ring, left), out = jax.lax.scan(block, (ring, left), (*parts, keys))
             outs.append(jnp.moveaxis(out, 0, 1).reshape(v.shape[0], whole * C, *v.shape[2:]))
         if whole * C < L:
             q, k, v = (a[:, whole * C :] for a in (q, k, v))
-            out, ring = self._attend_block(q, k, v, ring, tail_key)
+            out, ring = self._attend_block(q, k, v, ring, tail_key, *left)
             outs.append(out)
         return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=1), ring
 
@@ -344,29 +362,37 @@ class ChunkedAttention(eqx.Module):
         v: Float[Array, "B L H e"],
         ring: AttentionCache,
         key: jax.Array | None,
+        left: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend from at most C tokens to the ring and themselves."""
+        """Attend from at most C tokens to the ring and themselves; `left`: a row's from here on."""
         n = q.shape[1]
-        queries = ring.count + jnp.arange(n, dtype=jnp.int32)
-        after = ring.append(k, v)
+        new = queries = _numbered(ring.count, n)
+        if left is None:
+            after = ring.append(k, v)
+        else:
+            # Padding is no key. As a query it stands where its row ends, as does a window.
+            lengths = jnp.minimum(left, n)
+            last = (ring.count + lengths - 1)[:, None]
+            new, queries = jnp.where(queries <= last, queries, -1), jnp.minimum(queries, last)
+            after = ring.append(k, v, lengths)
         if n == 1:
             # One token overwrites only what it may not see: the ring itself holds all keys.
             return self._attend_ring(q, queries, after, key), after
         keys = jnp.concatenate([ring.k, k], axis=1)
         values = jnp.concatenate([ring.v, v], axis=1)
-        positions = jnp.concatenate([ring.positions(), queries])
-        visible = self._visible(queries[:, None], positions[None, :])
-        return attend(q, keys, values, visible[None], self.config, key=key), after
+        positions = jnp.concatenate([ring.positions(), new], axis=-1)
+        visible = self._visible_rows(queries, positions)
+        return attend(q, keys, values, visible, self.config, key=key), after
 
     def _attend_ring(
         self,
         q: Float[Array, "B 1 H d"],
-        queries: Int32[Array, "1"],
+        queries: Int32[Array, "1"] | Int32[Array, "B 1"],
         ring: AttentionCache,
         key: jax.Array | None,
     ) -> Float[Array, "B 1 H e"]:
         """Attend from one token to the ring; early in a chunk only its filled front is read."""
-        visible = self._visible(queries[:, None], ring.positions()[None, :])[None]
+        visible = self._visible_rows(queries, ring.positions())
 
         def front(size: int):
             return lambda: attend(
@@ -378,9 +404,20 @@ class ChunkedAttention(eqx.Module):
             return front(ring.capacity)()
         # Chunk-local, slot s is position s of the chunk: decoding is bound by what it reads.
         sizes = (C // 16, C // 4, C)
-        filled = queries[0] % C + 1
+        # Rows with positions of their own read as far as the fullest of them.
+        filled = jnp.max(queries % C, initial=0) + 1 if ring.per_row else queries[0] % C + 1
         index = sum((filled > size).astype(jnp.int32) for size in sizes[:-1])
         return jax.lax.switch(index, [front(size) for size in sizes])
+
+    def _visible_rows(
+        self,
+        queries: Int32[Array, " Q"] | Int32[Array, "B Q"],
+        keys: Int32[Array, " K"] | Int32[Array, "B K"],
+    ) -> Bool[Array, "#B Q K"]:
+        """Return `_visible` of all rows at once, or of each where they have own positions."""
+        if queries.ndim == 2:
+            return jax.vmap(self._visible)(queries[:, :, None], keys[:, None, :])
+        return self._visible(queries[:, None], keys[None, :])[None]
 
     def _visible(
         self, queries: Int32[Array, "Q 1"], keys: Int32[Array, "1 K"]
@@ -447,14 +484,26 @@ class MegalodonAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
         """Map the block input (B, L, D) to `x + h`, and the layer's cache to the one after it.
 
+        Beside a cache the tokens of a row come first, and a mask makes positions those of each row.
         `key` turns dropout on; `positions` are those of packed documents.
         """
         config = self.config
         ema_key, inner_key, gate_key, out_key = split_key(key, 4)
-        u, norm = self.timenorm(x, None if cache is None else cache.norm, mask, positions)
+        mask = as_mask("mask", mask, x.shape[:2], "the tokens")
+        lengths, ragged = None, ()
+        if cache is not None or return_cache:
+            mask = padding_of(mask, x.shape[:2])
+            if mask is not None:
+                lengths = lengths_of(mask)
+                ragged = (lengths,)
+        packed = {} if positions is None else {"positions": positions}
+        before = None if cache is None else cache.norm
+        u, norm = self.timenorm(x, before, mask, **packed)
+        if lengths is not None:
+            norm = kept_norm(lengths, norm, before)
         u = checkpoint_name(placed(u, "batch", "sequence", "tensor"), "timenorm")
-        h = None if cache is None else cache.ema
-        c, ema = self._filtered(u, mask, h, return_cache, positions)
+        state = None if cache is None else cache.ema
+        c, ema = self._filtered(u, mask, state, return_cache, *ragged, **packed)
         c = checkpoint_name(c, "cema")
         m = checkpoint_name(self.rmsnorm(c), "rmsnorm")
         # On a mesh every head reads all channels: they are gathered here, `u` and `m` once each.
@@ -467,7 +516,8 @@ class MegalodonAttention(eqx.Module):
         held = None if cache is None else cache.attn
         if cache is not None and held is None:
             held = self.inner.empty_ring(*x.shape[:2])
-        o, attn = self.inner(q, k, v, mask, held, return_cache, positions, key=inner_key)
+            held = held.rowwise() if cache.position.ndim else held
+        o, attn = self.inner(q, k, v, mask, held, return_cache, **packed, key=inner_key)
         o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
         gate = placed(self.wr(m), "batch", "sequence", "tensor")
         gate = checkpoint_name(jax.nn.silu(gate), "gate")
@@ -478,17 +528,28 @@ class MegalodonAttention(eqx.Module):
         if not return_cache:
             return y, None
         position = jnp.zeros((), jnp.int32) if cache is None else cache.position
-        return y, LayerCache(attn, norm, ema, position + x.shape[1])
+        length = x.shape[1] if lengths is None else lengths
+        return y, LayerCache(attn, norm, ema, position + length)
 
-    def _filtered(self, u, mask, state: EMAState | None, return_state: bool, positions):
-        """The EMA over time; a single token of a stream takes the recurrence, not a transform."""
+    def _filtered(
+        self, u, mask, state: EMAState | None, return_state: bool, lengths=None, **packed
+    ):
+        """The EMA over time; a single token of a stream takes the recurrence, not a transform.
+
+        `lengths` (B,) are the tokens of each row beside a cache, where the mask pads; `packed` has
+        the positions of packed documents.
+        """
         h = None if state is None else state.h
-        if h is not None and u.shape[1] == 1 and positions is None:
+        if h is not None and u.shape[1] == 1 and not packed:
             wide = u[:, 0].astype(jnp.real(h).dtype)
-            c, h = self.cema.step(wide, h)
-            return c[:, None].astype(u.dtype), EMAState(h)
-        mask = mask if self.config.mask_ema else None
-        c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, mask, positions)
+            c, after = self.cema.step(wide, h)
+            after = after if lengths is None else kept_state(lengths, after, h)
+            return c[:, None].astype(u.dtype), EMAState(after)
+        if lengths is None:
+            mask = mask if self.config.mask_ema else None
+            c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, mask, **packed)
+        else:
+            c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, lengths=lengths)
         return jnp.swapaxes(c, 1, 2), None if h is None else EMAState(h)
 
     def queries_keys(
@@ -507,6 +568,28 @@ class MegalodonAttention(eqx.Module):
         shift = self.beta.astype(z.dtype)
         q, k = (rows * scale[i] + shift[i] for i in range(2))
         return q.reshape(z.shape), k.reshape(z.shape)
+
+
+def _silenced(mask: Bool[Array, "B L"], *arrays: Float[Array, "B L H _"]) -> tuple[Array, ...]:
+    """Return keys and values, 0 at padding."""
+    # A weight of 0 does not silence a padding token that is not finite: 0 * NaN is NaN.
+    return tuple(jnp.where(mask[..., None, None], a, 0.0) for a in arrays)
+
+
+def _numbered(
+    start: Int32[Array, ""] | Int32[Array, " B"], length: int
+) -> Int32[Array, " L"] | Int32[Array, "B L"]:
+    """Return the positions of `length` tokens from `start` on."""
+    steps = jnp.arange(length, dtype=jnp.int32)
+    return start[:, None] + steps[None] if start.ndim else start + steps
+
+
+def kept_norm(lengths: Int32[Array, " B"], new: NormState, before: NormState | None) -> NormState:
+    """Return the statistics after a piece; rows without a token keep those before it."""
+    if before is None:
+        rows, groups = new.mean.shape
+        before = NormState.fresh(rows, groups, new.mean.dtype)
+    return kept_state(lengths, new, before)
 
 
 def _blocks(x: Float[Array, "B L ..."], size: int) -> Float[Array, "n B size ..."]:

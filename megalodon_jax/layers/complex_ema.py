@@ -80,6 +80,8 @@ class ComplexEMA(eqx.Module):
         return_state: bool = False,
         mask: Mask | None = None,
         positions: Int32[Array, "B L"] | None = None,
+        *,
+        lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """Filter (B, D, L) along time; returns the output and, on request, the state after it.
 
@@ -87,10 +89,12 @@ class ComplexEMA(eqx.Module):
             x: input in any float dtype; the work is done in at least float32.
             h_init: state to continue from, zero when None.
             return_state: whether to compute the final state.
-            mask: True where a token is valid; masked inputs enter as 0.
+            mask: True where a token is valid; masked inputs enter as 0, and time passes.
             positions: index of each token within its document, where a row holds several; each is
                 filtered from rest, but the first goes on from `h_init` where its first index in
                 `x` is above 0.
+            lengths: in place of `mask`, tokens of each row, on its left; the state is that after
+                the last of them, and where there is none that before the call.
 
         Returns:
             y (B, D, L) in the dtype of `x`, and the state (B, D, N) complex, or None.
@@ -108,8 +112,8 @@ class ComplexEMA(eqx.Module):
             return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
         mesh = mesh_of(x)
         if mesh is None:
-            return self._filtered(x, h_init, return_state, mask, positions)
-        return self._on_mesh(mesh, x, h_init, return_state, mask, positions)
+            return self._filtered(x, h_init, return_state, mask, lengths, positions)
+        return self._on_mesh(mesh, x, h_init, return_state, mask, lengths, positions)
 
     def _on_mesh(
         self,
@@ -118,7 +122,8 @@ class ComplexEMA(eqx.Module):
         h_init: Complex[Array, "B D N"] | None,
         return_state: bool,
         mask: Bool[Array, "B L"] | None,
-        positions: Int32[Array, "B L"] | None,
+        lengths: Int32[Array, " B"] | None = None,
+        positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """Filter each shard's rows, channels and tokens where they are.
 
@@ -136,14 +141,16 @@ class ComplexEMA(eqx.Module):
         state = spec((B, D, self.ndim), "batch", "tensor", None)
         rows = spec((B, L), "batch", "sequence")
         tokens = tuple(None if a is None else rows for a in (mask, positions))
+        ends = None if lengths is None else spec((B,), "batch")
 
-        def local(arrays, x, h_init, mask, positions):
+        def local(arrays, x, h_init, mask, positions, lengths):
             ema = eqx.combine(as_varied(arrays, params, whole), static)
-            return ema._filtered(x, h_init, return_state, mask, positions, parts)
+            return ema._filtered(x, h_init, return_state, mask, lengths, positions, parts)
 
-        ins = (params, whole, None if h_init is None else state, *tokens)
+        ins = (params, whole, None if h_init is None else state, *tokens, ends)
         outs = (whole, state if return_state else None)
-        return on_shards(local, mesh, (arrays, x, h_init, mask, positions), ins, outs)
+        inputs = (arrays, x, h_init, mask, positions, lengths)
+        return on_shards(local, mesh, inputs, ins, outs)
 
     def _filtered(
         self,
@@ -151,6 +158,7 @@ class ComplexEMA(eqx.Module):
         h_init: Complex[Array, "B D N"] | None,
         return_state: bool,
         mask: Bool[Array, "B L"] | None,
+        lengths: Int32[Array, " B"] | None = None,
         positions: Int32[Array, "B L"] | None = None,
         parts: int = 1,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
@@ -158,6 +166,9 @@ class ComplexEMA(eqx.Module):
         L = x.shape[-1]
         dtype = widened(x.dtype)
         u = x.astype(dtype)
+        if lengths is not None:
+            assert parts == 1, "a stream has one end: callers do not cut its tokens"
+            mask = jnp.arange(L, dtype=jnp.int32)[None] < lengths[:, None]
         if mask is not None:
             u = jnp.where(mask[:, None, :], u, 0.0)
         if positions is not None:
@@ -176,7 +187,8 @@ class ComplexEMA(eqx.Module):
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
         y = y + self._skip(u)
-        state = self._final_state(u, h_init, p, tables) if return_state else None
+        ragged = () if lengths is None else (lengths,)
+        state = self._final_state(u, h_init, p, tables, *ragged) if return_state else None
         if parts > 1 and state is not None:
             state = last_shards(state)
         return y.astype(x.dtype), state
@@ -293,18 +305,44 @@ class ComplexEMA(eqx.Module):
         h_init: Complex[Array, "B D N"] | None,
         p: Float[Array, "D N"],
         tables: PowerTables,
+        lengths: Int32[Array, " B"] | None = None,
     ) -> Complex[Array, "B D N"]:
-        """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time."""
+        """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time.
+
+        With `lengths` L is that of each row, and what follows in `u` is 0.
+        """
         B, D, L = u.shape
         N, A, S = self.ndim, tables.coarse.shape[1], tables.fine.shape[-1]
-        late_first = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S - L))).reshape(B, D, A, S)
+        if lengths is None:
+            late_first = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S - L)))
+        else:
+            # Each row from its own last token backwards: powers only ever decay.
+            backwards = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S)))
+            late_first = jax.vmap(
+                lambda row, n: jax.lax.dynamic_slice_in_dim(row, L - n, A * S, axis=1)
+            )(backwards, lengths)
+        late_first = late_first.reshape(B, D, A, S)
         inner = _einsum("bdas,dns->bdan", late_first, tables.fine)
         inner = jax.lax.complex(inner[..., :N], inner[..., N:])
         coarse = jax.lax.complex(tables.coarse[..., :N], tables.coarse[..., N:])
         state = _scaled(p, jnp.sum(coarse * inner, axis=2))
         if h_init is not None:
-            state = state + self._power(L, u.dtype) * h_init
+            decay = self._power(L, u.dtype) if lengths is None else self._power_of(lengths, tables)
+            state = state + decay * h_init
         return state
+
+    def _power_of(
+        self, exponents: Int32[Array, " B"], tables: PowerTables
+    ) -> Complex[Array, "B D N"]:
+        """q to the power of each row's own number of tokens, 0 to the length of the tables."""
+        N, S = self.ndim, tables.fine.shape[-1]
+        # One less, which the tables reach, and q once more; a row without a token keeps its state.
+        before = jnp.maximum(exponents - 1, 0)
+        coarse = jnp.moveaxis(tables.coarse, 1, 0)[before // S]
+        fine = jnp.moveaxis(tables.fine, 2, 0)[before % S]
+        power = jax.lax.complex(coarse[..., :N], coarse[..., N:])
+        power = power * jax.lax.complex(fine[..., :N], fine[..., N:]) * self.q(fine.dtype)
+        return jnp.where((exponents > 0)[:, None, None], power, 1.0)
 
     def _empty_state(
         self, batch_size: int, h_init: Complex[Array, "B D N"] | None, dtype: DTypeLike

@@ -35,11 +35,11 @@ class RotaryEmbedding(eqx.Module):
         self,
         q: Float[Array, "B L H d"],
         k: Float[Array, "B L H d"],
-        start_index: int | Int[Array, ""] | Int[Array, "B L"] = 0,
+        start_index: int | Int[Array, ""] | Int[Array, " B"] | Int[Array, "B L"] = 0,
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
         """Rotate queries and keys whose first token stands at `start_index`; dtypes are kept.
 
-        An index of two axes is that of every token, as packed documents have it.
+        `start_index` is one number, or one for each row (B,), or for each token (B, L).
 
         Raises:
             ValueError: a shape or a dtype does not fit, float16 among the latter.
@@ -80,9 +80,11 @@ class RotaryEmbedding(eqx.Module):
             return cos.astype(dtype), sin.astype(dtype)
 
     def tables(
-        self, start_index: int | Int[Array, ""], length: int, dtype: DTypeLike
-    ) -> tuple[Float[Array, "L 1 half"], Float[Array, "L 1 half"]]:
+        self, start_index: int | Int[Array, ""] | Int[Array, " B"], length: int, dtype: DTypeLike
+    ) -> tuple[Float[Array, "*B L 1 half"], Float[Array, "*B L 1 half"]]:
         """Return cosine and sine (L, 1, d/2), computed in float64 and rounded once.
+
+        They are (B, L, 1, d/2) where rows have starts of their own.
 
         In float32 the angle itself has lost a sixteenth of a radian at position 10^6. Angles add:
         about 2 sqrt(L) rows of sines and cosines and a product give all L.
@@ -93,7 +95,10 @@ class RotaryEmbedding(eqx.Module):
         with jax.enable_x64(True):
             start = jnp.asarray(start_index).astype(jnp.float64)
             rates = jnp.asarray(float(self.base) ** (-np.arange(half) / half))
-            coarse = rates[:, None] * (start + S * jnp.arange(A, dtype=jnp.float64))
+            steps = S * jnp.arange(A, dtype=jnp.float64)
+            rows = start.shape
+            begins = (start[:, None] + steps[None]).reshape(-1) if rows else start + steps
+            coarse = rates[:, None] * begins
             fine = rates[:, None] * jnp.arange(S, dtype=jnp.float64)
             cos_a, sin_a, cos_b, sin_b = (f(x) for x in (coarse, fine) for f in (jnp.cos, jnp.sin))
             # A matrix product, not an elementwise one: XLA would fuse the functions into the latter
@@ -104,12 +109,14 @@ class RotaryEmbedding(eqx.Module):
             # outside of the context (`jax.vmap` of a jitted function) takes for float32.
             numbers = (((2,), (3,)), ((0,), (1,)))
             cos_sin = jax.lax.dot_general(left, right, numbers).transpose(2, 1, 3, 0)
-            cos_sin = cos_sin.reshape(2, A * S, 1, half)
-            return cos_sin[0, :length].astype(dtype), cos_sin[1, :length].astype(dtype)
+            cos_sin = cos_sin.reshape(2, *rows, A * S, 1, half)[..., :length, :, :]
+            return cos_sin[0].astype(dtype), cos_sin[1].astype(dtype)
 
 
 def _rotate(
-    x: Float[Array, "B L H d"], cos: Float[Array, "*#B L 1 half"], sin: Float[Array, "*#B L 1 half"]
+    x: Float[Array, "B L H d"],
+    cos: Float[Array, "*B L 1 half"],
+    sin: Float[Array, "*B L 1 half"],
 ) -> Float[Array, "B L H d"]:
     real, imag = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     return jnp.concatenate([real * cos - imag * sin, imag * cos + real * sin], -1).astype(x.dtype)

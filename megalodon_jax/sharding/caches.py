@@ -24,6 +24,8 @@ _DIMS: dict[str, Dims] = {
     "var": ("batch", "tensor"),
     "h": ("batch", "tensor", None),
 }
+_COUNTERS = ("count", "first", "position")
+"""Of all rows, or of each."""
 
 
 def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
@@ -31,7 +33,7 @@ def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         name = dotted(path).rpartition(".")[2]
-        if name == "count" and leaf.ndim:
+        if name in _COUNTERS and leaf.ndim:
             return spec_of(mesh, leaf.shape, ("batch",))
         dims: Dims = _DIMS[name] if name in _DIMS else (None,) * leaf.ndim
         return spec_of(mesh, leaf.shape, dims)
@@ -60,9 +62,11 @@ def placed_cache(cache: Tree, x: Any) -> Tree:
     return jax.tree.map(lambda leaf, spec: constrained(leaf, mesh, spec), cache, specs)
 
 
-def full_cache_specs(config: MegalodonConfig, batch_size: int, mesh: AnyMesh) -> Any:
-    """Return the specs of the cache a model returns."""
-    shapes = jax.eval_shape(lambda: filled_cache(config, None, batch_size))
+def full_cache_specs(
+    config: MegalodonConfig, batch_size: int, mesh: AnyMesh, per_row: bool = False
+) -> Any:
+    """Return the specs of the cache a model returns; `per_row`: its rows have own positions."""
+    shapes = jax.eval_shape(lambda: filled_cache(config, None, batch_size, per_row=per_row))
     return cache_specs(shapes, mesh)
 
 

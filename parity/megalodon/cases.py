@@ -287,6 +287,14 @@ CASES = (
         cuts=CUTS,
     ),
     Case(
+        "stream_ragged",
+        "rows of different lengths in one cached stream, each as if alone; one begins late",
+        length=sum(CUTS),
+        batch_size=3,
+        padding="left",
+        cuts=CUTS,
+    ),
+    Case(
         "left_padding",
         "left padding kept out of the EMA",
         padding="left",

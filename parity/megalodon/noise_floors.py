@@ -21,6 +21,7 @@ from parity.executors.item import Item
 from parity.executors.sweep import Executor, collect
 from parity.megalodon import oracle, perturbation, trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case, by_name
+from parity.megalodon.ragged import row_alone, together
 from parity.megalodon.tolerance_table import NOISE_FILE, NoiseFloors
 
 Arrays = dict[str, np.ndarray]
@@ -137,6 +138,11 @@ def _run(case: Case, weights: Arrays, hook: oracle.Hook, mask_ema: bool | None) 
     batch = case.batch
     if case.steps:
         return trajectory.of_oracle(case)
+    if case.cuts and batch.padded:
+        rows = (row_alone(case, row) for row in range(case.batch_size))
+        return together(
+            case, [oracle.stream(case.config, weights, *row, NEW_TOKENS, hook=hook) for row in rows]
+        )
     if case.cuts:
         return oracle.stream(case.config, weights, batch.ids, case.cuts, NEW_TOKENS, hook=hook)
     mask_ema = case.config.mask_ema if mask_ema is None else mask_ema

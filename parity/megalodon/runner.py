@@ -16,7 +16,7 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.inference import greedy_token
 from megalodon_jax.loss import next_token_loss
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.types import ModelCache, NormState, reserve_cache
+from megalodon_jax.types import ModelCache, NormState, index_cache, reserve_cache
 from megalodon_jax.weights import build_model, named_leaves
 from parity.engine.metrics import IGNORED
 from parity.engine.quantity import Quantity
@@ -25,6 +25,7 @@ from parity.megalodon import trajectory
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import capture
 from parity.megalodon.oracle import held_tokens
+from parity.megalodon.ragged import last_valid, stacked
 
 Outputs = dict[str, np.ndarray]
 """Arrays by name: intermediates, `logits`, `loss`, `grad/<parameter>` and `bar/<intermediate>`."""
@@ -99,25 +100,28 @@ class JaxSubject:
 
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
-            model, ids = self.load(case), jnp.asarray(case.batch.ids)
+            model, ids, valid = self.load(case), jnp.asarray(case.batch.ids), case.batch.mask
             step = compiled(advance, self._yardstick)
             cache, pieces, start = None, [], 0
             for count in case.cuts:
-                piece = ids[:, start : start + count]
-                logits, cache = step(model, piece, cache)
-                pieces.append(logits)
+                cut = slice(start, start + count)
+                mask = None if valid[:, cut].all() else jnp.asarray(valid[:, cut])
+                logits, cache = step(model, ids[:, cut], cache, mask)
+                # What a model returns at padding means nothing.
+                pieces.append(logits if mask is None else jnp.where(mask[..., None], logits, 0.0))
                 if model.config.cache_unbounded:
                     cache = reserve_cache(cache, case.length + NEW_TOKENS)
                 start += count
             assert cache is not None
             states = cache_arrays(model.config, cache)
-            token, generated = greedy_token(pieces[-1][:, -1]), []
+            whole = jnp.concatenate(pieces, axis=1)
+            token, generated = greedy_token(whole[np.arange(len(valid)), last_valid(valid)]), []
             for _ in range(NEW_TOKENS):
                 generated.append(token)
-                logits, cache = step(model, token[:, None], cache)
+                logits, cache = step(model, token[:, None], cache, None)
                 token = greedy_token(logits[:, -1])
             outputs = {
-                "logits": jnp.concatenate(pieces, axis=1),
+                "logits": whole,
                 "generated": jnp.stack(generated, axis=1).astype(self.dtype),
             }
             return {n: np.asarray(a) for n, a in outputs.items()} | states
@@ -140,14 +144,20 @@ class JaxSubject:
         return jax.enable_x64(self.dtype == "float64")
 
 
-def advance(model, ids, cache):
-    """Feed ids to a stream."""
-    return model(ids, cache=cache, return_cache=True)
+def advance(model, ids, cache, mask):
+    """Feed ids to a stream; `mask` is None where nothing is padded."""
+    return model(ids, mask, cache=cache, return_cache=True)
 
 
 def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
-    """Return what a cache holds by name, keys and values in order of position."""
+    """Return what a cache holds by name, keys and values in order of position.
+
+    Rows with positions of their own are read one by one; what one has fewer of ends in zeros.
+    """
     outputs = {}
+    if cache.per_row and (rows := cache.position.shape[0]) > 1:
+        each = (index_cache(cache, jnp.asarray([row])) for row in range(rows))
+        return stacked([cache_arrays(config, row) for row in each])
 
     def note_norm(prefix: str, state: NormState | None) -> None:
         assert state is not None
@@ -161,7 +171,7 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
         note_norm(prefix, layer.norm)
         h: Any = np.asarray(layer.ema.h)
         outputs[prefix + "ema"] = np.stack([h.real, h.imag], axis=-1)
-        position = int(layer.position)
+        position = int(layer.position.reshape(()))
         latest = np.arange(position - held_tokens(config, position), position)
         slots = latest % layer.attn.capacity
         outputs[prefix + "k"] = np.asarray(layer.attn.k)[:, slots]

@@ -136,7 +136,8 @@ def test_stopping_and_going_on_is_not_stopping(mode: str, options) -> None:
 
 
 def test_an_unbounded_stream_may_start_from_a_cache_without_arrays() -> None:
-    ids, _, _ = run("unbounded", cache=init_cache(model("unbounded").config, B))
+    lazily = {"allocate_kv": False, "allocate_norm": False, "allocate_ema": False}
+    ids, _, _ = run("unbounded", cache=init_cache(model("unbounded").config, B, **lazily))
     assert ids.tolist() == greedy("unbounded").tolist()
 
 
@@ -425,14 +426,6 @@ def test_numpy_integers_and_floats_are_numbers() -> None:
     assert ids.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sliding", marks=pytest.mark.sweep), "unbounded"])
-def test_a_padded_row_gets_what_it_gets_alone(mode: str) -> None:
-    mask = jnp.asarray(np.arange(PROMPT) < np.array([[2], [5]]))
-    alone = [int(run(mode, 1, IDS[b : b + 1, :n])[0][0, -1]) for b, n in enumerate((2, 5))]
-    assert run(mode, 1, attention_mask=mask)[0][:, -1].tolist() == alone
-    assert run(mode, 1)[0][:, -1].tolist() != alone, "the control: the padding matters"
-
-
 @pytest.mark.traced_checks
 def test_a_padded_prompt_may_be_traced() -> None:
     mask, zero = np.arange(PROMPT) < np.array([[3], [5]]), jnp.zeros(())
@@ -446,25 +439,100 @@ def test_a_padded_prompt_may_be_traced() -> None:
     for bits in (mask, np.ones_like(mask)):
         expected, _, _ = run(new=1, attention_mask=jnp.asarray(bits))
         assert compiled(bits).tolist() == expected.tolist()
-    for bad in (mask[:, ::-1], ~mask):
-        with pytest.raises(RuntimeError, match="padded on the right"):
+    for bad in (mask & (np.arange(PROMPT) != 1), ~mask):
+        with pytest.raises(RuntimeError, match="each row of attention_mask must hold a token"):
             jax.block_until_ready(compiled(bad))
 
 
-def test_padding_that_would_move_a_window_is_refused() -> None:
-    ids, mask = np.tile(IDS, (1, 2)), np.arange(2 * PROMPT) < np.array([[3], [10]])
-    with pytest.raises(ValueError, match="out of the window of max_cache_len=6"):
-        run("sliding", 1, ids, attention_mask=jnp.asarray(mask))
-    full = run("sliding", 1, ids, attention_mask=jnp.ones(mask.shape, bool))[0]
-    assert full.tolist() == run("sliding", 1, ids)[0].tolist()
+LENGTHS = (3, 5)
 
 
-def test_a_window_that_just_holds_a_padded_prompt_moves_nothing() -> None:
-    window = model("sliding").config.max_cache_len
-    ids, lengths = np.tile(IDS, (1, 2))[:, :window], (3, window)
-    mask = jnp.asarray(np.arange(window) < np.array(lengths)[:, None])
-    alone = [int(run("sliding", 1, ids[b : b + 1, :n])[0][0, -1]) for b, n in enumerate(lengths)]
-    assert run("sliding", 1, ids, attention_mask=mask)[0][:, -1].tolist() == alone
+def padded(side: str) -> dict[str, Any]:
+    """IDS with a first row of 3 tokens and padding that is text elsewhere, and the mask."""
+    begin = PROMPT - LENGTHS[0] if side == "left" else 0
+    ids, mask = IDS.copy(), np.ones((B, PROMPT), bool)
+    mask[0] = (np.arange(PROMPT) >= begin) & (np.arange(PROMPT) < begin + LENGTHS[0])
+    ids[0] = 5
+    ids[0, mask[0]] = IDS[0, : LENGTHS[0]]
+    return {"ids": ids, "attention_mask": jnp.asarray(mask)}
+
+
+@cache
+def alone(mode: str) -> list[list[int]]:
+    """What is added to each prompt on its own."""
+    texts = [run(mode, ids=IDS[b : b + 1, :n])[0][0, n:] for b, n in enumerate(LENGTHS)]
+    return [text.tolist() for text in texts]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "local",
+        pytest.param("sliding", marks=pytest.mark.sweep),
+        pytest.param("unbounded", marks=pytest.mark.sweep),
+    ],
+)
+def test_prompts_of_different_lengths_go_on_as_alone(mode: str) -> None:
+    for side in ("left", "right"):
+        options = padded(side)
+        ids, held, _ = run(mode, **options)
+        assert ids[:, :PROMPT].tolist() == options["ids"].tolist()
+        assert ids[:, PROMPT:].tolist() == alone(mode)
+        assert held is None
+    # The control: all tokens of the padded row are another text.
+    assert run(mode, ids=options["ids"])[0][0, PROMPT:].tolist() != alone(mode)[0]
+
+
+def test_a_ragged_stream_stops_and_goes_on() -> None:
+    first, held, _ = run(new=NEW, return_cache=True, **padded("left"))
+    assert held.position.tolist() == [n + NEW - 1 for n in LENGTHS]
+    second, held, _ = run(new=2, ids=first[:, -1:], cache=held, return_cache=True)
+    texts = np.concatenate([first[:, PROMPT:], second[:, 1:]], axis=1)
+    assert texts.tolist() == [text[: NEW + 2] for text in alone("local")]
+    # Rows of different lengths again: one goes on with its last token, the other with two more.
+    more = np.concatenate([second[:, -1:], IDS[:, 1:3]], axis=1)
+    mask = np.arange(3) < np.array([[1], [3]])
+    third, _, _ = run(new=3, ids=more, cache=held, attention_mask=jnp.asarray(mask))
+    assert third[0, 3:].tolist() == alone("local")[0][NEW + 2 :]
+    whole = np.concatenate([IDS[1], texts[1], IDS[1, 1:3]])[None].astype(np.int32)
+    assert third[1, 3:].tolist() == run(new=3, ids=whole)[0][0, -3:].tolist()
+
+
+def test_a_ragged_row_ends_where_it_ends_alone() -> None:
+    texts = alone("local")
+    end = texts[0][2]
+    ids, held, _ = run(eos_token_id=end, return_cache=True, **padded("right"))
+    expected = []
+    for text in texts:
+        at = text.index(end) if end in text else len(text) - 1
+        expected.append(text[:at] + [text[at]] * (len(text) - at))
+    assert ids[:, PROMPT:].tolist() == expected
+    assert held.position.tolist() == [n + NEW + MORE - 1 for n in LENGTHS]
+    # On a cache, the last token of a padded row says that it has finished.
+    prompt = np.array([[end, 5], [5, 6]], np.int32)
+    mask = jnp.asarray([[True, False], [True, True]])
+    after, _, _ = run(new=2, ids=prompt, cache=held, attention_mask=mask, eos_token_id=end)
+    assert after[0, 2:].tolist() == [end, end]
+
+
+def test_ragged_prompts_are_sampled_as_the_loop_draws() -> None:
+    options, now = padded("left"), key()
+    expected, (held, logits) = [], (None, None)
+    ids, mask = jnp.asarray(options["ids"]), options["attention_mask"]
+    for _ in range(NEW):
+        logits, held = stepped(model(), ids, held, mask)
+        now, draw = jax.random.split(now)
+        token = sample_token(logits[:, -1], draw, **SAMPLING)
+        expected.append(token)
+        ids, mask = token[:, None], None
+    found, _, after = run(new=NEW, key=key(), **options, **SAMPLING)
+    assert found[:, PROMPT:].tolist() == jnp.stack(expected, axis=1).tolist()
+    assert jnp.array_equal(jax.random.key_data(after), jax.random.key_data(now))
+
+
+@eqx.filter_jit
+def stepped(model, ids, cache, mask):
+    return model(ids, mask, cache=cache, return_cache=True)
 
 
 @pytest.mark.parametrize("mode", ["local", pytest.param("unbounded", marks=pytest.mark.sweep)])
@@ -482,8 +550,8 @@ def test_generation_may_be_traced(mode: str) -> None:
     assert ids.tolist() == greedy(mode)[:, : PROMPT + NEW].tolist()
     more, _, _ = compiled(ids[:, -1:], None, key(), held, zero)
     assert more[:, 1 : 1 + MORE].tolist() == greedy(mode)[:, PROMPT + NEW :].tolist()
-    with pytest.raises(RuntimeError, match="padded attention_mask allows one new token"):
-        jax.block_until_ready(compiled(IDS, mask.at[0, 4].set(False), key(), None, zero)[0])
+    padded_ids, _, _ = compiled(IDS, mask.at[0, 3:].set(False), key(), None, zero)
+    assert padded_ids[0, PROMPT:].tolist() == alone(mode)[0][:NEW]
 
 
 # Bad input.
@@ -510,12 +578,9 @@ PADDED = jnp.asarray(np.arange(PROMPT) < np.array([[3], [5]]))
         ({"top_p": 1.5}, r"top_p=1.5 must be in \(0, 1\]"),
         ({"top_p": float("nan")}, r"top_p=nan must be in \(0, 1\]"),
         ({"temperature": float("nan"), "key": 0}, "temperature=nan must be"),
-        ({"attention_mask": PADDED}, "padded attention_mask allows one new token"),
-        ({"attention_mask": PADDED, "new": 1, "return_cache": True}, "without a cache only"),
-        ({"attention_mask": PADDED, "new": 1, "cache": True}, "without a cache only"),
-        ({"attention_mask": PADDED[:, ::-1], "new": 1}, "padded on the right"),
-        ({"attention_mask": PADDED.at[:, 1].set(False), "new": 1}, "padded on the right"),
-        ({"attention_mask": jnp.zeros((B, PROMPT), bool), "new": 1}, "padded on the right"),
+        ({"attention_mask": PADDED.at[:, 1].set(False)}, "tokens must stand next to each other"),
+        ({"attention_mask": PADDED.at[0].set(False)}, "each row of attention_mask must hold"),
+        ({"attention_mask": PADDED.at[0].set(False), "cache": True}, "its first token, such as"),
         (
             {"attention_mask": jnp.ones((B, PROMPT + 1), bool)},
             r"attention_mask has shape \(2, 6\), expected that of prompt_ids, \(2, 5\)",

@@ -45,16 +45,16 @@ MODEL = of(
     (
         "final_norm_forgets",
         "the final norm's statistics start anew in every call",
-        "self.norm(x, None if cache is None else cache.final_norm, mask)",
-        "self.norm(x, None, mask)",
+        "x, norm = self.norm(x, before, mask)",
+        "x, norm = self.norm(x, None, mask)",
         _STREAM,
         "stream",
     ),
     (
         "final_norm_unmasked",
         "padding enters the final norm's statistics",
-        "self.norm(x, None if cache is None else cache.final_norm, mask)",
-        "self.norm(x, None if cache is None else cache.final_norm, None)",
+        "x, norm = self.norm(x, before, mask)",
+        "x, norm = self.norm(x, before, None)",
         f"{_FORWARD}::test_what_stands_at_masked_positions_does_not_matter",
     ),
     (
@@ -97,18 +97,17 @@ MODEL = of(
     (
         "empty_call_shares_its_cache",
         "no tokens return the cache itself: a donated call on one deletes the other",
-        "return hidden, copied_cache(filled_cache(config, cache, B)) if return_cache else None",
-        "return hidden, filled_cache(config, cache, B) if return_cache else None",
+        "return hidden, copied_cache(filled_cache(config, cache, B, per_row=lengths is not None))",
+        "return hidden, filled_cache(config, cache, B, per_row=lengths is not None)",
         f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it {_CACHES}",
     ),
     (
         "padding_meets_a_cache",
         "a padded mask is dropped without a word where a cache is asked for",
-        "if mask is not None and (cache is not None or return_cache):\n"
-        "            input_ids = checked(input_ids, ~mask, PADDED_CACHE)",
-        "if mask is not None and (cache is not None or return_cache):\n"
-        "            input_ids = checked(input_ids, mask & ~mask, PADDED_CACHE)",
-        f"{_STREAM}::test_a_padded_mask_and_a_cache_are_refused_and_a_full_mask_is_not",
+        "input_ids, mask, lengths, start = aligned(input_ids, mask)",
+        "mask = None",
+        "test_ragged.py::test_each_row_is_what_it_is_alone",
+        "stream_ragged",
     ),
     (
         "rematerialised_without_training",
@@ -322,7 +321,7 @@ GENERATION = of(
     (
         "text_after_its_end",
         "a row goes on after its end",
-        "token = jnp.where(done, latest, _draw(logits, sample_key, *rates))",
+        "token = jnp.where(done, before, _draw(logits, sample_key, *rates))",
         "token = _draw(logits, sample_key, *rates)",
         f"{_GENERATION}::test_a_row_that_ended_repeats_its_end_and_others_go_on",
     ),
@@ -342,10 +341,10 @@ GENERATION = of(
     ),
     (
         "padded_prompt_one_late",
-        "a padded row gets the token after its padding's first position",
-        "jnp.sum(mask, axis=1, dtype=jnp.int32) - 1",
-        "jnp.sum(mask, axis=1, dtype=jnp.int32)",
-        f"{_GENERATION}::test_a_padded_row_gets_what_it_gets_alone",
+        "a padded row goes on from what stands behind its last token",
+        "L - 1 - jnp.argmax(mask[:, ::-1], axis=1)",
+        "L - jnp.argmax(mask[:, ::-1], axis=1)",
+        f"{_GENERATION}::test_prompts_of_different_lengths_go_on_as_alone",
     ),
     (
         "prompt_that_ends_is_finished",
@@ -390,17 +389,10 @@ GENERATION = of(
         f"{_GENERATION}::test_other_windows_choose_by_the_keys_they_see {_GENERATION}",
     ),
     (
-        "window_as_long_as_the_prompt_refused",
-        "padding is refused where the window just holds the prompt",
-        "config.chunk_size < window < ids.shape[1]",
-        "config.chunk_size < window <= ids.shape[1]",
-        f"{_GENERATION}::test_padding_that_would_move_a_window_is_refused {_GENERATION}",
-    ),
-    (
         "holes_in_a_prompt_accepted",
-        "a mask with a hole inside counts as right padding",
-        "padded = ~mask[:, 0] | jnp.any(mask[:, 1:] & ~mask[:, :-1], axis=1)",
-        "padded = ~mask[:, 0]",
+        "padding between the tokens of a prompt is read as text",
+        "if not traced(mask) and np.any(stretches != 1):",
+        "if not traced(mask) and np.any(stretches == 0):",
         f"{_GENERATION}::test_bad_input_is_refused",
     ),
     (
@@ -417,7 +409,7 @@ CACHES = of(
     (
         "trimmed_keys_visible",
         "what was trimmed away is read as long as its slot holds it",
-        "return jnp.where(latest >= self.first, latest, -1)",
+        "return jnp.where(latest >= first, latest, -1)",
         "return jnp.where(latest >= 0, latest, -1)",
         f"{_CACHES}::test_a_trimmed_cache_has_forgotten_whatever_the_split",
     ),
@@ -503,8 +495,8 @@ CACHES = of(
     (
         "unbounded_cache_grows_late",
         "an unbounded cache grows to the chunk before the one it needs",
-        "return _reserved(cache, -(-(live + length) // C) * C)",
-        "return _reserved(cache, (live + length) // C * C)",
+        "return _reserved(cache, -(-needed // C) * C)",
+        "return _reserved(cache, needed // C * C)",
         f"{_WINDOWS}",
     ),
     (

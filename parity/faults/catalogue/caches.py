@@ -41,8 +41,18 @@ def _prior_not_times_count(run, mu, mean0, var0, count0, mask):
 
 
 @around
-def _carried_state_left_out(final_state, self, u, h_init, p, tables):
-    return final_state(self, u, None, p, tables)
+def _carried_state_left_out(final_state, self, u, h_init, p, tables, *lengths):
+    return final_state(self, u, None, p, tables, *lengths)
+
+
+@around
+def _state_at_the_padded_end(final_state, self, u, h_init, p, tables, *lengths):
+    return final_state(self, u, h_init, p, tables)
+
+
+@around
+def _padding_counted(call, self, x, state=None, mask=None):
+    return call(self, x, state)
 
 
 def _state_not_written(result, self, u, mask, state, *args):
@@ -122,6 +132,21 @@ FAULTS = (
         stage=_LAYER + "ema",
         owner=ComplexEMA,
         attribute="_final_state",
+    ),
+    _fault(
+        "ragged_ema_at_the_padded_end",
+        "the state of a padded row decays on through its padding",
+        _state_at_the_padded_end,
+        stage=_LAYER + "ema",
+        owner=ComplexEMA,
+        attribute="_final_state",
+        witness="stream_ragged",
+    ),
+    _norm(
+        "ragged_norm_counts_padding",
+        "padding beside a cache enters the statistics",
+        _padding_counted,
+        witness="stream_ragged",
     ),
     _filtered(
         "cache_ema_conjugated",

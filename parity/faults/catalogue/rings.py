@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from megalodon_jax.layers.attention import ChunkedAttention
 from megalodon_jax.layers.rotary import RotaryEmbedding
+from megalodon_jax.ragged import lengths_of, rolled
 from megalodon_jax.types import AttentionCache
 from parity.engine.quantity import Quantity
 from parity.faults.fault import Family, altered, around, fault, on_result, rounded
@@ -21,19 +22,42 @@ def _offset_lost(call, self, q, k, start_index=0):
 
 
 @around
-def _written_from_slot_zero(append, self, k, v):
-    right = append(self, k, v)
-    wrong = append(altered(self, count=jnp.zeros_like(self.count)), k, v)
+def _written_from_slot_zero(append, self, k, v, *lengths):
+    right = append(self, k, v, *lengths)
+    wrong = append(altered(self, count=jnp.zeros_like(self.count)), k, v, *lengths)
     return altered(right, k=wrong.k, v=wrong.v)
 
 
-def _values_not_written(ring, self, k, v):
+def _values_not_written(ring, self, *args):
     return altered(ring, v=self.v)
 
 
 @around
-def _rounded_ring(append, self, k, v):
-    return append(self, rounded(k), rounded(v))
+def _rounded_ring(append, self, k, v, *lengths):
+    return append(self, rounded(k), rounded(v), *lengths)
+
+
+def _counts_of_the_longest(ring, *args):
+    return altered(ring, count=jnp.full_like(ring.count, jnp.max(ring.count)))
+
+
+@around
+def _slot_of_the_first_row(append, self, k, v, lengths):
+    right = append(self, k, v, lengths)
+    shared = jnp.full_like(self.count, self.count[0])
+    wrong = append(altered(self, count=shared), k, v, lengths)
+    # Of single tokens alone: longer pieces are written at once, a row's ring from its own end.
+    return altered(right, k=wrong.k, v=wrong.v) if k.shape[1] == 1 else right
+
+
+@around
+def _chunks_of_the_padded_index(call, self, q, k, v, mask=None, cache=None, *args, **options):
+    out, ring = call(self, q, k, v, mask, cache, *args, **options)
+    if mask is None or cache is not None:
+        return out, ring
+    pad = mask.shape[1] - lengths_of(mask)
+    moved = (rolled(x, -pad) for x in (q, k, v, mask))
+    return rolled(call(self, *moved, **options)[0], pad), ring
 
 
 @around
@@ -67,6 +91,7 @@ _LAYER = Quantity.state("layers.0.")
 _NEXT_LAYER = Quantity.state("layers.1.norm_mean")
 
 _ring = partial(_fault, owner=AttentionCache, attribute="append")
+_rows = partial(_fault, owner=AttentionCache, attribute="_append_rows", witness="stream_ragged")
 _seen = partial(_fault, stage=_NEXT_LAYER, owner=ChunkedAttention)
 
 FAULTS = (
@@ -135,5 +160,23 @@ FAULTS = (
         lambda append: lambda self, k, v: self if k.shape[1] == 1 else append(self, k, v),
         stage=_LAYER + "k",
         witness="stream_tokens",
+    ),
+    _rows(
+        "ragged_counts_of_the_longest",
+        "every row counts as many tokens as the longest",
+        on_result(_counts_of_the_longest),
+        stage=_LAYER + "k",
+    ),
+    _rows(
+        "ragged_slot_of_the_first_row",
+        "a token of every row is written where the first row writes its own",
+        _slot_of_the_first_row,
+        stage=_LAYER + "k",
+    ),
+    _seen(
+        "ragged_chunks_of_the_padded_index",
+        "chunks of a left-padded prompt are counted from its padding",
+        _chunks_of_the_padded_index,
+        witness="stream_ragged",
     ),
 )

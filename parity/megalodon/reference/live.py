@@ -13,6 +13,7 @@ from megalodon_jax.config import MegalodonConfig
 from parity.engine.quantity import LOGITS, LOSS, Quantity, Role
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate
+from parity.megalodon.ragged import row_alone, together
 from parity.megalodon.reference.installed import identity, package, why_unavailable
 from parity.megalodon.reference.known_differences import known_difference_facts
 from parity.megalodon.reference.low_precision import low_precision
@@ -80,7 +81,10 @@ class LiveReference:
             return trajectory(model, case, self.device)
         if case.cuts:
             with torch.no_grad():
-                return self._stream(model, case)
+                if batch.padded:
+                    rows = (row_alone(case, row) for row in range(case.batch_size))
+                    return together(case, [self._stream(model, *row) for row in rows])
+                return self._stream(model, batch.ids, case.cuts)
         intermediates: dict[str, np.ndarray] = {}
         hooks = _hooks(model, intermediates)
         mask = torch.from_numpy(batch.mask) if batch.padded else None
@@ -111,12 +115,12 @@ class LiveReference:
         """Return work to be timed by name (`parity.megalodon.reference.timed`)."""
         return workloads(self.load(config, weights), ids, self.device, autocast)
 
-    def _stream(self, model: Any, case: Case) -> dict[str, np.ndarray]:
+    def _stream(self, model: Any, rows: np.ndarray, cuts: tuple[int, ...]) -> dict[str, np.ndarray]:
         import torch
 
-        ids = torch.from_numpy(case.batch.ids).long().to(self.device)
+        ids = torch.from_numpy(rows).long().to(self.device)
         cache, pieces = None, []
-        for piece in torch.split(ids, list(case.cuts), dim=1):
+        for piece in torch.split(ids, list(cuts), dim=1):
             out = model(piece, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             pieces.append(out.logits)

@@ -27,6 +27,8 @@ IDS = tokens(TINY, (B, L))
 LOCAL = TINY
 SLIDING = tiny(num_layers=1, max_cache_len=6)
 UNBOUNDED = tiny(num_layers=1, cache_unbounded=True)
+LAZILY = {"allocate_kv": False, "allocate_norm": False, "allocate_ema": False}
+"""A cache without arrays, which the first call fills."""
 
 # One compilation each; 6 is longer than a chunk, and no piece divides one.
 PIECES = (1, 3, 6)
@@ -45,7 +47,7 @@ def step(model, ids, cache=None, mask=None):
 
 
 def fresh(model: MegalodonForCausalLM, rows: int = B) -> ModelCache:
-    return init_cache(model.config, rows, allocate_kv=True, allocate_norm=True, allocate_ema=True)
+    return init_cache(model.config, rows)
 
 
 def completed(split: list[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,18 +126,12 @@ def assert_statistics(state, x: np.ndarray) -> None:
 # Masks, and nothing at all.
 
 
-@pytest.mark.traced_checks
-def test_a_padded_mask_and_a_cache_are_refused_and_a_full_mask_is_not() -> None:
-    model, ids = model_of(tiny(num_layers=1)), jnp.asarray(IDS[:, :3])
-    full, message = jnp.ones((B, 3), bool), "a cache and a mask with padding do not go together"
-    padded = full.at[1, 2].set(False)
-    with pytest.raises(RuntimeError, match=message):
-        model(ids, padded, cache=fresh(model))
-    with pytest.raises(eqx.EquinoxRuntimeError, match=message):
-        jax.block_until_ready(step(model, ids, fresh(model), padded))
-    masked, bare = step(model, ids, fresh(model), full), step(model, ids, fresh(model))
+@pytest.mark.usefixtures("x64")
+def test_a_full_mask_beside_a_cache_is_no_mask() -> None:
+    model, ids = wide(LOCAL), jnp.asarray(IDS[:, :3])
+    masked, bare = step(model, ids, None, jnp.ones((B, 3), bool)), step(model, ids)
     assert rel_l2(masked[0], bare[0]) <= EXACT
-    assert np.all(np.isfinite(logits_of(model, ids, padded)))
+    assert masked[1].position.tolist() == [int(bare[1].position)] * B
 
 
 def test_no_rows_have_an_empty_cache() -> None:

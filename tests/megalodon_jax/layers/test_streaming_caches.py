@@ -32,6 +32,7 @@ from megalodon_jax.types import check_cache, filled_cache
 from tests.helpers import EXACT, TINY, model_of, rel_l2, tiny
 from tests.megalodon_jax.layers.streams import (
     IDS,
+    LAZILY,
     LOCAL,
     B,
     chunk_local,
@@ -74,7 +75,7 @@ def test_a_trimmed_cache_has_forgotten_whatever_the_split(keep: int, split: list
 @pytest.mark.usefixtures("unchecked_annotations")
 @pytest.mark.parametrize("change", [trim_cache, reserve_cache])
 def test_a_cache_is_trimmed_and_reserved_by_a_positive_integer(change) -> None:
-    empty = init_cache(LOCAL, B)
+    empty = init_cache(LOCAL, B, **LAZILY)
     assert jax.tree.structure(change(empty, np.int64(1))) == jax.tree.structure(empty)
     for bad in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match=f"{change.__name__}: max_len={bad} must be at least"):
@@ -133,7 +134,7 @@ def test_no_tokens_return_a_cache_exactly_when_asked(asked: bool, mode, start: s
 
     held = {
         "nothing": None,
-        "a cache without arrays": eqx.filter_eval_shape(init_cache, config, B),
+        "a cache without arrays": eqx.filter_eval_shape(init_cache, config, B, **LAZILY),
         "a stream": call(3),
     }[start]
     after = call(0, held, asked)
@@ -174,7 +175,7 @@ def test_a_row_the_cache_does_not_have_is_refused(bad: int) -> None:
         index_cache(held, rows)
     with pytest.raises(eqx.EquinoxRuntimeError, match=message):
         jax.block_until_ready(eqx.filter_jit(index_cache)(held, rows))
-    empty = init_cache(LOCAL, B)
+    empty = init_cache(LOCAL, B, **LAZILY)
     assert jax.tree.structure(index_cache(empty, rows)) == jax.tree.structure(empty)
 
 
@@ -192,7 +193,7 @@ def test_rows_that_are_no_vector_of_integers_are_refused(rows: jax.Array) -> Non
 )
 def test_init_cache_allocates_what_it_is_asked_for(changes, capacity: int) -> None:
     config = tiny(compute_dtype="bfloat16", **changes)
-    nothing = init_cache(config, 3)
+    nothing = init_cache(config, 3, **LAZILY)
     assert [leaf.shape for leaf in jax.tree.leaves(nothing)] == [()] * config.num_layers
     assert int(nothing.position) == 0
     kv = init_cache(config, 3, allocate_kv=True).layer_caches[1]
@@ -215,6 +216,18 @@ def test_init_cache_allocates_what_it_is_asked_for(changes, capacity: int) -> No
     assert not np.any(h)
 
 
+def test_init_cache_makes_every_array_unless_it_is_asked_for_some() -> None:
+    every, parts = init_cache(TINY, B), ("kv", "norm", "ema")
+    asked = {f"allocate_{part}": True for part in parts}
+    assert signature(every) == signature(init_cache(TINY, B, **asked))
+    for part, name in zip(parts, ("attn", "norm", "ema"), strict=True):
+        others = {"attn", "norm", "ema"} - {name}
+        only = init_cache(TINY, B, **{f"allocate_{part}": True}).layer_caches[0]
+        assert {n for n in others if getattr(only, n) is not None} == set()
+        without = init_cache(TINY, B, **{f"allocate_{part}": False}).layer_caches[0]
+        assert {n for n in (*others, name) if getattr(without, n) is not None} == others
+
+
 def test_filling_in_what_is_missing_leaves_a_stream_where_it_is() -> None:
     seven = jnp.asarray(7, jnp.int32)
     cache = ModelCache([LayerCache(position=seven)] * LOCAL.num_layers)
@@ -231,7 +244,7 @@ def test_caches_can_be_written_by_hand() -> None:
     assert AttentionCache(k, v).positions().tolist() == [-1] * 4
     assert not shared(AttentionCache(k, v), LayerCache(), LayerCache())
     nothing = ModelCache([LayerCache(), None])
-    assert jax.tree.structure(nothing) == jax.tree.structure(init_cache(TINY, B))
+    assert jax.tree.structure(nothing) == jax.tree.structure(init_cache(TINY, B, **LAZILY))
     ids, model = jnp.asarray(IDS[:, :3]), model_of(TINY)
     by_hand, _ = step(model, ids, nothing)
     assert np.array_equal(by_hand, step(model, ids, init_cache(TINY, B))[0])
@@ -293,7 +306,8 @@ def test_keys_and_values_of_unequal_number_are_refused() -> None:
 
 def test_the_final_norm_of_another_batch_is_refused() -> None:
     held = ModelCache(
-        init_cache(TINY, B).layer_caches, init_cache(TINY, 1, allocate_norm=True).final_norm
+        init_cache(TINY, B, **LAZILY).layer_caches,
+        init_cache(TINY, 1, allocate_norm=True).final_norm,
     )
     with pytest.raises(ValueError, match=r"final_norm.*\(1,\), expected \(2,\)"):
         check_cache(TINY, held, B)
@@ -402,9 +416,8 @@ def assert_kept(config: MegalodonConfig, state: jnp.dtype) -> None:
     if not config.cache_unbounded:
         assert signature(run(1, prefilled)) == signature(prefilled)
         assert signature(run(9, prefilled)) == signature(prefilled)
-        assert signature(run(1, eqx.filter_eval_shape(init_cache, config, B))) == signature(
-            prefilled
-        )
+        lazy = eqx.filter_eval_shape(init_cache, config, B, **LAZILY)
+        assert signature(run(1, lazy)) == signature(prefilled)
     layer = prefilled.layer_caches[0]
     assert layer.attn.k.dtype == layer.attn.v.dtype == config.compute_dtype
     assert layer.norm.mean.dtype == layer.norm.var.dtype == prefilled.final_norm.var.dtype == state

@@ -24,22 +24,26 @@ KINDS = (AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.sweep)
 
 
 @eqx.filter_jit
-def prefilled(model: Any, ids: jax.Array, cache: Any) -> Any:
-    return model(ids, cache=cache, return_cache=True)
+def prefilled(model: Any, ids: jax.Array, cache: Any, mask: Any = None) -> Any:
+    return model(ids, mask, cache=cache, return_cache=True)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("x64")
-def test_a_stream_continues_as_on_one_device(kind: AxisType) -> None:
+def test_a_stream_continues_as_on_one_device(kind: AxisType, ragged: bool) -> None:
     config = SERVED.with_dtype("float64")
     mesh, model = mesh_named("data=2 tensor=2", kind), model_of(config)
     ids, more = tokens(config, (ROWS, PROMPT)), tokens(config, (ROWS, NEW), 3)
-    fresh: dict[str, Any] = {"allocate_kv": True, "allocate_norm": True, "allocate_ema": True}
-    expected, cache = prefilled(model, jnp.asarray(ids), init_cache(config, ROWS, **fresh))
+    mask = np.arange(PROMPT) >= np.array([[0], [4], [2], [1]]) if ragged else None
+    there = None if mask is None else shard_batch(mask, mesh)
+    given = None if mask is None else jnp.asarray(mask)
+    expected, cache = prefilled(model, jnp.asarray(ids), init_cache(config, ROWS), given)
     placed = shard_model(model, mesh)
-    start = shard_cache(init_cache(config, ROWS, **fresh), mesh)
-    logits, ours = prefilled(placed, shard_batch(ids, mesh), start)
+    start = shard_cache(init_cache(config, ROWS, per_row=ragged), mesh)
+    logits, ours = prefilled(placed, shard_batch(ids, mesh), start, there)
     assert rel_l2(logits, expected) <= EXACT
+    assert np.array_equal(ours.position, cache.position)
     places = jax.tree.map(lambda leaf: leaf.sharding, ours)
     for t in range(NEW):
         expected, cache = decode_step(model, cache, jnp.asarray(more[:, t]))

@@ -1,0 +1,94 @@
+"""Rows of unequal length beside a cache: a piece (B, L) of which row b holds some tokens only.
+
+The tokens of a row stand next to each other, with padding on the left, the right or both. The model
+moves them to the left once, before its embedding, so that everything behind it counts from each
+row's first token and padding, which is then later, reaches no token: all layers are causal. What is
+left to the layers is the state after the last token of each row.
+
+Source: docs/model.md "Caches".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32, Shaped
+
+from megalodon_jax.checks import checked
+from megalodon_jax.inputs import SPLIT_ROW, traced
+
+Tree = TypeVar("Tree")
+
+
+def padding_of(mask: Tree, shape: tuple[int, ...]) -> Tree | None:
+    """Return a mask of a shape, or None where it is known to have no padding: rows stay equal.
+
+    A mask that is being traced has no value: it may pad. What is no mask is returned too, for
+    `megalodon_jax.inputs.as_mask` to refuse.
+    """
+    given: Any = mask
+    known = isinstance(given, np.ndarray) or (
+        isinstance(given, jax.Array) and not traced(given) and given.is_fully_addressable
+    )
+    if not known or given.shape != shape or given.dtype.kind not in "bui":
+        return mask
+    return None if (np.asarray(given) == 1).all() else mask
+
+
+def lengths_of(mask: Bool[Array, "B L"]) -> Int32[Array, " B"]:
+    """Return the number of valid tokens of each row."""
+    return jnp.sum(mask, axis=1, dtype=jnp.int32)
+
+
+class Aligned(NamedTuple):
+    """A piece whose rows begin with their tokens.
+
+    ids (B, L), mask (B, L) and lengths (B,); start (B,) is where each row began, None where nothing
+    was moved.
+    """
+
+    ids: Int32[Array, "B L"]
+    mask: Bool[Array, "B L"]
+    lengths: Int32[Array, " B"]
+    start: Int32[Array, " B"] | None
+
+
+def aligned(ids: Int32[Array, "B L"], mask: Bool[Array, "B L"]) -> Aligned:
+    """Move the tokens of each row to the left.
+
+    Raises:
+        RuntimeError: a row has padding between its tokens (also under jit).
+    """
+    before = jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))
+    ids = checked(ids, jnp.sum(mask & ~before, axis=1) > 1, SPLIT_ROW)
+    L, lengths, start = ids.shape[1], lengths_of(mask), None
+    if L > 1:
+        start = jnp.argmax(mask, axis=1).astype(jnp.int32)
+        ids = rolled(ids, start)
+    return Aligned(ids, jnp.arange(L, dtype=jnp.int32)[None] < lengths[:, None], lengths, start)
+
+
+def to_place(x: Float[Array, "B L D"], start: Int32[Array, " B"]) -> Float[Array, "B L D"]:
+    """Return what was computed of an aligned piece where its tokens were before."""
+    return rolled(x, -start)
+
+
+def rolled(x: Shaped[Array, "B L ..."], by: Int32[Array, " B"]) -> Shaped[Array, "B L ..."]:
+    """Return rows that begin with their element `by`; what was before it comes last."""
+    L = x.shape[1]
+    index = (jnp.arange(L, dtype=jnp.int32)[None] + by[:, None]) % L
+    index = index.reshape(index.shape + (1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, index, axis=1, mode="clip")
+
+
+def kept(lengths: Int32[Array, " B"], new: Tree, old: Tree) -> Tree:
+    """Return `new`, but `old` in rows without a token: their state is what it was, bit for bit."""
+
+    def choose(new: Array, old: Array) -> Array:
+        some = (lengths > 0).reshape((-1,) + (1,) * (new.ndim - 1))
+        return jnp.where(some, new, old.astype(new.dtype))
+
+    return jax.tree.map(choose, new, old)

@@ -1,0 +1,52 @@
+"""A cached stream whose rows have different lengths: what a row is alone, and rows put together.
+
+The oracle and megalodon-hf run such a case row by row, on the tokens of each. Source:
+docs/model.md "Caches".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from parity.megalodon.cases import Case
+
+Arrays = dict[str, np.ndarray]
+
+
+def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the ids (1, n) of a row without its padding, and the calls that feed it any."""
+    mask = case.batch.mask[row]
+    ends = list(accumulate(case.cuts))
+    counts = [int(part.sum()) for part in np.split(mask, ends[:-1])]
+    return case.batch.ids[row : row + 1, mask], tuple(n for n in counts if n)
+
+
+def together(case: Case, rows: Sequence[Arrays]) -> Arrays:
+    """Return what rows gave alone as one batch: logits where the tokens are, 0 at padding."""
+    found = stacked([{n: a for n, a in row.items() if n != "logits"} for row in rows])
+    mask, first = case.batch.mask, rows[0]["logits"]
+    logits = np.zeros((*mask.shape, first.shape[-1]), first.dtype)
+    for row, arrays in enumerate(rows):
+        logits[row, mask[row]] = arrays["logits"][0]
+    return {"logits": logits} | found
+
+
+def stacked(rows: Sequence[Arrays]) -> Arrays:
+    """Return arrays (1, ...) of rows as arrays (B, ...); what a row has fewer of ends in zeros."""
+
+    def joined(arrays: list[np.ndarray]) -> np.ndarray:
+        shape = np.max([a.shape for a in arrays], axis=0)
+        widths = [
+            [(0, most - size) for most, size in zip(shape, a.shape, strict=True)] for a in arrays
+        ]
+        return np.concatenate([np.pad(a, w) for a, w in zip(arrays, widths, strict=True)])
+
+    return {name: joined([row[name] for row in rows]) for name in rows[0]}
+
+
+def last_valid(mask: np.ndarray) -> np.ndarray:
+    """Return the index (B,) of the last valid token of each row of a mask (B, L)."""
+    return mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
