@@ -134,7 +134,7 @@ def _from_states(
     coefficients: Coefficients,
     h: Complex[Array, "D B N"],
 ) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
-    """Return what each block hears of those before it, from the state `h` on, and the last state."""
+    """Return what each block hears of those before it, from the state `h` on, and the last."""
     (D, B, L), S = u.shape, BLOCK
     real, imag = coefficients.powers
     p, gamma = coefficients.p, coefficients.gamma
