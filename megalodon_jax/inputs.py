@@ -28,6 +28,10 @@ SPLIT_ROW = (
     "padding between some. Padding may be on either side: move the text together, or call without "
     "a cache."
 )
+PACKED_CACHE = (
+    "a cache and segment_ids do not go together: a stream is one text per row. Run packed "
+    "documents without a cache, or one document per row with one."
+)
 _INT32 = jnp.iinfo(jnp.int32)
 
 
@@ -95,7 +99,7 @@ def as_mask(
         number != 0,
         (number != 0) & (number != 1),
         f"{name} holds integers other than 0 (padding) and 1 (valid). It marks padding only: "
-        "weights and segment ids are not supported.",
+        "documents of a row are told apart by segment_ids, and weights are not supported.",
     )
 
 

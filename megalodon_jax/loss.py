@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 from megalodon_jax.checks import checked
 from megalodon_jax.config import widened
 from megalodon_jax.inputs import Ids, Mask, Tensor, as_int32, as_integer, as_mask, traced
+from megalodon_jax.segments import SegmentIds, begins, check_segment_ids
 from megalodon_jax.sharding.axes import automatic, mesh_of, shards, spec_of
 from megalodon_jax.sharding.sequence import following
 from megalodon_jax.sharding.vocabulary import at_target
@@ -36,6 +37,7 @@ def next_token_loss(
     ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
     vocab_size: int | None = None,
+    segment_ids: SegmentIds | None = None,
 ) -> Float[Array, ""]:
     """Return the mean cross-entropy of `logits[:, t]` against `labels[:, t + 1]`, in nats.
 
@@ -49,13 +51,21 @@ def next_token_loss(
         ignore_index: a label that does not count.
         dtype: the dtype softmax and loss are taken in, and that of the result.
         vocab_size: V, where `logits` have columns beyond it, -inf each; None: they have none.
+        segment_ids: of each token the document it is of, where rows hold several; the last token of
+            a document has no target.
 
     Raises:
         RuntimeError: a label is outside [0, V) and not `ignore_index`, whether it counts or not, or
             a mask of integers holds another than 0 and 1 (both also under jit).
     """
     total, count = loss_sum_and_count(
-        logits, labels, mask, ignore_index=ignore_index, dtype=dtype, vocab_size=vocab_size
+        logits,
+        labels,
+        mask,
+        ignore_index=ignore_index,
+        dtype=dtype,
+        vocab_size=vocab_size,
+        segment_ids=segment_ids,
     )
     return _mean(total, count, dtype)
 
@@ -68,6 +78,7 @@ def loss_sum_and_count(
     ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
     vocab_size: int | None = None,
+    segment_ids: SegmentIds | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Return the two halves of `next_token_loss`: the sum over valid targets, and their number.
 
@@ -77,8 +88,8 @@ def loss_sum_and_count(
     """
     # Explicit axes of a mesh would ask every operation where its result lies.
     return automatic(
-        lambda call: _sum_and_count(call[0], call[1], call[2], ignore_index, dtype, vocab_size),
-        (logits, labels, mask),
+        lambda call: _sum_and_count(*call, ignore_index, dtype, vocab_size),
+        (logits, labels, mask, segment_ids),
         lambda mesh: (PartitionSpec(), PartitionSpec()),
     )
 
@@ -87,13 +98,15 @@ def _sum_and_count(
     logits: Array,
     labels: Ids,
     mask: Mask | None,
+    segment_ids: SegmentIds | None,
     ignore_index: SupportsIndex,
     dtype: DTypeLike,
     vocab_size: int | None,
 ) -> tuple[Array, Array]:
     V = logits.shape[-1] if vocab_size is None else vocab_size
     # The last position has no target. Cutting its logits off would copy all others.
-    targets, valid = _targets(labels, mask, V, ignore_index)
+    packed = () if segment_ids is None else (segment_ids,)
+    targets, valid = _targets(labels, mask, V, ignore_index, *packed)
     total = _summed(logits, targets, valid, dtype)
     return total, jnp.sum(valid, dtype=jnp.int32)
 
@@ -109,6 +122,7 @@ def chunked_next_token_loss(
     ignore_index: SupportsIndex = -100,
     dtype: DTypeLike = jnp.float32,
     vocab_size: int | None = None,
+    segment_ids: SegmentIds | None = None,
 ) -> Float[Array, ""]:
     """Return `next_token_loss(project(hidden, head), ...)` without its logits in memory at once.
 
@@ -125,6 +139,7 @@ def chunked_next_token_loss(
         ignore_index: as for `next_token_loss`.
         dtype: as for `next_token_loss`.
         vocab_size: as for `next_token_loss`, about the logits.
+        segment_ids: as for `next_token_loss`.
 
     Raises:
         ValueError: `chunk` is not a positive integer.
@@ -134,7 +149,8 @@ def chunked_next_token_loss(
     remedy = ", the number of positions whose logits exist at a time, or None for all"
     chunk = as_integer("compute_loss: loss_chunk", chunk, 1, remedy)
     V = head.shape[0] if vocab_size is None else vocab_size
-    targets, valid = _targets(labels, mask, V, ignore_index)
+    packed = () if segment_ids is None else (segment_ids,)
+    targets, valid = _targets(labels, mask, V, ignore_index, *packed)
     # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
     head = head.astype(widened(head.dtype))
 
@@ -166,6 +182,7 @@ def accumulate_gradients(
     deterministic: bool = True,
     key: jax.Array | None = None,
     loss_chunk: SupportsIndex | None = None,
+    segment_ids: Integer[Tensor, "k B L"] | None = None,
 ) -> tuple[Float[Array, ""], Any]:
     """Return loss and gradients of `k` micro-batches as of the one batch of k*B rows.
 
@@ -182,6 +199,7 @@ def accumulate_gradients(
         deterministic: False turns dropout on.
         key: PRNG key for dropout; each micro-batch gets its own.
         loss_chunk: see `compute_loss`.
+        segment_ids: of each token the document it is of, where rows hold several.
 
     Returns:
         The mean loss over all valid targets, in at least float32, and gradients of the model's
@@ -191,14 +209,17 @@ def accumulate_gradients(
         ValueError, RuntimeError: as `compute_loss` does.
     """
     labels, attention_mask, ignore_index = _accepted(labels, attention_mask, ignore_index, "k B L")
-    valid = _following(labels, attention_mask, ignore_index)[1]
+    check_segment_ids(segment_ids, labels.shape, "input_ids")
+    valid = _following(labels, attention_mask, ignore_index, segment_ids)[1]
     counts = jnp.sum(valid, (1, 2), dtype=jnp.int32)
     every = jnp.sum(counts, dtype=jnp.int32)
     keys = None if key is None else jax.random.split(key, len(input_ids))
 
-    def weighted(model, ids, labels, mask, key, count):
+    def weighted(model, ids, labels, mask, key, count, segment_ids):
+        # Only where there are some: any model's `compute_loss` will do.
+        packed = {} if segment_ids is None else {"segment_ids": segment_ids}
         loss = model.compute_loss(
-            ids, labels, mask, ignore_index, deterministic, key, loss_chunk=loss_chunk
+            ids, labels, mask, ignore_index, deterministic, key, loss_chunk=loss_chunk, **packed
         )
         loss = loss.astype(widened(loss.dtype))
         return loss * (count.astype(loss.dtype) / jnp.maximum(every, 1).astype(loss.dtype))
@@ -207,7 +228,7 @@ def accumulate_gradients(
         value = eqx.filter_value_and_grad(weighted)(model, *micro)
         return jax.tree.map(lambda total, x: total + x.astype(total.dtype), carry, value), None
 
-    micros = (input_ids, labels, attention_mask, keys, counts)
+    micros = (input_ids, labels, attention_mask, keys, counts, segment_ids)
     first = jax.tree.map(lambda x: x[0], micros)
     shapes = eqx.filter_eval_shape(eqx.filter_value_and_grad(weighted), model, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, widened(x.dtype)), shapes)
@@ -215,29 +236,41 @@ def accumulate_gradients(
     return jax.tree.map(lambda x, like: x.astype(like.dtype), summed, shapes)
 
 
-def _following(labels: Array, mask: Array | None, ignore_index: Any) -> tuple[Array, Array]:
+def _following(
+    labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Array | None
+) -> tuple[Array, Array]:
     """Return the label that follows each position, and whether it counts; the last has none."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
     # Between shards of a sequence labels move, which Explicit axes leave to nobody.
     return automatic(
         lambda call: _next(*call),
-        (labels, mask, ignore_index),
+        (labels, mask, ignore_index, segment_ids),
         lambda mesh: (spec_of(mesh, labels.shape, dims),) * 2,
     )
 
 
-def _next(labels: Array, mask: Array | None, ignore_index: Any) -> tuple[Array, Array]:
+def _next(
+    labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Array | None
+) -> tuple[Array, Array]:
     if mask is not None:
         labels = jnp.where(mask, labels, ignore_index)
+    if segment_ids is not None:
+        # Nobody predicts the first token of a document: not the last of the one before it either.
+        labels = jnp.where(begins(segment_ids), ignore_index, labels)
     targets = following(labels, ignore_index, mesh_of(labels))
     return targets, targets != ignore_index
 
 
 def _targets(
-    labels: Ids, mask: Mask | None, V: int, ignore_index: SupportsIndex
+    labels: Ids,
+    mask: Mask | None,
+    V: int,
+    ignore_index: SupportsIndex,
+    segment_ids: SegmentIds | None = None,
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
     """Return the target of each position, checked and safe to index with, and which count."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
+    check_segment_ids(segment_ids, labels.shape, "labels")
     # A label nobody counts is checked as well: it is as wrong, and counts in the next batch.
     labels = checked(
         labels,
@@ -245,7 +278,7 @@ def _targets(
         f"compute_loss: labels must be in [0, {V}) or ignore_index={ignore_index}, also where a "
         "mask or the shift leaves them out.",
     )
-    targets, valid = _following(labels, mask, ignore_index)
+    targets, valid = _following(labels, mask, ignore_index, segment_ids)
     # Where checks are off, what is still out of range must not count from the end, nor be a column
     # that fills up a vocabulary: no column gives NaN.
     targets = jnp.where(targets < V, targets, _NO_COLUMN)

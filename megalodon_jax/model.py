@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
-from megalodon_jax.inputs import Ids, Mask, as_int32, as_mask
+from megalodon_jax.inputs import PACKED_CACHE, Ids, Mask, as_int32, as_mask
 from megalodon_jax.layers.attention import MegalodonAttention, kept_norm
 from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.entry import check_inputs
@@ -31,6 +31,7 @@ from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
 from megalodon_jax.ragged import aligned, padding_of, to_place
+from megalodon_jax.segments import SegmentIds, document_positions
 from megalodon_jax.sharding.axes import automatic, mesh_of, placed, spec_of
 from megalodon_jax.sharding.caches import check_no_sequence, full_cache_specs, placed_cache
 from megalodon_jax.sharding.placement import check_length
@@ -67,13 +68,15 @@ class MegalodonBlock(eqx.Module):
         *,
         key: jax.Array | None = None,
         scale: Float[Array, ""] | None = None,
+        positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
         """Map (B, L, D) to (B, L, D), and the layer's cache to the one after; `key`: dropout.
 
-        `scale` stands for that of `ffn` where one program runs several layers.
+        `scale` stands for that of `ffn` where one program runs several layers; `positions` is the
+        index of each token within its document, where rows hold several.
         """
         attn_key, ffn_key = split_key(key, 2)
-        y, cache = self.attn(x, mask, cache, return_cache, key=attn_key)
+        y, cache = self.attn(x, mask, cache, return_cache, key=attn_key, positions=positions)
         return checkpoint_name(self.ffn(y, x, key=ffn_key, scale=scale), "ffn"), cache
 
 
@@ -108,6 +111,7 @@ class MegalodonModel(eqx.Module):
         return_cache: bool = False,
         deterministic: bool = True,
         key: jax.Array | None = None,
+        segment_ids: SegmentIds | None = None,
     ) -> tuple[Float[Array, "B L D"], ModelCache | None]:
         """Return the hidden states (B, L, D) in `config.accum_dtype`, and the cache after them.
 
@@ -122,16 +126,19 @@ class MegalodonModel(eqx.Module):
             return_cache: whether to return the cache after these tokens, else None.
             deterministic: False turns dropout on, and rematerialisation with `use_checkpoint`.
             key: PRNG key, needed when dropout is on and any rate is positive.
+            segment_ids: of each token the document it is of, where rows hold several: equal
+                neighbours are one document, and every document is computed as if it were alone.
 
         Raises:
-            ValueError: shapes do not fit, the cache is not of this model, or dropout lacks a key.
+            ValueError: shapes do not fit, the cache is not of this model, dropout lacks a key, or
+                `segment_ids` meet a cache.
             RuntimeError: a token id is outside [0, V), beside a cache a row has padding between its
                 tokens, or a mask of integers holds another than 0 and 1 (also under jit; not where
                 `traced_checks(False)` leaves checks out).
         """
         shape, width = np.shape(input_ids), self.config.model_dim
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
-        call = (self, input_ids, mask, cache, return_cache, deterministic, key)
+        call = (self, input_ids, mask, cache, return_cache, deterministic, key, segment_ids)
         return automatic(
             lambda call: call[0]._run(*call[1:]),
             call,
@@ -146,11 +153,15 @@ class MegalodonModel(eqx.Module):
         return_cache: bool,
         deterministic: bool,
         key: jax.Array | None,
+        segment_ids: SegmentIds | None,
     ) -> tuple[Float[Array, "B L D"], ModelCache | None]:
         config = self.config
         remedy = "give a single text a first axis of 1"
         input_ids = as_int32("input_ids", input_ids, "B L", remedy)
         mask = as_mask("attention_mask", attention_mask, input_ids.shape, "input_ids")
+        positions = document_positions(segment_ids, input_ids.shape, "input_ids")
+        if positions is not None and (cache is not None or return_cache):
+            raise ValueError(PACKED_CACHE)
         key = _dropout_key(config, deterministic, key)
         B, L = input_ids.shape
         mesh = mesh_of(self.embed.weight) or mesh_of(input_ids)
@@ -179,9 +190,11 @@ class MegalodonModel(eqx.Module):
             split_key(key, config.num_layers),
             scan=config.scan_layers,
             rematerialise=config.use_checkpoint and not deterministic,
+            positions=positions,
         )
         before = None if cache is None else cache.final_norm
-        x, norm = self.norm(x, before, mask)
+        packed = {} if positions is None else {"positions": positions}
+        x, norm = self.norm(x, before, mask, **packed)
         x = checkpoint_name(x, "norm")
         if lengths is not None:
             norm = kept_norm(lengths, norm, before)
@@ -265,6 +278,7 @@ class MegalodonForCausalLM(eqx.Module):
         return_cache: bool = False,
         deterministic: bool = True,
         key: jax.Array | None = None,
+        segment_ids: SegmentIds | None = None,
     ) -> tuple[Float[Array, "B L V"], ModelCache | None]:
         """Return the logits (B, L, V) in `config.accum_dtype` and the cache after them, or None.
 
@@ -272,7 +286,7 @@ class MegalodonForCausalLM(eqx.Module):
         """
         shape, width = np.shape(input_ids), self.head.shape[0]
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
-        call = (self, input_ids, mask, cache, return_cache, deterministic, key)
+        call = (self, input_ids, mask, cache, return_cache, deterministic, key, segment_ids)
         return automatic(
             lambda call: call[0]._run(*call[1:]),
             call,
@@ -287,9 +301,10 @@ class MegalodonForCausalLM(eqx.Module):
         return_cache: bool,
         deterministic: bool,
         key: jax.Array | None,
+        segment_ids: SegmentIds | None,
     ) -> tuple[Float[Array, "B L V"], ModelCache | None]:
         hidden, cache = self.model(
-            input_ids, attention_mask, cache, return_cache, deterministic, key
+            input_ids, attention_mask, cache, return_cache, deterministic, key, segment_ids
         )
         V = self.head.shape[0]
         logits = self._project(hidden, self._read_head(hidden))
@@ -322,19 +337,31 @@ class MegalodonForCausalLM(eqx.Module):
         deterministic: bool = True,
         key: jax.Array | None = None,
         loss_chunk: SupportsIndex | None = None,
+        segment_ids: SegmentIds | None = None,
     ) -> Float[Array, ""]:
         """Return the mean next-token cross-entropy in nats, a scalar in `config.softmax_dtype`.
 
         `labels` (B, L) are the ids themselves; the shift by one happens here. See
         `megalodon_jax.loss.next_token_loss` for what counts. `loss_chunk` bounds memory: logits
         exist for that many positions at a time, forward and backward, instead of as (B, L, V).
+        With `segment_ids`, as for the model, no document predicts the first token of the next.
 
         Raises:
-            ValueError: `labels` has another shape than `input_ids`, or `loss_chunk` is below 1.
+            ValueError: `labels` or `segment_ids` have another shape than `input_ids`, or
+                `loss_chunk` is below 1.
             RuntimeError: an id or a label is out of range, or a mask of integers holds another than
                 0 and 1 (also under jit).
         """
-        call = (self, input_ids, labels, attention_mask, ignore_index, deterministic, key)
+        call = (
+            self,
+            input_ids,
+            labels,
+            attention_mask,
+            ignore_index,
+            deterministic,
+            key,
+            segment_ids,
+        )
         return automatic(
             lambda call: call[0]._loss(*call[1:], loss_chunk),
             call,
@@ -349,6 +376,7 @@ class MegalodonForCausalLM(eqx.Module):
         ignore_index: SupportsIndex,
         deterministic: bool,
         key: jax.Array | None,
+        segment_ids: SegmentIds | None,
         loss_chunk: SupportsIndex | None,
     ) -> Float[Array, ""]:
         remedy = "give a single text a first axis of 1"
@@ -365,8 +393,15 @@ class MegalodonForCausalLM(eqx.Module):
             "ignore_index": ignore_index,
             "dtype": config.softmax_dtype,
             "vocab_size": self.head.shape[0],
+            "segment_ids": segment_ids,
         }
-        hidden, _ = self.model(input_ids, attention_mask, deterministic=deterministic, key=key)
+        hidden, _ = self.model(
+            input_ids,
+            attention_mask,
+            deterministic=deterministic,
+            key=key,
+            segment_ids=segment_ids,
+        )
         head = self._read_head(hidden)
         if loss_chunk is None:
             logits, V = self._project(hidden, head), self.head.shape[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -12,17 +13,18 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
-from megalodon_jax.inputs import Mask, as_mask
+from megalodon_jax.inputs import PACKED_CACHE, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, kept, split_key
 from megalodon_jax.layers.entry import check_inputs
 from megalodon_jax.layers.linear import Linear
 from megalodon_jax.layers.norms import RMSNorm
+from megalodon_jax.layers.packed_attention import packed_attention
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.ragged import kept as kept_state
 from megalodon_jax.ragged import lengths_of, padding_of
-from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, spec_of
+from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, shards, spec_of
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache, NormState, check_ring
 
 STRIPE = 512
@@ -88,11 +90,26 @@ def _attend(
     key: jax.Array | None = None,
 ) -> Float[Array, "*B Q H e"]:
     """`attend` in one place; `keep` stands for `key` where what dropout keeps is known."""
-    compute, accum = config.compute_dtype, config.accum_dtype
     *batch, Q, H, _ = q.shape
-    q, k, v = (_heads_first(a.astype(compute)) for a in (q, k, v))
+    q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
+    mixed = _mixed(q, k, v, mask, keep, config, key, (*batch, H))
+    return jnp.swapaxes(mixed.reshape(*batch, H, Q, v.shape[-1]), -3, -2)
+
+
+def _mixed(
+    q: Float[Array, "N Q d"],
+    k: Float[Array, "N K d"],
+    v: Float[Array, "N K e"],
+    mask: Bool[Array, "*#B Q K"],
+    keep: Bool[Array, "*B H Q K"] | None,
+    config: MegalodonConfig,
+    key: jax.Array | None,
+    heads: tuple[int, ...],
+) -> Float[Array, "N Q e"]:
+    """`_attend` on what lies heads first, in `config.compute_dtype`; `heads` is (*B, H)."""
+    compute, accum, Q = config.compute_dtype, config.accum_dtype, q.shape[1]
     scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)
-    scores = scores.reshape(*batch, H, Q, k.shape[1]).astype(config.softmax_dtype)
+    scores = scores.reshape(*heads, Q, k.shape[1]).astype(config.softmax_dtype)
     scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     scores = scores.reshape(k.shape[0] * Q, k.shape[1])
     # A row of -inf alone would give NaN, in its gradient too: shift it by 0 instead of by -inf.
@@ -105,8 +122,7 @@ def _attend(
     else:
         weights = kept(weights, keep.reshape(weights.shape), config.attention_dropout)
     weights = weights.astype(compute).reshape(k.shape[0], Q, k.shape[1])
-    mixed = jnp.einsum("nqk,nke->nqe", weights, v, preferred_element_type=accum)
-    return jnp.swapaxes(mixed.reshape(*batch, H, Q, v.shape[-1]), -3, -2)
+    return jnp.einsum("nqk,nke->nqe", weights, v, preferred_element_type=accum)
 
 
 def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
@@ -137,6 +153,7 @@ class ChunkedAttention(eqx.Module):
         mask: Mask | None = None,
         cache: AttentionCache | None = None,
         return_cache: bool = False,
+        positions: Int32[Array, "B L"] | None = None,
         *,
         key: jax.Array | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache | None]:
@@ -156,18 +173,27 @@ class ChunkedAttention(eqx.Module):
                 at padding means nothing.
             cache: keys and values seen so far.
             return_cache: whether to return the cache after these tokens.
+            positions: index of each token within its document, where a row holds several; chunks
+                are counted from the first token of each, and no query sees another document.
             key: turns dropout on.
 
         Returns:
             The mixture of values in `config.accum_dtype`, and the cache after the call or None.
 
         Raises:
-            ValueError: the cache has another capacity than this layer needs.
+            ValueError: the cache has another capacity than this layer needs, or documents are
+                packed and there is one.
             RuntimeError: beside a cache a token stands behind padding (also under jit).
         """
         self._check(q, k, v, cache)
         B, L = q.shape[:2]
         mask = as_mask("mask", mask, (B, L), "the queries")
+        if positions is not None:
+            check_inputs("ChunkedAttention", jnp.integer, positions=(positions, (B, L)))
+            if cache is not None or return_cache:
+                raise ValueError(f"ChunkedAttention: {PACKED_CACHE}")
+            q, k = self.rope(q, k, positions)
+            return self._documents(q, k, v, mask, positions, key), None
         if cache is not None:
             check_ring(self.config, cache, "ring")
         ragged: tuple[Array, ...] = ()
@@ -227,6 +253,44 @@ class ChunkedAttention(eqx.Module):
                 self._chunks(q[:, whole:], k[:, whole:], v[:, whole:], tail, L - whole, keys[1])
             )
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+    def _documents(
+        self,
+        q: Float[Array, "B L H d"],
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        mask: Bool[Array, "B L"] | None,
+        positions: Int32[Array, "B L"],
+        key: jax.Array | None,
+    ) -> Float[Array, "B L H e"]:
+        """Attend within chunks counted from the first token of each document."""
+        config, mesh = self.config, mesh_of(q)
+        if q.shape[1] == 0:
+            return v.astype(config.accum_dtype)
+        if key is not None and config.attention_dropout > 0.0 and mesh is not None:
+            raise ValueError(
+                "ChunkedAttention: attention_dropout with segment_ids on a mesh is not supported: "
+                "shards would not draw what one device draws. Set attention_dropout=0.0, or leave "
+                "packed documents to one device."
+            )
+        if mask is not None:
+            k, v = _silenced(mask, k, v)
+        parts = shards(mesh, "sequence")
+
+        def local(q: Array, k: Array, v: Array, mask: Array | None, positions: Array) -> Array:
+            B, L, H, _ = q.shape
+            q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
+            mix = partial(_mixed, keep=None, config=config, heads=(B, H))
+            out = packed_attention(mix, q, k, v, positions, mask, config.chunk_size, key, parts)
+            return jnp.swapaxes(out.reshape(B, H, L, v.shape[-1]), 1, 2)
+
+        arguments = (q, k, v, mask, positions)
+        if mesh is None:
+            return local(*arguments)
+        heads = spec_of(mesh, q.shape, ("batch", "sequence", "tensor", None))
+        tokens = spec_of(mesh, positions.shape, ("batch", "sequence"))
+        ins = (heads, heads, heads, None if mask is None else tokens, tokens)
+        return on_shards(local, mesh, arguments, ins, heads)
 
     def _chunks(
         self,
@@ -416,11 +480,12 @@ class MegalodonAttention(eqx.Module):
         return_cache: bool = False,
         *,
         key: jax.Array | None = None,
+        positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
         """Map the block input (B, L, D) to `x + h`, and the layer's cache to the one after it.
 
         Beside a cache the tokens of a row come first, and a mask makes positions those of each row.
-        `key` turns dropout on.
+        `key` turns dropout on; `positions` are those of packed documents.
         """
         config = self.config
         ema_key, inner_key, gate_key, out_key = split_key(key, 4)
@@ -431,13 +496,14 @@ class MegalodonAttention(eqx.Module):
             if mask is not None:
                 lengths = lengths_of(mask)
                 ragged = (lengths,)
+        packed = {} if positions is None else {"positions": positions}
         before = None if cache is None else cache.norm
-        u, norm = self.timenorm(x, before, mask)
+        u, norm = self.timenorm(x, before, mask, **packed)
         if lengths is not None:
             norm = kept_norm(lengths, norm, before)
         u = checkpoint_name(placed(u, "batch", "sequence", "tensor"), "timenorm")
         state = None if cache is None else cache.ema
-        c, ema = self._filtered(u, mask, state, return_cache, *ragged)
+        c, ema = self._filtered(u, mask, state, return_cache, *ragged, **packed)
         c = checkpoint_name(c, "cema")
         m = checkpoint_name(self.rmsnorm(c), "rmsnorm")
         # On a mesh every head reads all channels: they are gathered here, `u` and `m` once each.
@@ -451,7 +517,7 @@ class MegalodonAttention(eqx.Module):
         if cache is not None and held is None:
             held = self.inner.empty_ring(*x.shape[:2])
             held = held.rowwise() if cache.position.ndim else held
-        o, attn = self.inner(q, k, v, mask, held, return_cache, key=inner_key)
+        o, attn = self.inner(q, k, v, mask, held, return_cache, **packed, key=inner_key)
         o = checkpoint_name(o.reshape(*o.shape[:2], config.value_dim), "inner")
         gate = placed(self.wr(m), "batch", "sequence", "tensor")
         gate = checkpoint_name(jax.nn.silu(gate), "gate")
@@ -465,20 +531,23 @@ class MegalodonAttention(eqx.Module):
         length = x.shape[1] if lengths is None else lengths
         return y, LayerCache(attn, norm, ema, position + length)
 
-    def _filtered(self, u, mask, state: EMAState | None, return_state: bool, lengths=None):
+    def _filtered(
+        self, u, mask, state: EMAState | None, return_state: bool, lengths=None, **packed
+    ):
         """The EMA over time; a single token of a stream takes the recurrence, not a transform.
 
-        `lengths` (B,) are the tokens of each row beside a cache, where the mask pads.
+        `lengths` (B,) are the tokens of each row beside a cache, where the mask pads; `packed` has
+        the positions of packed documents.
         """
         h = None if state is None else state.h
-        if h is not None and u.shape[1] == 1:
+        if h is not None and u.shape[1] == 1 and not packed:
             wide = u[:, 0].astype(jnp.real(h).dtype)
             c, after = self.cema.step(wide, h)
             after = after if lengths is None else kept_state(lengths, after, h)
             return c[:, None].astype(u.dtype), EMAState(after)
         if lengths is None:
             mask = mask if self.config.mask_ema else None
-            c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, mask)
+            c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, mask, **packed)
         else:
             c, h = self.cema(jnp.swapaxes(u, 1, 2), h, return_state, lengths=lengths)
         return jnp.swapaxes(c, 1, 2), None if h is None else EMAState(h)

@@ -24,10 +24,11 @@ from scipy.fft import next_fast_len
 
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
+from megalodon_jax.layers import packed_ema
 from megalodon_jax.layers.entry import check_inputs, check_parameters, check_sizes
 from megalodon_jax.layers.turns import cos_sin
 from megalodon_jax.sharding.axes import AnyMesh, as_varied, mesh_of, on_shards, shards, spec_of
-from megalodon_jax.sharding.sequence import incoming_state, last_shards
+from megalodon_jax.sharding.sequence import incoming_state, last_shards, shards_back
 
 
 class PowerTables(NamedTuple):
@@ -78,6 +79,7 @@ class ComplexEMA(eqx.Module):
         h_init: Complex[Array, "B D N"] | None = None,
         return_state: bool = False,
         mask: Mask | None = None,
+        positions: Int32[Array, "B L"] | None = None,
         *,
         lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
@@ -88,6 +90,9 @@ class ComplexEMA(eqx.Module):
             h_init: state to continue from, zero when None.
             return_state: whether to compute the final state.
             mask: True where a token is valid; masked inputs enter as 0, and time passes.
+            positions: index of each token within its document, where a row holds several; each is
+                filtered from rest, but the first goes on from `h_init` where its first index in
+                `x` is above 0.
             lengths: in place of `mask`, tokens of each row, on its left; the state is that after
                 the last of them, and where there is none that before the call.
 
@@ -101,13 +106,14 @@ class ComplexEMA(eqx.Module):
         self._check(x.shape[0], h_init)
         L = x.shape[-1]
         mask = as_mask("mask", mask, (x.shape[0], L), "the tokens")
+        check_inputs("ComplexEMA", jnp.integer, positions=(positions, (x.shape[0], L)))
         dtype = widened(x.dtype)
         if L == 0:
             return x, self._empty_state(x.shape[0], h_init, dtype) if return_state else None
         mesh = mesh_of(x)
         if mesh is None:
-            return self._filtered(x, h_init, return_state, mask, lengths)
-        return self._on_mesh(mesh, x, h_init, return_state, mask, lengths)
+            return self._filtered(x, h_init, return_state, mask, lengths, positions)
+        return self._on_mesh(mesh, x, h_init, return_state, mask, lengths, positions)
 
     def _on_mesh(
         self,
@@ -117,6 +123,7 @@ class ComplexEMA(eqx.Module):
         return_state: bool,
         mask: Bool[Array, "B L"] | None,
         lengths: Int32[Array, " B"] | None = None,
+        positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """Filter each shard's rows, channels and tokens where they are.
 
@@ -132,16 +139,18 @@ class ComplexEMA(eqx.Module):
         params = jax.tree.map(lambda a: spec(a.shape, "tensor", *(None,) * (a.ndim - 1)), arrays)
         whole = spec(x.shape, "batch", "tensor", "sequence")
         state = spec((B, D, self.ndim), "batch", "tensor", None)
-        rows = None if mask is None else spec((B, L), "batch", "sequence")
-        tokens = None if lengths is None else spec((B,), "batch")
+        rows = spec((B, L), "batch", "sequence")
+        tokens = tuple(None if a is None else rows for a in (mask, positions))
+        ends = None if lengths is None else spec((B,), "batch")
 
-        def local(arrays, x, h_init, mask, lengths):
+        def local(arrays, x, h_init, mask, positions, lengths):
             ema = eqx.combine(as_varied(arrays, params, whole), static)
-            return ema._filtered(x, h_init, return_state, mask, lengths, parts)
+            return ema._filtered(x, h_init, return_state, mask, lengths, positions, parts)
 
-        ins = (params, whole, None if h_init is None else state, rows, tokens)
+        ins = (params, whole, None if h_init is None else state, *tokens, ends)
         outs = (whole, state if return_state else None)
-        return on_shards(local, mesh, (arrays, x, h_init, mask, lengths), ins, outs)
+        inputs = (arrays, x, h_init, mask, positions, lengths)
+        return on_shards(local, mesh, inputs, ins, outs)
 
     def _filtered(
         self,
@@ -150,6 +159,7 @@ class ComplexEMA(eqx.Module):
         return_state: bool,
         mask: Bool[Array, "B L"] | None,
         lengths: Int32[Array, " B"] | None = None,
+        positions: Int32[Array, "B L"] | None = None,
         parts: int = 1,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
         """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
@@ -161,6 +171,9 @@ class ComplexEMA(eqx.Module):
             mask = jnp.arange(L, dtype=jnp.int32)[None] < lengths[:, None]
         if mask is not None:
             u = jnp.where(mask[:, None, :], u, 0.0)
+        if positions is not None:
+            y, state = self._packed(u, h_init, return_state, positions, parts)
+            return y.astype(x.dtype), state
         tables = self.power_tables(L, dtype)
         p, gamma = self.gains(dtype)
         if parts > 1:
@@ -180,6 +193,40 @@ class ComplexEMA(eqx.Module):
         if parts > 1 and state is not None:
             state = last_shards(state)
         return y.astype(x.dtype), state
+
+    def _packed(
+        self,
+        u: Float[Array, "B D L"],
+        h_init: Complex[Array, "B D N"] | None,
+        return_state: bool,
+        positions: Int32[Array, "B L"],
+        parts: int,
+    ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
+        """`_filtered`, each document on its own; `u` is wide, and 0 where it is masked."""
+        L, dtype, S = u.shape[-1], u.dtype, packed_ema.BLOCK
+        p, gamma = self.gains(dtype)
+
+        def after(h_init: Array | None) -> Array:
+            last = jnp.where(packed_ema.last_document(positions)[:, None], u, 0.0)
+            if h_init is not None:
+                h_init = jnp.where((positions[:, -1] >= L)[:, None, None], h_init, 0.0)
+            return self._final_state(last, h_init, p, self.power_tables(L, dtype))
+
+        if parts > 1:
+            powers = jax.lax.complex(*self._powers(range(0, parts * L, L), dtype))
+            h_init = incoming_state(after(None), powers, h_init, shards_back(positions))
+        coefficients = packed_ema.Coefficients(
+            powers=self._powers(range(S + 1), dtype),
+            power=self._power(S, dtype),
+            lost=self._lost(dtype, S),
+            p=p,
+            gamma=gamma,
+            omega=self.omega.astype(dtype),
+        )
+        y = packed_ema.filtered(u, positions, coefficients, h_init)
+        if not return_state:
+            return y, None
+        return y, last_shards(after(h_init)) if parts > 1 else after(h_init)
 
     def step(
         self, u: Float[Array, "B D"], h: Complex[Array, "B D N"]
@@ -217,11 +264,11 @@ class ComplexEMA(eqx.Module):
         """Return the poles (D, N), rounded once from float64."""
         return self._power(1, dtype)
 
-    def _lost(self, dtype: DTypeLike) -> Complex[Array, "D N"]:
-        """Return what `q` lost when it was rounded, a constant to the derivative."""
+    def _lost(self, dtype: DTypeLike, exponent: int = 1) -> Complex[Array, "D N"]:
+        """Return what a power of q lost when it was rounded, a constant to the derivative."""
         alpha, delta, theta = map(jax.lax.stop_gradient, (self.alpha, self.delta, self.theta))
         with jax.enable_x64(True):
-            parts = _powers64(alpha[..., 0], delta[..., 0], theta[..., 0], [1])
+            parts = _powers64(alpha[..., 0], delta[..., 0], theta[..., 0], [exponent])
             lost = ((x[..., 0] - _rounded(x[..., 0], dtype)).astype(dtype) for x in parts)
             return jax.lax.complex(*lost)
 

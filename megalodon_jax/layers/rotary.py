@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from megalodon_jax.config import widened
 from megalodon_jax.layers.entry import check_inputs, check_positive, check_sizes
+from megalodon_jax.layers.turns import cos_sin
 from megalodon_jax.sharding.axes import SEQUENCE, mesh_of, on_shards, shards, spec_of
 
 
@@ -34,11 +35,11 @@ class RotaryEmbedding(eqx.Module):
         self,
         q: Float[Array, "B L H d"],
         k: Float[Array, "B L H d"],
-        start_index: int | Int[Array, ""] | Int[Array, " B"] = 0,
+        start_index: int | Int[Array, ""] | Int[Array, " B"] | Int[Array, "B L"] = 0,
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
         """Rotate queries and keys whose first token stands at `start_index`; dtypes are kept.
 
-        `start_index` is one number, or one for each row (B,).
+        `start_index` is one number, or one for each row (B,), or for each token (B, L).
 
         Raises:
             ValueError: a shape or a dtype does not fit, float16 among the latter.
@@ -47,7 +48,9 @@ class RotaryEmbedding(eqx.Module):
         check_inputs("RotaryEmbedding", q=(q, shape), k=(k, shape))
         mesh, L, dtype = mesh_of(q), q.shape[1], widened(q.dtype)
         parts = shards(mesh, "sequence")
-        if mesh is None or parts == 1:
+        if not isinstance(start_index, int) and start_index.ndim == 2:
+            cos, sin = self.at(start_index, dtype)
+        elif mesh is None or parts == 1:
             cos, sin = self.tables(start_index, L, dtype)
         else:
             # Each shard makes the rows of its own positions: all of them on every device would be
@@ -60,6 +63,21 @@ class RotaryEmbedding(eqx.Module):
             spec = spec_of(mesh, (L, 1, 1), ("sequence", None, None))
             cos, sin = on_shards(local, mesh, (start,), (jax.sharding.PartitionSpec(),), spec)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def at(
+        self, positions: Int[Array, "B L"], dtype: DTypeLike
+    ) -> tuple[Float[Array, "B L 1 half"], Float[Array, "B L 1 half"]]:
+        """Return cosine and sine at any positions, computed in float64 and rounded once.
+
+        One by one, by polynomials: rows of a table would have to be gathered, and on a mesh every
+        device would hold the table of the longest document there could be.
+        """
+        half = self.dim // 2
+        with jax.enable_x64(True):
+            turns = float(self.base) ** (-np.arange(half) / half) / (2.0 * math.pi)
+            turns = positions.astype(jnp.float64)[..., None, None] * jnp.asarray(turns)
+            cos, sin = cos_sin(turns - jnp.round(turns))
+            return cos.astype(dtype), sin.astype(dtype)
 
     def tables(
         self, start_index: int | Int[Array, ""] | Int[Array, " B"], length: int, dtype: DTypeLike

@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.roles import named_leaves
 from megalodon_jax.sharding.rules import gathered
@@ -105,6 +105,7 @@ def run_blocks(
     *,
     scan: bool,
     rematerialise: bool,
+    positions: Int32[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L D"], tuple[LayerCache, ...]]:
     """Run `blocks` on `x` and return the last one's output and the caches after each.
 
@@ -118,20 +119,22 @@ def run_blocks(
         scan: whether neighbours of one kind (sizes, dtypes, backends) become one loop. Their
             parameters and caches are copied side by side at every call.
         rematerialise: whether the backward pass computes each block again.
+        positions: index of each token within its document, where rows hold several.
     """
     run = _rematerialised if rematerialise else _compiled
     after: list[LayerCache | None] = []
     if isinstance(blocks, StackedBlocks):
-        x, after = _looped(run, (blocks, tuple(caches), tuple(keys)), x, mask, return_cache)
+        loop = blocks, tuple(caches), tuple(keys)
+        x, after = _looped(run, loop, x, mask, return_cache, positions)
         return x, tuple(held for held in after if held is not None)
     for part in _parts(blocks, caches, scan):
         if part.stop - part.start == 1:
             i = part.start
-            x, held = run(blocks[i], x, mask, caches[i], return_cache, keys[i])
+            x, held = run(blocks[i], x, mask, caches[i], return_cache, keys[i], positions=positions)
             after.append(held)
         else:
             loop = tuple(blocks[part]), tuple(caches[part]), tuple(keys[part])
-            x, several = _looped(run, loop, x, mask, return_cache)
+            x, several = _looped(run, loop, x, mask, return_cache, positions)
             after.extend(several)
     return x, tuple(held for held in after if held is not None)
 
@@ -145,9 +148,11 @@ def _compiled(
     return_cache: bool,
     key: jax.Array | None,
     scale: Float[Array, ""] | None = None,
+    positions: Int32[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
     """One block: equal layers share one trace, and a call outside of jit compiles one program."""
-    return _run(block, x, mask, cache, return_cache, key=key, scale=scale)
+    options = {"key": key, "scale": scale, "positions": positions}
+    return _run(block, x, mask, cache, return_cache, **options)
 
 
 def _rematerialised(
@@ -158,8 +163,10 @@ def _rematerialised(
     return_cache: bool,
     key: jax.Array | None,
     scale: Float[Array, ""] | None = None,
+    positions: Int32[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-    return eqx.filter_checkpoint(_run)(block, x, mask, cache, return_cache, key=key, scale=scale)
+    options = {"key": key, "scale": scale, "positions": positions}
+    return eqx.filter_checkpoint(_run)(block, x, mask, cache, return_cache, **options)
 
 
 def _run(block: Any, x: Float[Array, "B L D"], *rest: Any, **options: Any) -> Any:
@@ -174,6 +181,7 @@ def _looped(
     x: Float[Array, "B L D"],
     mask: Bool[Array, "B L"] | None,
     return_cache: bool,
+    positions: Int32[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
     """Run blocks of one kind in a loop: they, stacked or not, their caches and keys in `loop`."""
     blocks, caches, keys = loop
@@ -183,7 +191,8 @@ def _looped(
 
     def step(x: Array, layer: Any) -> tuple[Array, LayerCache | None]:
         arrays, held, key, scale = layer
-        return run(eqx.combine(arrays, static), x, mask, held, return_cache, key, scale)
+        block = eqx.combine(arrays, static)
+        return run(block, x, mask, held, return_cache, key, scale, positions)
 
     x, held = jax.lax.scan(step, x, (arrays, _stacked(caches), _stacked(keys), scales))
     return x, [jax.tree.map(lambda leaf, i=i: leaf[i], held) for i in range(len(stack))]

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from megalodon_jax.config import checked_dtype, widened
 from megalodon_jax.inputs import Mask, as_mask
 from megalodon_jax.layers.entry import check_inputs, check_parameters, check_positive, check_sizes
+from megalodon_jax.layers.packed_norm import VARIANCE_FLOOR, packed_moments
 from megalodon_jax.sharding.axes import (
     AnyMesh,
     as_varied,
@@ -22,8 +23,6 @@ from megalodon_jax.sharding.axes import (
 )
 from megalodon_jax.sharding.sequence import Moments, incoming_moments, last_shards, stretch
 from megalodon_jax.types import NormState
-
-VARIANCE_FLOOR = 1e-6
 
 
 class TimestepNorm(eqx.Module):
@@ -68,8 +67,13 @@ class TimestepNorm(eqx.Module):
         x: Float[Array, "B L D"],
         state: NormState | None = None,
         mask: Mask | None = None,
+        positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
         """Normalise (B, L, D), continuing from `state`; returns the output and the state after it.
+
+        With `positions`, the index of each token within its document, every document is normalised
+        by statistics of its own. The first goes on from `state` where its first index in `x` is
+        above 0, and the state that is returned is that of the last.
 
         Statistics are kept relative to a per-group origin (the carried mean, or the first valid
         token of a fresh stream): a large common offset would otherwise cost float32 its digits.
@@ -80,6 +84,7 @@ class TimestepNorm(eqx.Module):
         """
         self._check(x, state)
         B, L, _ = x.shape
+        check_inputs("TimestepNorm", jnp.integer, positions=(positions, (B, L)))
         mask = as_mask("mask", mask, (B, L), "the tokens")
         dtype = widened(x.dtype)
         if state is None:
@@ -88,8 +93,8 @@ class TimestepNorm(eqx.Module):
             return x, state
         mesh = mesh_of(x)
         if mesh is None:
-            return self._normalised(x, state, mask)
-        return self._on_mesh(mesh, x, state, mask)
+            return self._normalised(x, state, mask, positions)
+        return self._on_mesh(mesh, x, state, mask, positions)
 
     def _on_mesh(
         self,
@@ -97,6 +102,7 @@ class TimestepNorm(eqx.Module):
         x: Float[Array, "B L D"],
         state: NormState,
         mask: Bool[Array, "B L"] | None,
+        positions: Int32[Array, "B L"] | None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
         """Normalise each shard's rows, tokens and groups where they are."""
         check_divisible(mesh, "tensor", norm_num_groups=self.num_groups)
@@ -109,21 +115,23 @@ class TimestepNorm(eqx.Module):
         states = jax.tree.map(
             lambda a: spec_of(mesh, a.shape, ("batch", "tensor")[: a.ndim]), state
         )
-        rows = None if mask is None else spec_of(mesh, (B, L), ("batch", "sequence"))
+        rows = spec_of(mesh, (B, L), ("batch", "sequence"))
+        tokens = tuple(None if a is None else rows for a in (mask, positions))
         params = jax.tree.map(lambda _: channels, arrays)
 
-        def local(arrays, x, state, mask):
+        def local(arrays, x, state, mask, positions):
             norm = eqx.combine(as_varied(arrays, params, whole), static)
-            return norm._normalised(x, state, mask, parts)
+            return norm._normalised(x, state, mask, positions, parts)
 
-        ins = (params, whole, states, rows)
-        return on_shards(local, mesh, (arrays, x, state, mask), ins, (whole, states))
+        ins = (params, whole, states, *tokens)
+        return on_shards(local, mesh, (arrays, x, state, mask, positions), ins, (whole, states))
 
     def _normalised(
         self,
         x: Float[Array, "B L D"],
         state: NormState,
         mask: Bool[Array, "B L"] | None,
+        positions: Int32[Array, "B L"] | None = None,
         parts: int = 1,
     ) -> tuple[Float[Array, "B L D"], NormState]:
         """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
@@ -132,6 +140,11 @@ class TimestepNorm(eqx.Module):
         width = self.num_features // self.num_groups
         G = D // width
         groups = x.astype(dtype).reshape(B, L, G, width)
+        if positions is not None:
+            moments = packed_moments(groups, state, mask, positions, parts)
+            y = self._scaled(groups - moments.origin[..., None], moments.mean, moments.var)
+            final = last_shards(moments.final) if parts > 1 else moments.final
+            return y.reshape(B, L, D).astype(x.dtype), final
         mean0, var0, count0 = state.mean.astype(dtype), state.var.astype(dtype), state.count
         origin = jax.lax.stop_gradient(_origin(groups, state, mask))
         if parts == 1:
@@ -144,16 +157,27 @@ class TimestepNorm(eqx.Module):
             groups = groups - origin[:, None, :, None]
             mu = groups.mean(-1)
         mean, var, count = _running(mu, mean0, var0, count0, mask)
-        # Rows of a matrix, as in `norms`: XLA's CPU backend is slow at gradients of (1, L, ...).
-        centred = (groups - mean[..., None]).reshape(B * L * G, D // G)
-        y = centred * jax.lax.rsqrt(var + self.eps).reshape(B * L * G, 1)
-        y = y.reshape(B * L, D)
-        if self.weight is not None and self.bias is not None:
-            y = y * (self.weight + 1.0).astype(dtype) + self.bias.astype(dtype)
+        y = self._scaled(groups, mean, var)
         final = NormState(count=count, mean=mean[:, -1] + origin, var=var[:, -1])
         if parts > 1:
             final = last_shards(final)
         return y.reshape(B, L, D).astype(x.dtype), final
+
+    def _scaled(
+        self,
+        groups: Float[Array, "B L G g"],
+        mean: Float[Array, "B L G"],
+        var: Float[Array, "B L G"],
+    ) -> Float[Array, "BL D"]:
+        """Return the output as rows of a matrix, from statistics relative to what `groups` are."""
+        B, L, G, width = groups.shape
+        # Rows of a matrix, as in `norms`: XLA's CPU backend is slow at gradients of (1, L, ...).
+        centred = (groups - mean[..., None]).reshape(B * L * G, width)
+        y = centred * jax.lax.rsqrt(var + self.eps).reshape(B * L * G, 1)
+        y = y.reshape(B * L, G * width)
+        if self.weight is not None and self.bias is not None:
+            y = y * (self.weight + 1.0).astype(y.dtype) + self.bias.astype(y.dtype)
+        return y
 
     def _check(self, x: Array, state: NormState | None) -> None:
         owner, rows, groups = "TimestepNorm", x.shape[:1], self.num_groups

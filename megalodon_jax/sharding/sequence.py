@@ -37,6 +37,7 @@ def incoming_state(
     end: Complex[Array, "B D N"],
     powers: Complex[Array, "D N parts"],
     start: Complex[Array, "B D N"] | None,
+    reach: Int32[Array, " B"] | None = None,
 ) -> Complex[Array, "B D N"]:
     """Return the state of a complex EMA before this shard.
 
@@ -47,6 +48,8 @@ def incoming_state(
         powers: q^(jL) for j below the number of shards, each rounded once from float64: a product
             of rounded powers would turn the phase of a long memory.
         start: the state before the first shard; None is rest.
+        reach: of packed documents, how many shards before this one the document goes back that
+            its first token is of (`shards_back`). The end of a shard is that of its last document.
     """
     parts, here = powers.shape[-1], jax.lax.axis_index(SEQUENCE)
     # Real and imaginary part side by side: NCCL has no complex numbers.
@@ -56,12 +59,31 @@ def incoming_state(
     distance = here - 1 - jnp.arange(parts, dtype=jnp.int32)
     weights = jnp.moveaxis(powers[..., jnp.maximum(distance, 0)], -1, 0)
     weights = jnp.where((distance >= 0)[:, None, None], weights, 0.0)
-    before = jnp.sum(weights[:, None] * ends, axis=0)
-    return before if start is None else before + powers[..., here] * start
+    if reach is None:
+        before = jnp.sum(weights[:, None] * ends, axis=0)
+        return before if start is None else before + powers[..., here] * start
+    same = (distance[:, None] < reach)[..., None, None]
+    before = jnp.sum(jnp.where(same, weights[:, None] * ends, 0.0), axis=0)
+    if start is None:
+        return before
+    return before + jnp.where((reach > here)[:, None, None], powers[..., here] * start, 0.0)
 
 
-def incoming_moments(own: Moments, start: Moments) -> Moments:
+def shards_back(positions: Int32[Array, "B L"]) -> Int32[Array, " B"]:
+    """Return into how many earlier shards of equal length the first token's document goes back.
+
+    One more than there are, where the document goes on from before the row.
+    """
+    return -(-positions[:, 0] // positions.shape[1])
+
+
+def incoming_moments(
+    own: Moments, start: Moments, reach: Int32[Array, " B"] | None = None
+) -> Moments:
     """Return the moments of everything before this shard, `start` first.
+
+    With `reach` (`incoming_state`) only of what is of the document of this shard's first token;
+    then `own` is of the shard's last document, and `start` of that before this shard's first token.
 
     The parallel formula of Chan, Golub and LeVeque (1983), for all shards at once: the mean of the
     means, weighted by counts, and their deviations from it added to the sums of squares.
@@ -70,7 +92,10 @@ def incoming_moments(own: Moments, start: Moments) -> Moments:
     wide = own.mean.dtype
     counts = jax.lax.all_gather(own.count, SEQUENCE)
     gathered = jax.lax.all_gather(jnp.stack([own.origin, own.mean, own.m2]), SEQUENCE)
-    before = (jnp.arange(parts, dtype=jnp.int32) < here)[:, None]
+    shard = jnp.arange(parts, dtype=jnp.int32)[:, None]
+    before = shard < here
+    if reach is not None:
+        before = before & (here - 1 - shard < reach)
     counts = jnp.concatenate([start.count[None], jnp.where(before, counts, 0)])
     origins, means, m2s = (
         jnp.concatenate([first[None], rest])

@@ -56,11 +56,15 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is fed: ids (B, L) int32, labels (B, L) int32, mask (B, L) bool."""
+    """What a model is fed: ids (B, L) int32, labels (B, L) int32, mask (B, L) bool.
+
+    segments (B, L) int32 has the documents of packed rows, None where rows are one text.
+    """
 
     ids: np.ndarray
     labels: np.ndarray
     mask: np.ndarray
+    segments: np.ndarray | None = None
 
     @property
     def padded(self) -> bool:
@@ -90,6 +94,8 @@ class Case:
     """How many steps of AdamW are taken; 0 means none (`parity.megalodon.trajectory`)."""
     labels_at_padding: bool = False
     """Leave labels where the mask is False, for the loss to leave out by itself."""
+    documents: tuple[tuple[int, ...], ...] = ()
+    """Lengths of the documents packed into each row; empty means one text per row."""
     known_difference: str = ""
     """The deliberate difference (`known_differences`) that keeps the reference out of this case."""
 
@@ -133,7 +139,8 @@ class Case:
         labels[:, 5::11] = IGNORED
         if self.config.output_size > 0:
             labels = np.where(labels >= self.config.output_size, IGNORED, labels).astype(np.int32)
-        return Batch(np.where(mask, ids, self._pad).astype(np.int32), labels, mask)
+        ids = np.where(mask, ids, self._pad).astype(np.int32)
+        return Batch(ids, labels, mask, self._segments())
 
     @cached_property
     def definition(self) -> dict[str, Any]:
@@ -143,7 +150,8 @@ class Case:
         # The hash of a case knows the field by the name it had when recordings were made.
         fields["seam"] = fields.pop("known_difference")
         # What a case does not use leaves its hash, and so its recording, as it was.
-        unused = {n for n in ("steps", "labels_at_padding", "seam") if not fields[n]}
+        names = ("steps", "labels_at_padding", "documents", "seam")
+        unused = {name for name in names if not fields[name]}
         fields = {name: value for name, value in fields.items() if name not in unused}
         fields["checkpoint"] = self.checkpoint.name if self.checkpoint else None
         return fields | {"config": self.config.to_dict()}
@@ -170,6 +178,10 @@ class Case:
         """The id that is right for each position of the logits (B, L), `IGNORED` for none."""
         targets = np.full_like(self.batch.labels, IGNORED)
         targets[:, :-1] = self.batch.labels[:, 1:]
+        segments = self.batch.segments
+        if segments is not None:
+            # The last token of a document has no target.
+            targets[:, :-1][segments[:, 1:] != segments[:, :-1]] = IGNORED
         return targets
 
     @cached_property
@@ -189,6 +201,18 @@ class Case:
     def valid(self) -> np.ndarray:
         """Where tokens are valid, (B, L) bool."""
         return self.batch.mask
+
+    def _segments(self) -> np.ndarray | None:
+        """Return the number of each token's document in its row; what is left over is of the last
+        one, and a shortened case has fewer.
+        """
+        if not self.documents:
+            return None
+        segments = np.zeros((self.batch_size, self.length), np.int32)
+        for row, lengths in enumerate(self.documents[: self.batch_size]):
+            for end in np.cumsum(lengths)[:-1]:
+                segments[row, end:] += 1
+        return segments
 
     def _mask(self) -> np.ndarray:
         mask = np.ones((self.batch_size, self.length), bool)
@@ -228,6 +252,8 @@ def _normal(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 CUTS = (C + 5, C + 5, 1, 1)
 """Calls that start and end inside chunks, longer than a chunk and single tokens."""
+DOCUMENTS = ((7, C, 1, 2 * C + 12), (C + 7 + 2 * C + 13,))
+"""Lengths of documents in packed rows: none but the first begins where a chunk of the row does."""
 NEW_TOKENS = 12
 """Tokens a stream goes on for, greedily, after its text."""
 
@@ -307,6 +333,13 @@ CASES = (
         padding="right",
         labels_at_padding=True,
         known_difference="loss-mask",
+    ),
+    Case(
+        "packed",
+        "documents in a row, shorter and longer than a chunk, and a row of one; padding behind",
+        length=sum(DOCUMENTS[0]),
+        padding="right",
+        documents=DOCUMENTS,
     ),
     Case(
         "adamw",

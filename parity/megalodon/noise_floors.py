@@ -130,7 +130,15 @@ def _forward(case: Case, weights: Arrays, hook: oracle.Hook) -> Arrays:
         return intermediates[name]
 
     batch, mask_ema = case.batch, case.config.mask_ema
-    oracle.forward(case.config, weights, batch.ids, batch.mask, mask_ema=mask_ema, hook=keep)
+    oracle.forward(
+        case.config,
+        weights,
+        batch.ids,
+        batch.mask,
+        mask_ema=mask_ema,
+        hook=keep,
+        segments=batch.segments,
+    )
     return intermediates
 
 
@@ -147,5 +155,12 @@ def _run(case: Case, weights: Arrays, hook: oracle.Hook, mask_ema: bool | None) 
         return oracle.stream(case.config, weights, batch.ids, case.cuts, NEW_TOKENS, hook=hook)
     mask_ema = case.config.mask_ema if mask_ema is None else mask_ema
     return oracle.run(
-        case.config, weights, batch.ids, batch.labels, batch.mask, mask_ema=mask_ema, hook=hook
+        case.config,
+        weights,
+        batch.ids,
+        batch.labels,
+        batch.mask,
+        mask_ema=mask_ema,
+        hook=hook,
+        segments=batch.segments,
     )

@@ -50,6 +50,8 @@ class Context:
     config: MegalodonConfig
     mask: Array
     visible: Array
+    positions: Array
+    """Index of each token within its document, (B, L)."""
     mask_ema: bool
     hook: Hook
     states: dict[str, Array]
@@ -72,6 +74,7 @@ def forward(
     hook: Hook = unchanged,
     cuts: tuple[int, ...] = (),
     states: dict[str, Array] | None = None,
+    segments: Array | None = None,
 ) -> Array:
     """Return the logits (B, L, V) in float64.
 
@@ -84,11 +87,17 @@ def forward(
         hook: called with the name and value of every intermediate; what it returns goes on.
         cuts: lengths of the calls a cached stream is fed in; empty means one uncached call.
         states: filled with what a cache holds after the last token.
+        segments: of each token the document it is of (B, L); equal neighbours are one document.
     """
     mask = np.ones(ids.shape, bool) if mask is None else mask
     visible = visibility(config, ids.shape[1], cuts)
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    if segments is not None:
+        positions = document_positions(segments)
+        visible = documents_visibility(config, positions)
     states = {} if states is None else states
-    context = Context(config, mask, visible, mask_ema, hook, states, frozenset(accumulate(cuts)))
+    ends = frozenset(accumulate(cuts))
+    context = Context(config, mask, visible, positions, mask_ema, hook, states, ends)
     x = embed(config, weights["model.embed.weight"], ids)
     x = hook("embed", x)
     for i in range(config.num_layers):
@@ -99,12 +108,20 @@ def forward(
     return hook("logits", x @ head.T)
 
 
-def loss(logits: Array, labels: Array, mask: Array | None, ignore_index: int = -100) -> Array:
+def loss(
+    logits: Array,
+    labels: Array,
+    mask: Array | None,
+    ignore_index: int = -100,
+    segments: Array | None = None,
+) -> Array:
     """Return the mean next-token cross-entropy in nats over targets that count."""
     targets = labels[:, 1:]
     valid = targets != ignore_index
     if mask is not None:
         valid = valid & mask[:, 1:]
+    if segments is not None:
+        valid = valid & (segments[:, 1:] == segments[:, :-1])
     rows, steps = np.nonzero(valid)
     chosen = logits[rows, steps]
     peak = np.max(chosen, axis=-1, keepdims=True)
@@ -122,6 +139,7 @@ def run(
     *,
     mask_ema: bool = True,
     hook: Hook = unchanged,
+    segments: Array | None = None,
 ) -> dict[str, Array]:
     """Return every intermediate, the `loss`, and its derivatives, by reverse differentiation.
 
@@ -137,8 +155,10 @@ def run(
         return watched(value, "bar/" + name, bars, hook)
 
     def objective(weights: Weights) -> Array:
-        logits = forward(config, weights, ids, mask, mask_ema=mask_ema, hook=keep)
-        return loss(logits, labels, mask)
+        logits = forward(
+            config, weights, ids, mask, mask_ema=mask_ema, hook=keep, segments=segments
+        )
+        return loss(logits, labels, mask, segments=segments)
 
     value, gradients = value_and_grad(objective)(dict(weights))
     gradients = {f"grad/{n}": g for n, g in gradients.items()}
@@ -188,6 +208,24 @@ def visibility(config: MegalodonConfig, length: int, cuts: tuple[int, ...]) -> A
     return visible
 
 
+def document_positions(segments: Array) -> Array:
+    """Return the index of each token within its document, token by token."""
+    positions = np.zeros(segments.shape, int)
+    for t in range(1, segments.shape[1]):
+        same = segments[:, t] == segments[:, t - 1]
+        positions[:, t] = np.where(same, positions[:, t - 1] + 1, 0)
+    return positions
+
+
+def documents_visibility(config: MegalodonConfig, positions: Array) -> Array:
+    """Return `visibility` of packed documents, (B, L, L): each in chunks of its own."""
+    t = np.arange(positions.shape[1])
+    begin, chunk = t - positions, positions // config.chunk_size
+    causal = t[None, :] <= t[:, None]
+    same = (begin[:, None, :] == begin[:, :, None]) & (chunk[:, None, :] == chunk[:, :, None])
+    return causal & same
+
+
 def block(ctx: Context, w: Lookup, x: Array, index: int) -> Array:
     """One layer; names in `w` are relative to `model.layers.{index}.`."""
     config, name = ctx.config, f"layers.{index}."
@@ -227,7 +265,9 @@ def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> 
     out = []
     for t in range(L):
         valid = mask[:, t, None]
-        count = count + valid
+        begins = ctx.positions[:, t, None] == 0
+        count = np.where(begins, 0, count) + valid
+        mean, m2 = np.where(begins, 0.0, mean), np.where(begins, 1.0, m2)
         n = np.maximum(count, 1)
         mu = np.mean(groups[:, t], axis=-1)
         new_mean = np.where(valid, mean + (mu - mean) / n, mean)
@@ -257,7 +297,7 @@ def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
     h = np.zeros((u.shape[0], *alpha.shape), complex)
     out = []
     for t in range(u.shape[1]):
-        h = q * h + alpha * u[:, t, :, None]
+        h = np.where(ctx.positions[:, t, None, None] == 0, 0.0, q * h) + alpha * u[:, t, :, None]
         out.append(np.sum(np.real(gamma * h), axis=-1))
         h = ctx.hook(name + "ema", h) if t + 1 in ctx.call_ends else h
     ctx.states[name + "ema"] = np.stack([np.real(h), np.imag(h)], axis=-1)
@@ -276,7 +316,7 @@ def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
     q = ctx.hook(name + "q", z * scale[0] + shift[0])
     k = ctx.hook(name + "k", z * scale[1] + shift[1])
     v = ctx.hook(name + "v", silu(linear(u, w, "attn.wv")).reshape(B, L, H, -1))
-    q, k = rope(config, q), rope(config, k)
+    q, k = rope(config, q, ctx.positions), rope(config, k, ctx.positions)
     held = held_tokens(config, L)
     ctx.states[name + "k"], ctx.states[name + "v"] = k[:, L - held :], v[:, L - held :]
     return attend(q, k, v, ctx.visible & ctx.mask[:, None, :]).reshape(B, L, -1)
@@ -299,11 +339,11 @@ def held_tokens(config: MegalodonConfig, length: int) -> int:
     return (length - 1) % window + 1 if window == config.chunk_size else min(length, window)
 
 
-def rope(config, x: Array) -> Array:
-    """Rotate half-split pairs at absolute positions."""
-    length, half = x.shape[1], config.head_dim // 2
+def rope(config, x: Array, positions: Array) -> Array:
+    """Rotate half-split pairs at positions (B, L)."""
+    half = config.head_dim // 2
     rates = config.effective_rope_base ** (-np.arange(half) / half)
-    angles = (np.arange(length)[:, None] * rates)[None, :, None, :]
+    angles = positions[:, :, None, None] * rates
     cos, sin = np.cos(angles), np.sin(angles)
     real, imag = x[..., :half], x[..., half:]
     return np.concatenate([real * cos - imag * sin, imag * cos + real * sin], axis=-1)

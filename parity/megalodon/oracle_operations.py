@@ -46,7 +46,13 @@ def results(case: Case, stage: str) -> list[np.ndarray]:
 
     def forward(weights: Any) -> Any:
         return oracle.forward(
-            config, weights, batch.ids, batch.mask, mask_ema=config.mask_ema, hook=hook
+            config,
+            weights,
+            batch.ids,
+            batch.mask,
+            mask_ema=config.mask_ema,
+            hook=hook,
+            segments=batch.segments,
         )
 
     weights = {name: np.asarray(w, np.float64) for name, w in case.weights.items()}

@@ -57,7 +57,7 @@ class JaxSubject:
             model = self.load(case)
             mask = jnp.asarray(batch.mask) if batch.padded else None
             (loss, intermediates), (gradients, cotangents) = compiled(evaluate, self._yardstick)(
-                model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask
+                model, jnp.asarray(batch.ids), jnp.asarray(batch.labels), mask, packed(case)
             )
             named = {Quantity.gradient(name): g for name, g in named_leaves(gradients).items()}
             named |= {Quantity.cotangent(name): g for name, g in cotangents.items()}
@@ -77,7 +77,7 @@ class JaxSubject:
             mask = jnp.asarray(batch.mask) if batch.padded else None
             held = {name: jnp.asarray(a, self.dtype) for name, a in (forced or {}).items()}
             run = compiled(evaluate_intermediates, self._yardstick)
-            intermediates = run(model, jnp.asarray(batch.ids), mask, held)
+            intermediates = run(model, jnp.asarray(batch.ids), mask, held, packed(case))
             return {name: np.asarray(a) for name, a in intermediates.items()}
 
     def intermediates_and_loss(self, case: Case) -> Outputs:
@@ -96,7 +96,8 @@ class JaxSubject:
         with self.types():
             config, mask = self._config(case), jnp.asarray(case.batch.mask)
             arrays = jnp.asarray(logits), jnp.asarray(labels), mask
-            return np.asarray(next_token_loss(*arrays, dtype=config.softmax_dtype))
+            options: Any = {"dtype": config.softmax_dtype, "segment_ids": packed(case)}
+            return np.asarray(next_token_loss(*arrays, **options))
 
     def _stream(self, case: Case) -> Outputs:
         with self.types(), jax.default_matmul_precision("highest"):
@@ -180,28 +181,35 @@ def cache_arrays(config: MegalodonConfig, cache: ModelCache) -> Outputs:
     return outputs
 
 
-def evaluate(model, ids, labels, mask):
+def packed(case: Case) -> jax.Array | None:
+    """Return the segment ids of a case, where it has some."""
+    segments = case.batch.segments
+    return None if segments is None else jnp.asarray(segments)
+
+
+def evaluate(model, ids, labels, mask, segments=None):
     """Return ((loss, intermediates), (gradients, cotangents))."""
     params, static = eqx.partition(model, eqx.is_array)
 
-    def loss(params, ids, labels, mask):
+    def loss(params, ids, labels, mask, segments):
         model = eqx.combine(params, static)
-        logits, _ = model(ids, mask)
-        return next_token_loss(logits, labels, mask, dtype=model.config.softmax_dtype)
+        logits, _ = model(ids, mask, segment_ids=segments)
+        dtype = model.config.softmax_dtype
+        return next_token_loss(logits, labels, mask, dtype=dtype, segment_ids=segments)
 
     def objective(params, offsets):
-        return capture(loss, offsets=offsets)(params, ids, labels, mask)
+        return capture(loss, offsets=offsets)(params, ids, labels, mask, segments)
 
-    _, intermediates = jax.eval_shape(capture(loss), params, ids, labels, mask)
+    _, intermediates = jax.eval_shape(capture(loss), params, ids, labels, mask, segments)
     zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in intermediates.items()}
     return jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, zeros)
 
 
-def evaluate_intermediates(model, ids, mask, forced):
+def evaluate_intermediates(model, ids, mask, forced, segments=None):
     """Return the intermediates, each computed from those forced in place of the ones before it."""
     params, static = eqx.partition(model, eqx.is_array)
 
-    def logits(params, ids, mask):
-        return eqx.combine(params, static)(ids, mask)[0]
+    def logits(params, ids, mask, segments):
+        return eqx.combine(params, static)(ids, mask, segment_ids=segments)[0]
 
-    return capture(logits, forced=forced)(params, ids, mask)[1]
+    return capture(logits, forced=forced)(params, ids, mask, segments)[1]

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from megalodon_jax.config import MegalodonConfig
+from parity.engine.metrics import IGNORED
 from parity.engine.quantity import LOGITS, LOSS, Quantity, Role
 from parity.megalodon.cases import NEW_TOKENS, Case
 from parity.megalodon.intermediates import BLOCK_INTERMEDIATES, Intermediate
+from parity.megalodon.packed import documents, joined_documents
 from parity.megalodon.ragged import row_alone, together
 from parity.megalodon.reference.installed import identity, package, why_unavailable
 from parity.megalodon.reference.known_differences import known_difference_facts
@@ -85,6 +87,8 @@ class LiveReference:
                     rows = (row_alone(case, row) for row in range(case.batch_size))
                     return together(case, [self._stream(model, *row) for row in rows])
                 return self._stream(model, batch.ids, case.cuts)
+        if batch.segments is not None:
+            return self._documents(model, case)
         intermediates: dict[str, np.ndarray] = {}
         hooks = _hooks(model, intermediates)
         mask = torch.from_numpy(batch.mask) if batch.padded else None
@@ -104,6 +108,45 @@ class LiveReference:
             if parameter.grad is not None:
                 intermediates[Quantity.gradient(name)] = _numpy(parameter.grad)
         return intermediates
+
+    def _documents(self, model: Any, case: Case) -> dict[str, np.ndarray]:
+        """Run every packed document alone, and put together what they give.
+
+        The loss is the mean over the targets of all. The derivative by what belongs to a document
+        without a target is 0.
+        """
+        import torch
+
+        total, targets, pieces = 0.0, 0, []
+        for alone in documents(case):
+            found: dict[str, np.ndarray] = {}
+            hooks = _hooks(model, found)
+            ids, labels, mask = (
+                torch.from_numpy(a).to(self.device) for a in (alone.ids, alone.labels, alone.mask)
+            )
+            count = int((alone.labels[:, 1:] != IGNORED).sum())
+            scored = {"labels": labels.long()} if count else {}
+            padding = {} if alone.mask.all() else {"attention_mask": mask}
+            out = model(input_ids=ids.long(), use_cache=False, **scored, **padding)
+            for hook in hooks:
+                hook.remove()
+            out.logits.retain_grad()
+            pieces.append((found, out.logits))
+            if count:
+                total, targets = total + out.loss * count, targets + count
+        loss = total / targets
+        loss.backward()
+        for found, logits in pieces:
+            found[LOGITS] = _numpy(logits)
+            if logits.grad is not None:
+                found[Quantity.cotangent(LOGITS)] = _numpy(logits.grad)
+        gradients = {
+            Quantity.gradient(name): _numpy(parameter.grad)
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        joined = joined_documents(case, [found for found, _ in pieces])
+        return joined | {LOSS: _numpy(loss)} | gradients
 
     def workloads(
         self,

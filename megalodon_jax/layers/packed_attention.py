@@ -1,0 +1,187 @@
+"""Chunked attention over packed documents: chunks counted from the first token of each.
+
+A query sees the keys from the beginning of its chunk up to itself: a window of at most C tokens
+that ends where it stands, wherever in the row its document lies. Queries are taken in stripes, and
+of the C keys before a stripe only as many are read as one of its queries sees: what that saves is
+data, so it is a branch of the program and not a mask. Source: docs/model.md "Packed documents".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from megalodon_jax.config import widened
+from megalodon_jax.sharding.axes import SEQUENCE
+
+Mix = Callable[..., Float[Array, "N Q e"]]
+"""Takes q, k, v (heads first), which key each query sees, and a key of dropout or None."""
+LEAST_STRIPE = 128
+"""Queries of a stripe, unless C has fewer: products of fewer rows are slow."""
+MOST_BRANCHES = 8
+"""Steps in which the number of earlier keys grows up to C."""
+
+
+class Tokens(NamedTuple):
+    """What is not differentiated: how far into its chunk each query is, and which keys count.
+
+    `valid` has C more columns than `offsets`, those of the keys before the first query.
+    """
+
+    offsets: Int32[Array, "B L"]
+    valid: Bool[Array, "B K"]
+    key: jax.Array | None
+
+
+def packed_attention(
+    mix: Mix,
+    q: Float[Array, "N L d"],
+    k: Float[Array, "N L d"],
+    v: Float[Array, "N L e"],
+    positions: Int32[Array, "B L"],
+    mask: Bool[Array, "B L"] | None,
+    chunk: int,
+    key: jax.Array | None = None,
+    parts: int = 1,
+) -> Float[Array, "N L e"]:
+    """Attend within chunks of documents; on one of `parts` shards of the sequence.
+
+    Args:
+        mix: attention from some queries to some keys.
+        q, k, v: queries, keys and values, heads of a row one after another.
+        positions: index of each token within its document.
+        mask: True where a key counts.
+        chunk: tokens of a chunk.
+        key: turns dropout on.
+        parts: shards, each of which has at least `chunk` tokens if there are several.
+    """
+    L = q.shape[1]
+    # No query sees further back than the row goes, unless on a shard.
+    C = min(chunk, L)
+    valid = jnp.ones(positions.shape, bool) if mask is None else mask
+    k, v, valid = (_with_earlier(a, C, parts) for a in (k, v, valid))
+    stripe = min(C, LEAST_STRIPE)
+    short = -L % stripe
+    q, k, v = (jnp.pad(a, ((0, 0), (0, short), (0, 0))) for a in (q, k, v))
+    offsets, valid = (jnp.pad(a, ((0, 0), (0, short))) for a in (positions % chunk, valid))
+    return _windows(mix, C, q, k, v, Tokens(offsets, valid, key))[:, :L]
+
+
+def _with_earlier(x: Array, count: int, parts: int) -> Array:
+    """Put the last `count` tokens of the shard to the left before the first; nothing, if none."""
+    end = x[:, x.shape[1] - count :]
+    if parts == 1:
+        return jnp.concatenate([jnp.zeros_like(end), x], axis=1)
+    pairs = [(j, j + 1) for j in range(parts - 1)]
+    return jnp.concatenate([jax.lax.ppermute(end, SEQUENCE, pairs), x], axis=1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
+    """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of the stripe.
+
+    The derivative is written down, since that of a loop of branches would keep the weights of every
+    branch; here each stripe is computed again.
+    """
+
+    def step(_: None, begin: Array) -> tuple[None, Array]:
+        seen, index, sizes = _stripe(C, q, k, v, tokens, begin)
+
+        def branch(size: int) -> Callable[[], Array]:
+            return lambda: _mixed(mix, size, seen)
+
+        return None, jax.lax.switch(index, [branch(size) for size in sizes])
+
+    _, out = jax.lax.scan(step, None, _begins(C, q))
+    return _joined(out)
+
+
+class _Seen(NamedTuple):
+    """One stripe and all it might see."""
+
+    q: Float[Array, "N Q d"]
+    k: Float[Array, "N K d"]
+    v: Float[Array, "N K e"]
+    tokens: Tokens
+
+
+def _stripe(
+    C: int, q: Array, k: Array, v: Array, tokens: Tokens, begin: Array
+) -> tuple[_Seen, Array, list[int]]:
+    """Cut out the stripe at `begin`, and say which of the sizes of earlier keys is enough."""
+    stripe = min(C, LEAST_STRIPE)
+
+    def cut(x: Array, size: int) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x, begin, size, axis=1)
+
+    offsets, window = cut(tokens.offsets, stripe), C + stripe
+    key = None if tokens.key is None else jax.random.fold_in(tokens.key, begin)
+    own = Tokens(offsets, cut(tokens.valid, window), key)
+    step = max(stripe, -(-C // MOST_BRANCHES))
+    sizes = [min(size, C) for size in range(0, C + step, step)]
+    further = jnp.max(offsets - jnp.arange(stripe, dtype=jnp.int32))
+    index = -(-jnp.maximum(further, 0) // step)
+    return _Seen(cut(q, stripe), cut(k, window), cut(v, window), own), index, sizes
+
+
+def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
+    """Attend from a stripe to itself and to the `size` keys before it."""
+    stripe, offsets = seen.q.shape[1], seen.tokens.offsets
+    skipped = seen.k.shape[1] - stripe - size
+    distance = size + jnp.arange(stripe)[:, None] - jnp.arange(size + stripe)
+    visible = (distance >= 0) & (distance <= offsets[..., None])
+    visible = visible & seen.tokens.valid[:, None, skipped:]
+    k, v = (a[:, skipped:] for a in (seen.k, seen.v))
+    return mix(seen.q, k, v, visible, key=seen.tokens.key)
+
+
+def _begins(C: int, q: Array) -> Int32[Array, " n"]:
+    return jnp.arange(0, q.shape[1], min(C, LEAST_STRIPE), dtype=jnp.int32)
+
+
+def _joined(stripes: Float[Array, "n N Q e"]) -> Float[Array, "N L e"]:
+    n, N, Q, e = stripes.shape
+    return jnp.moveaxis(stripes, 0, 1).reshape(N, n * Q, e)
+
+
+def _windows_forward(mix: Mix, C: int, *inputs: Any) -> tuple[Array, tuple[Any, ...]]:
+    return _windows(mix, C, *inputs), inputs
+
+
+def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
+    q, k, v, tokens = inputs
+    # Up to nine stripes add to one key: not in bfloat16.
+    zeros = tuple(jnp.zeros_like(a, widened(a.dtype)) for a in (k, v))
+
+    def step(sums: tuple[Array, Array], begin: Array) -> tuple[tuple[Array, Array], Array]:
+        seen, index, sizes = _stripe(C, q, k, v, tokens, begin)
+        own = jax.lax.dynamic_slice_in_dim(bar, begin, seen.q.shape[1], axis=1)
+
+        def branch(size: int) -> Callable[[], tuple[Array, Array, Array]]:
+            def pulled() -> tuple[Array, Array, Array]:
+                def mixed(q: Array, k: Array, v: Array) -> Array:
+                    return _mixed(mix, size, seen._replace(q=q, k=k, v=v))
+
+                return jax.vjp(mixed, seen.q, seen.k, seen.v)[1](own)
+
+            return pulled
+
+        bar_q, *bars = jax.lax.switch(index, [branch(size) for size in sizes])
+
+        def added(total: Array, part: Array) -> Array:
+            held = jax.lax.dynamic_slice_in_dim(total, begin, part.shape[1], axis=1)
+            held = held + part.astype(total.dtype)
+            return jax.lax.dynamic_update_slice_in_dim(total, held, begin, axis=1)
+
+        return tuple(map(added, sums, bars)), bar_q
+
+    (bar_k, bar_v), bar_q = jax.lax.scan(step, zeros, _begins(C, q))
+    return _joined(bar_q), bar_k.astype(k.dtype), bar_v.astype(v.dtype), None
+
+
+_windows.defvjp(_windows_forward, _windows_backward)

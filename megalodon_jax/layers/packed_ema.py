@@ -1,0 +1,171 @@
+"""The complex EMA over packed documents: exact zeros between them.
+
+A transform over a row would leave noise of 1e-7 of the loudest document in all others. So tokens
+are taken in blocks, and whatever crosses from one token to a later one is selected, never
+subtracted: inside a block by taps and by halves, between blocks through the state.
+
+Products are batched over channels, so arrays here are (D, B, L). A token `r` places back is of the
+same document where `positions >= r`. Source: docs/model.md "Packed documents".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Complex, Float, Int32
+
+BLOCK = 32
+"""Tokens of a block. Twice as many cost more products inside, half as many more states between."""
+SPAN = 256
+"""Tokens that are in memory at once: all channels of them fit a cache."""
+TAPS = 4
+"""Neighbours summed one by one; products of smaller halves are slower."""
+
+
+class Coefficients(NamedTuple):
+    """What a filter of blocks needs of the poles, each power rounded once from float64.
+
+    powers is q^0 .. q^S (real and imaginary part) for S = `BLOCK`, power q^S again, lost what it
+    lost when it was rounded, p and gamma the gains, omega that around the filter.
+    """
+
+    powers: tuple[Float[Array, "D N S1"], Float[Array, "D N S1"]]
+    power: Complex[Array, "D N"]
+    lost: Complex[Array, "D N"]
+    p: Float[Array, "D N"]
+    gamma: Complex[Array, "D N"]
+    omega: Float[Array, " D"]
+
+
+def filtered(
+    u: Float[Array, "B D L"],
+    positions: Int32[Array, "B L"],
+    coefficients: Coefficients,
+    h_init: Complex[Array, "B D N"] | None,
+) -> Float[Array, "B D L"]:
+    """Filter every document from rest.
+
+    Args:
+        u: input.
+        positions: index of each token within its document.
+        coefficients: those of the filter.
+        h_init: state that the first document goes on from, where it has begun before.
+    """
+    B, D, L = u.shape
+    # A loop over spans, not one over blocks inside a program over the row: XLA would fuse the norm
+    # before this into every tap and every half, and these into every reader of the norm after it.
+    span = min(SPAN, L + -L % BLOCK)
+    short = -L % span
+    u = jnp.pad(u, ((0, 0), (0, 0), (0, short))).reshape(B, D, -1, span)
+    positions = jnp.pad(positions, ((0, 0), (0, short))).reshape(B, -1, span)
+    real, imag = coefficients.powers
+    p, gamma = coefficients.p, coefficients.gamma
+    kernel = _einsum("dn,dns->ds", p * jnp.real(gamma), real)
+    kernel = kernel - _einsum("dn,dns->ds", p * jnp.imag(gamma), imag)
+    kernel = kernel.at[:, 0].add(coefficients.omega)
+
+    def step(h: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
+        u, positions = part
+        y = _taps(u, positions, kernel)
+        half = TAPS
+        while half < BLOCK:
+            y = y + _second_halves(u, positions, kernel, half)
+            half *= 2
+        heard, h = _from_states(u, positions, coefficients, h)
+        return h, y + heard
+
+    if h_init is None:
+        rest = 0.0 * jnp.swapaxes(u[..., 0, :1], 0, 1) * p[:, None]
+        h = jax.lax.complex(rest, rest)
+    else:
+        h = jnp.swapaxes(h_init, 0, 1)
+    parts = jnp.transpose(u, (2, 1, 0, 3)), jnp.moveaxis(positions, 1, 0)
+    _, y = jax.lax.scan(step, h, parts)
+    return jnp.transpose(y, (2, 1, 0, 3)).reshape(B, D, -1)[..., :L]
+
+
+def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
+    """Return which tokens are of the document of the last one."""
+    L = positions.shape[1]
+    return positions[:, -1:] >= jnp.arange(L - 1, -1, -1, dtype=jnp.int32)
+
+
+def _taps(
+    u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
+) -> Float[Array, "D B L"]:
+    """Sum what comes from the same run of `TAPS` tokens."""
+    within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
+    reach = jnp.minimum(positions, within)
+    y = kernel[:, 0, None, None] * u
+    for r in range(1, TAPS):
+        earlier = jnp.pad(u, ((0, 0), (0, 0), (r, 0)))[..., :-r]
+        y = y + kernel[:, r, None, None] * jnp.where(reach >= r, earlier, 0.0)
+    return y
+
+
+def _second_halves(
+    u: Float[Array, "D B L"],
+    positions: Int32[Array, "B L"],
+    kernel: Float[Array, "D S1"],
+    half: int,
+) -> Float[Array, "D B L"]:
+    """Return what the second half of every `2 half` tokens hears of the first.
+
+    Only the document that holds the last token before the middle is on both sides of it, so what
+    counts is a mask on each side and one matrix between.
+    """
+    D, B, L = u.shape
+    at = positions.reshape(B, L // (2 * half), 2, half)
+    back = jnp.arange(half, dtype=jnp.int32)
+    first = at[:, :, 0, -1:] >= back[::-1]
+    second = at[:, :, 1] >= back + 1
+    heard = jnp.where(first, u.reshape(D, B, L // (2 * half), 2, half)[:, :, :, 0], 0.0)
+    lags = half + np.arange(half) - np.arange(half)[:, None]
+    y = jnp.where(second, _einsum("dbjs,dst->dbjt", heard, kernel[:, lags]), 0.0)
+    return jnp.stack([jnp.zeros_like(y), y], axis=3).reshape(D, B, L)
+
+
+def _from_states(
+    u: Float[Array, "D B L"],
+    positions: Int32[Array, "B L"],
+    coefficients: Coefficients,
+    h: Complex[Array, "D B N"],
+) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
+    """Return what each block hears of those before it, from the state `h` on, and the last."""
+    (D, B, L), S = u.shape, BLOCK
+    real, imag = coefficients.powers
+    p, gamma = coefficients.p, coefficients.gamma
+    N = p.shape[-1]
+    at = positions.reshape(B, L // S, S)
+    back = jnp.arange(S, dtype=jnp.int32)
+    # The state after a block is that of the document its last token is of.
+    late = jnp.where(at[:, :, -1:] >= back[::-1], u.reshape(D, B, L // S, S), 0.0)
+    decays = jnp.concatenate([p[..., None] * x[..., :S] for x in (real, imag)], axis=1)
+    ends = _einsum("dbjs,dms->jdbm", late, decays[..., ::-1])
+    whole = jnp.swapaxes(at[:, :, -1], 0, 1)[:, None, :, None] >= S
+
+    power, lost = coefficients.power[:, None], coefficients.lost[:, None]
+
+    def step(h: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
+        end, whole = block
+        kept = jnp.where(whole, h, 0.0)
+        # As in `ComplexEMA.step`: what rounding the power lost would turn the phase of a long
+        # memory by the same amount at every block.
+        after = power * kept + (lost * kept + jax.lax.complex(end[..., :N], end[..., N:]))
+        return after, h
+
+    h, before = jax.lax.scan(step, h, (ends, whole))
+    pairs = jnp.concatenate([jnp.real(before), jnp.imag(before)], axis=-1)
+    wr, wi = jnp.real(gamma)[..., None], jnp.imag(gamma)[..., None]
+    real, imag = real[..., 1:], imag[..., 1:]
+    answers = jnp.concatenate([wr * real - wi * imag, -(wr * imag + wi * real)], axis=1)
+    y = _einsum("jdbm,dms->dbjs", pairs, answers)
+    return jnp.where(at > back, y, 0.0).reshape(D, B, L), h
+
+
+def _einsum(spec: str, *operands: Float[Array, "..."]) -> Float[Array, "..."]:
+    # As in `complex_ema`: never TF32.
+    return jnp.einsum(spec, *operands, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,152 @@
+"""Running statistics of packed documents: counts, means and variances that begin anew with each.
+
+A sum over a document is never a difference of two sums over the row: where a loud document lies
+before a quiet one, the difference would have lost the quiet one's digits. Source: docs/model.md
+"Packed documents".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32
+
+from megalodon_jax.layers.packed_ema import last_document
+from megalodon_jax.sharding.axes import SEQUENCE
+from megalodon_jax.sharding.sequence import Moments, incoming_moments, shards_back, stretch
+from megalodon_jax.types import NormState
+
+VARIANCE_FLOOR = 1e-6
+
+
+class PackedMoments(NamedTuple):
+    """Mean and floored variance at each token, relative to an origin per document and group.
+
+    `final` is the state after the last token.
+    """
+
+    origin: Float[Array, "B L G"]
+    mean: Float[Array, "B L G"]
+    var: Float[Array, "B L G"]
+    final: NormState
+
+
+def packed_moments(
+    groups: Float[Array, "B L G g"],
+    state: NormState,
+    mask: Bool[Array, "B L"] | None,
+    positions: Int32[Array, "B L"],
+    parts: int = 1,
+) -> PackedMoments:
+    """Return the statistics that each token is normalised by.
+
+    Args:
+        groups: features by group.
+        state: what the first document goes on from, if it began before.
+        mask: True where a token is valid.
+        positions: index of each token within its document.
+        parts: shards of the sequence, of which this is one.
+    """
+    B, L = positions.shape
+    valid = jnp.ones((B, L), bool) if mask is None else mask
+    dtype = groups.dtype
+    averages = groups.mean(-1)
+    first = _first_valid(valid, positions)
+    own = jnp.take_along_axis(jax.lax.stop_gradient(averages), first[..., None], axis=1)
+    if parts == 1:
+        mean0, var0, count0 = state.mean.astype(dtype), state.var.astype(dtype), state.count
+        held = jax.lax.stop_gradient(mean0)
+        held = jnp.where(count0[:, None] > 0, held, own[:, 0])
+        mean0 = mean0 - held
+    else:
+        before = _before_shard(averages, own, state, valid, positions)
+        held, mean0, count0 = before.origin, before.mean, before.count
+        var0 = before.m2 / jnp.maximum(count0, 1).astype(dtype)[:, None]
+    # Only the first document of a row can have begun before it.
+    carried = positions > jnp.arange(L, dtype=jnp.int32)
+    goes_on = carried[..., None]
+    origin = jnp.where(goes_on, held[:, None], own)
+    mean0 = jnp.where(goes_on, mean0[:, None], -origin)
+    var0 = jnp.where(goes_on, var0[:, None], 1.0)
+    count0 = jnp.where(carried, count0[:, None], 0)
+
+    # Counts are integers: their differences are exact.
+    counted = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
+    earlier = jnp.take_along_axis(counted - valid, _begin(positions), axis=1)
+    count = count0 + counted - earlier
+    mu = (groups - origin[..., None]).mean(-1)
+    mu = jnp.where(valid[..., None], mu, 0.0)
+    n, n0 = (jnp.maximum(c, 1).astype(dtype)[..., None] for c in (count, count0))
+    seen = (count > 0)[..., None]
+    total = mean0 * count0.astype(dtype)[..., None] + running_sum(mu, positions)
+    mean = jnp.where(seen, total / n, mean0)
+    previous = jnp.concatenate([mean0[:, :1], mean[:, :-1]], axis=1)
+    previous = jnp.where((positions > 0)[..., None], previous, mean0)
+    moved = jnp.where(valid[..., None], (mu - previous) * (mu - mean), 0.0)
+    var = (var0 * n0 + running_sum(moved, positions)) / n
+    if L == 1:
+        # As in `timestep_norm`: a stream of single tokens moves its variance.
+        var = var0 + (moved - var0 * (n - n0)) / n
+    var = jnp.maximum(jnp.where(seen, var, var0), VARIANCE_FLOOR)
+    final = NormState(count[:, -1], mean[:, -1] + origin[:, -1], var[:, -1])
+    return PackedMoments(origin, mean, var, final)
+
+
+def running_sum(x: Float[Array, "B L G"], positions: Int32[Array, "B L"]) -> Float[Array, "B L G"]:
+    """Sum each document up to every token of it.
+
+    By doubling (Hillis and Steele, 1986): log2(L) steps, each of which selects what it adds. What
+    is of another document is not multiplied by 0 but left out, and the error grows as log2(L).
+    """
+    step = 1
+    while step < x.shape[1]:
+        earlier = jnp.pad(x, ((0, 0), (step, 0), (0, 0)))[:, :-step]
+        x = x + jnp.where((positions >= step)[..., None], earlier, 0.0)
+        step *= 2
+    return x
+
+
+def _begin(positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
+    """Return where each token's document begins, 0 if before the row."""
+    return jnp.maximum(jnp.arange(positions.shape[1], dtype=jnp.int32) - positions, 0)
+
+
+def _first_valid(valid: Bool[Array, "B L"], positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
+    """Return the first valid token of each token's document; where there is none, the first."""
+    L = positions.shape[1]
+    index = jnp.arange(L, dtype=jnp.int32)
+    begin = _begin(positions)
+    following = jax.lax.cummin(jnp.where(valid, index, L - 1), axis=1, reverse=True)
+    first = jnp.take_along_axis(following, begin, axis=1)
+    same = jnp.take_along_axis(begin, first, axis=1) == begin
+    return jnp.where(same, first, begin)
+
+
+def _before_shard(
+    averages: Float[Array, "B L G"],
+    own: Float[Array, "B L G"],
+    state: NormState,
+    valid: Bool[Array, "B L"],
+    positions: Int32[Array, "B L"],
+) -> Moments:
+    """Return the moments that the first token's document has before this shard."""
+    dtype = averages.dtype
+    reach = shards_back(positions)
+    from_state = reach > jax.lax.axis_index(SEQUENCE)
+    count = jnp.where(from_state, state.count, 0)
+    goes_on = from_state[:, None]
+    mean = jnp.where(goes_on, state.mean.astype(dtype), 0.0)
+    var = jnp.where(goes_on, state.var.astype(dtype), 1.0)
+    held = jax.lax.stop_gradient(mean)
+    n = jnp.maximum(count, 1).astype(dtype)[:, None]
+    start = Moments(count, held, mean - held, var * n)
+    origin = own[:, -1]
+    last = valid & last_document(positions)
+    ends = stretch(averages - origin[:, None], last, origin)
+    # Where nothing comes before, what is relative to is this shard's first document.
+    before = incoming_moments(ends, start, reach)
+    nothing = (before.count == 0)[:, None]
+    origin = jnp.where(nothing, own[:, 0], before.origin)
+    return before._replace(origin=origin, mean=before.mean + before.origin - origin)

@@ -1,0 +1,72 @@
+"""Packed documents: where each one of a row begins.
+
+Layers are handed one array, the index of every token within its document. It says all they need:
+the token `r` places back is of the same document where the index is at least `r`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int32, Integer
+
+from megalodon_jax.inputs import Tensor
+from megalodon_jax.sharding.axes import placed
+
+SegmentIds: TypeAlias = Integer[Tensor, "B L"]
+"""Of each token the document it is of, any integers; a change of the id begins a document."""
+Positions: TypeAlias = Int32[Array, "B L"]
+"""Index of each token within its document."""
+
+
+def document_positions(
+    segment_ids: SegmentIds | None, shape: tuple[int, ...], owner: str
+) -> Positions | None:
+    """Return the index of each token within its document, (B, L); None stays None.
+
+    Args:
+        segment_ids: equal neighbours are one document; an id may come back later for another one.
+        shape: the shape they must have.
+        owner: what has that shape, for errors.
+
+    Raises:
+        ValueError: they are no integers, or have another shape.
+    """
+    check_segment_ids(segment_ids, shape, owner)
+    if segment_ids is None:
+        return None
+    # On every shard of a sequence whole: a row of booleans is less than what a running maximum over
+    # shards would send.
+    changed = placed(begins(segment_ids), "batch", None)
+    index = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+    begin = jax.lax.cummax(jnp.where(changed, index, 0), axis=1)
+    return placed(index - begin, "batch", "sequence")
+
+
+def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:
+    """Return where a document begins, the first of a row among them."""
+    # Compared in their own dtype: narrowed first, two wide ids could become one.
+    numpy = np if isinstance(segment_ids, np.ndarray) else jnp
+    changed = segment_ids[..., 1:] != segment_ids[..., :-1]
+    first = numpy.ones_like(segment_ids[..., :1], bool)
+    return jnp.asarray(numpy.concatenate([first, changed], axis=-1))
+
+
+def check_segment_ids(segment_ids: SegmentIds | None, shape: tuple[int, ...], owner: str) -> None:
+    """Insist that segment ids are integers of a shape.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if segment_ids is None:
+        return
+    received = getattr(segment_ids, "shape", None)
+    dtype = getattr(segment_ids, "dtype", type(segment_ids).__name__)
+    if received != shape or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            f"segment_ids are {dtype} {received}, expected integers of the shape of {owner}, "
+            f"{shape}: for each token the number of its document."
+        )

@@ -1,0 +1,117 @@
+"""Bugs of packed documents: something of one document reaches the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from megalodon_jax import loss
+from megalodon_jax.layers import attention, packed_ema, packed_norm
+from megalodon_jax.layers.rotary import RotaryEmbedding
+from parity.faults.fault import Family, Plant, around, fault
+
+_packed = partial(fault, witness="packed")
+
+
+def _of_the_row(positions: Any) -> Any:
+    """Return positions as if every row were one document."""
+    return jnp.broadcast_to(jnp.arange(positions.shape[1], dtype=jnp.int32), positions.shape)
+
+
+@around
+def _state_goes_on(run, u, positions, coefficients, h):
+    return run(u, _of_the_row(positions) + packed_ema.BLOCK, coefficients, h)
+
+
+@around
+def _sums_go_on(run, x, positions):
+    return run(x, _of_the_row(positions))
+
+
+@around
+def _keys_of_the_row(call, self, q, k, start_index=0):
+    turned, _ = call(self, q, k, start_index)
+    return turned, call(self, q, k, 0)[1]
+
+
+def _positions(change: Callable[[Any, int], Any]) -> Plant:
+    @around
+    def plant(run, mix, q, k, v, positions, mask, chunk, *rest):
+        return run(mix, q, k, v, change(positions, chunk), mask, chunk, *rest)
+
+    return plant
+
+
+@around
+def _shift_goes_on(targets, labels, mask, V, ignore_index, segment_ids=None):
+    return targets(labels, mask, V, ignore_index)
+
+
+FAULTS = (
+    _packed(
+        Family.CEMA,
+        "packed_ema_state_goes_on",
+        "the state of the moving average is not cut between documents",
+        stage="layers.0.cema",
+        owner=packed_ema,
+        attribute="_from_states",
+        plant=_state_goes_on,
+    ),
+    _packed(
+        Family.NORMS,
+        "packed_norm_count_goes_on",
+        "TimestepNorm counts the tokens of the row, not of the document",
+        stage="layers.0.timenorm",
+        owner=packed_norm,
+        attribute="_begin",
+        plant=around(lambda run, positions: jnp.zeros_like(positions)),
+    ),
+    _packed(
+        Family.NORMS,
+        "packed_norm_sums_go_on",
+        "sums of means and squares of the document before are added on",
+        stage="layers.0.timenorm",
+        owner=packed_norm,
+        attribute="running_sum",
+        plant=_sums_go_on,
+    ),
+    _packed(
+        Family.ROPE,
+        "packed_keys_at_positions_of_the_row",
+        "queries are turned by their place in the document, keys by that in the row",
+        stage="layers.0.inner",
+        owner=RotaryEmbedding,
+        attribute="__call__",
+        plant=_keys_of_the_row,
+    ),
+    _packed(
+        Family.ATTENTION,
+        "packed_chunks_of_the_row",
+        "chunks are counted from the start of the row",
+        stage="layers.0.inner",
+        owner=attention,
+        attribute="packed_attention",
+        plant=_positions(lambda at, chunk: jnp.minimum(at, _of_the_row(at) % chunk)),
+    ),
+    _packed(
+        Family.ATTENTION,
+        "packed_attention_sees_other_documents",
+        "the mask knows of chunks and not of documents",
+        stage="layers.0.inner",
+        owner=attention,
+        attribute="packed_attention",
+        plant=_positions(lambda at, chunk: _of_the_row(at)),
+    ),
+    _packed(
+        Family.LOSS,
+        "packed_loss_shifts_across_documents",
+        "the last token of a document predicts the first of the next",
+        stage="loss",
+        owner=loss,
+        attribute="_targets",
+        plant=_shift_goes_on,
+    ),
+)

@@ -1,0 +1,43 @@
+"""Packed documents of a case, each alone, and what they gave put together again.
+
+megalodon-hf knows no documents in a row: it runs each by itself. Source: docs/parity.md "Packed
+documents".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from parity.megalodon.cases import Batch, Case
+from parity.megalodon.oracle import document_positions
+
+
+def spans(case: Case) -> Iterator[tuple[int, slice]]:
+    """Yield the row and the tokens of each document, row by row."""
+    assert case.batch.segments is not None
+    for row, positions in enumerate(document_positions(case.batch.segments)):
+        begins = [*np.flatnonzero(positions == 0), len(positions)]
+        for begin, end in pairwise(begins):
+            yield row, slice(begin, end)
+
+
+def documents(case: Case) -> Iterator[Batch]:
+    """Yield each document as a batch of one row."""
+    batch = case.batch
+    for row, span in spans(case):
+        yield Batch(*(a[row : row + 1, span] for a in (batch.ids, batch.labels, batch.mask)))
+
+
+def joined_documents(
+    case: Case, found: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Return arrays (1, n, ...) of documents as arrays (B, L, ...); 0 where one has none."""
+    shape, joined = case.batch.ids.shape, {}
+    for (row, span), arrays in zip(spans(case), found, strict=True):
+        for name, array in arrays.items():
+            whole = joined.setdefault(name, np.zeros((*shape, *array.shape[2:]), array.dtype))
+            whole[row, span] = array[0]
+    return joined
