@@ -17,8 +17,17 @@ Arrays = dict[str, np.ndarray]
 
 
 def row_alone(case: Case, row: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the ids (1, n) of a row without its padding, and the calls that feed it any."""
+    """Return the ids (1, n) of a row without its padding, and the calls that feed it any.
+
+    Raises:
+        ValueError: it has no token.
+    """
     mask = case.batch.mask[row]
+    if not mask.any():
+        raise ValueError(
+            f"case {case.name}: row {row} of {case.length} tokens is all padding, expected a "
+            "token of text in every row; choose longer calls or fewer rows."
+        )
     ends = list(accumulate(case.cuts))
     counts = [int(part.sum()) for part in np.split(mask, ends[:-1])]
     return case.batch.ids[row : row + 1, mask], tuple(n for n in counts if n)
