@@ -23,7 +23,7 @@ from reports.registry.lookup import change_lines, comparison_lines, judge_stored
 from reports.registry.retention import plan
 from reports.store.runs import Run, write_run
 from reports.verdict import levels, pins
-from reports.verdict.anchors import find_anchors
+from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import What
 from reports.verdict.decide import Word, decide
 from reports.verdict.drift import compare_with_pins, levels_of, limit
@@ -405,3 +405,29 @@ def test_an_anchor_measured_all_gates_of_its_level(tmp_path: Path) -> None:
     [anchor] = find_anchors(tmp_path, made(3, *rows), lambda old: True)
     assert anchor.id.startswith("2026-11-02")
     assert find_anchors(tmp_path, made(3, *rows), lambda old: False) == ()
+
+
+def test_a_level_that_several_anchors_measured_is_that_of_the_oldest() -> None:
+    """The newer ones hold what the oldest did not measure, and nothing else."""
+    one, two = (measurement(quantity=name, kind=kind) for name, kind in KINDS.items())
+
+    def made(day: int, *rows: Any) -> Run:
+        return Run(night(day=day).manifest, rows)
+
+    def levels_at(value: float) -> dict[Any, float]:
+        rows = (replace(one, value=value), replace(two, value=value))
+        return {g: level.typical for g, level in levels.levels(rows, {}).items()}
+
+    old, newer = made(1, one), made(2, replace(one, value=2e-6), replace(two, value=2e-6))
+    [group] = levels.levels([one], {})
+    [pin] = anchor_pins([old, newer])
+    assert pin.run == old.id
+    found = {g: level.typical for g, level in pin.groups.items()}
+    assert found == {**levels_at(2e-6), group: levels_at(one.value)[group]}
+    # Of anchors that measured the same, the oldest alone speaks.
+    [pin] = anchor_pins([newer, made(3, one, two)])
+    assert {g: level.typical for g, level in pin.groups.items()} == levels_at(2e-6)
+    assert anchor_pins([]) == ()
+
+
+KINDS = {"logits": Kind.LOGITS, "layers.0": Kind.BLOCK}
