@@ -238,6 +238,22 @@ def test_a_run_that_lost_any_of_its_files_is_damaged(tmp_path: Path, name: str, 
     _is_damaged(folder)
 
 
+def test_a_link_to_nothing_is_damage_where_nothing_says_which_files_there_are(
+    tmp_path: Path,
+) -> None:
+    """Of schema 4, which had no checksums, a file that is missing is one that there was not."""
+    folder = reseal(write_run(tmp_path, red_run()), schema=4)
+    for name in (TENSORS, EXPLANATIONS):
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        assert read_run(folder).measurements
+        (folder / name).symlink_to("nowhere")
+        _is_damaged(folder)
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    _is_whole(folder)
+
+
 @pytest.mark.parametrize("named", ["none", "null", "no names", "one name less"])
 def test_a_run_json_that_does_not_name_its_files_is_damaged(tmp_path: Path, named: str) -> None:
     """Sealed as it is: whoever can seal could leave out what he changed."""

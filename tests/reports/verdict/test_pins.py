@@ -208,13 +208,17 @@ def test_a_damaged_pin_still_protects_the_run_it_names(path: Path) -> None:
 
 def test_the_newest_pin_is_the_one_that_was_pinned_last_whatever_run_it_names(path: Path) -> None:
     path.unlink()
-    dates = {"a-run": "2026-11-03", "c-run": "2026-11-02", "b-run": "2026-11-02"}
+    dates = {"a-run": "2026-11-03"} | dict.fromkeys(("c-run", "e-run", "b-run", "d-run"), PINNED)
     for turn, (name, pinned) in enumerate(dates.items()):
         # A machine each: a pin takes the place of the one of its own machine.
         made = pins.pin_of(night(id=name, host=dict.fromkeys(FIELDS, str(turn))), {}, "as", pinned)
         pins.write(made, pins.file_of(made))
     # Of one day the later run, by its name.
-    assert [pin.run for pin in pins.load("cpu").pins] == ["a-run", "c-run", "b-run"]
+    found = [pin.run for pin in pins.load("cpu").pins]
+    assert found == ["a-run", "e-run", "d-run", "c-run", "b-run"]
+
+
+PINNED = "2026-11-02"
 
 
 def test_a_device_that_a_run_claims_is_no_pattern(path: Path) -> None:

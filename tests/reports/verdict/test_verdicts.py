@@ -9,6 +9,7 @@ import pytest
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.suite import culprit
+from reports.provenance.host import fingerprint
 from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
 from reports.verdict.pins import pin_of
@@ -246,6 +247,19 @@ def test_a_value_of_one_host_of_several_is_held_to_its_own_baseline(
     decision = decide(run(measurement(), parts=parts(now)), before)
     assert (decision.word is Word.CHANGED) is alike
     assert decision.counts.changed == alike
+
+
+@pytest.mark.parametrize("of_several", ["the night", "its baseline"])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_night_of_one_host_is_held_to_what_that_host_measured(
+    of_several: str, same: bool
+) -> None:
+    here = fingerprint(run().manifest.environment)
+    hosts = {"baseline": here if same else ELSEWHERE, "another case": ELSEWHERE if same else here}
+    parts = [{"name": n, "cases": [n], "fingerprint": host} for n, host in hosts.items()]
+    now, then = [parts, []] if of_several == "the night" else [[], parts]
+    decision = decide(run(measurement(), parts=now), earlier(measurement(value=2e-6), parts=then))
+    assert (decision.word is Word.CHANGED) is same
 
 
 def test_a_failure_outweighs_an_incomplete_suite() -> None:
