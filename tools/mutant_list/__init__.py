@@ -3,6 +3,7 @@
 from tools.mutant_list import (
     bench,
     blind,
+    blind_second,
     commands,
     equivalent,
     executors,
@@ -24,6 +25,7 @@ MUTANTS = (
     *(*torch_runs.MUTANTS, *commands.MUTANTS, *bench.MUTANTS),
     *executors.MUTANTS,
     *blind.MUTANTS,
+    *blind_second.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

@@ -7,13 +7,17 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jsonschema import validate
 
 from parity.engine.measurement import Verdict
+from reports.page import several as several_page
+from reports.page import side_by_side
 from reports.page.several import render
+from reports.registry.several import _edges
 from reports.store.runs import Run, write_run
 from reports.store.schema import PAGE
 from reports.text import contrast_all
@@ -78,6 +82,25 @@ def test_runs_are_columns_and_what_differs_anywhere_is_a_row(runs: Path) -> None
     assert name == "logits in baseline (JAX float32 vs oracle), relative L2"
     same = "1.000000000e-06"
     assert cells == [same, "9.000000000e-06 ✕", "1.000000100e-06", "–", same]
+
+
+@pytest.mark.parametrize("verdict", [*Verdict], ids=str)
+def test_only_a_gate_that_passes_is_counted_as_held(verdict: Verdict) -> None:
+    """In the terminal, on the page of several runs and on that of two."""
+    blank = {"value": math.nan} if verdict is Verdict.NOT_COMPARABLE else {}
+    blank |= {"tolerance": math.nan} if verdict is Verdict.INFO else {}
+    made = failing(quantity="x") if verdict is Verdict.FAIL else measurement(quantity="x", **blank)
+    made = replace(made, verdict=verdict)
+    nights = [night(measurement(), made, day=day) for day in (10, 11)]
+    held, gates = 1 + (verdict is Verdict.PASS), 1 + (verdict is not Verdict.INFO)
+    several = compare_runs(nights)
+    assert _edges(several) == [("jax32:oracle", [f"{held} / {gates}"] * 2)]
+    [edge] = several_page._edges(nights)
+    assert edge["cells"] == [[held, gates]] * 2
+    [edge] = side_by_side._edges(nights[0], several.decisions[0], nights[1], several.decisions[1])
+    assert [side["held"] for side in edge["sides"]] == [f"{held} / {gates}"] * 2
+    for each in nights:
+        assert side_by_side.facts_of(each)["gates held"] == f"{held} of {gates}"
 
 
 def test_the_exit_code_is_that_of_the_gravest_verdict(runs: Path) -> None:

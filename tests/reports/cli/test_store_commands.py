@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from parity.engine.measurement import Kind, Verdict
+from reports.registry import lookback
 from reports.registry.lookback import look_back, sparkline
 from reports.registry.lookup import comparison_lines, judge_stored
 from reports.registry.pin import pin_run
@@ -108,6 +109,46 @@ def test_history_lists_the_gates_that_use_most_of_their_tolerance_first(tmp_path
     shown = cli("history", "--out", tmp_path)
     assert shown.output.index("loss") < shown.output.index("logits")
     assert "75 %" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("kinds", "asked"),
+    [
+        ("nightly", "nightly"),
+        ("nightly port", "nightly"),
+        ("port nightly pytest", "nightly"),
+        ("pytest port", "port"),
+        ("port pytest", "pytest"),
+        ("port pytest pytest port", "port"),
+        ("bench", "nightly"),
+        ("port bench shard", "port"),
+    ],
+)
+def test_a_question_that_names_no_kind_is_about_nights_or_else_the_newest_runs(
+    kinds: str, asked: str, tmp_path: Path
+) -> None:
+    count = {kind: kinds.split().count(kind) for kind in kinds.split()}
+    for day, kind in enumerate(kinds.split(), start=1):
+        rows = () if kind == "bench" else (measurement(case=kind),)
+        suites = [{"name": "parity"}] if kind == "port" else SUITES
+        write_run(tmp_path, earlier(*rows, day=day, kind=kind, suites=suites))
+    found = look_back(str(tmp_path))
+    assert [(row["case"], row["runs"]) for row in found.rows] == (
+        [(asked, count[asked])] if asked in count else []
+    )
+
+
+def test_a_gate_is_listed_while_one_of_the_newest_runs_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookback, "LATEST", 2)
+    # By the days on which each was measured, of four.
+    gates = {"first": (1,), "early": (1, 2), "late": (1, 3), "last": (4,), "ever": (1, 2, 3, 4)}
+    for day in range(1, 5):
+        rows = [measurement(quantity=name) for name, days in gates.items() if day in days]
+        write_run(tmp_path, earlier(*rows, day=day))
+    found = {row["quantity"]: row["runs"] for row in look_back(str(tmp_path)).rows}
+    assert found == {name: len(days) for name, days in gates.items() if max(days) > 2}
 
 
 def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:

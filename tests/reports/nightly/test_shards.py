@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from reports.nightly.shards import MESH_PART, PROBES_PART, merge_shards
 from reports.nightly.suites import SuiteRun
+from reports.provenance.host import FIELDS, fingerprint
 from reports.store.runs import Run, write_run
 from reports.store.schema import StoreError
 from tests.reports.nights import described, explained, failing, finding, measurement, run
@@ -98,10 +100,78 @@ def test_a_shard_that_is_missing_is_in_the_account_of_its_suite(
         assert not suite.whole
 
 
+def test_shards_may_be_missing_only_if_each_has_a_reason(stored: list[Path]) -> None:
+    """Of every set of shards that are there, and of every set of reasons."""
+    sets = [set(n) for size in range(4) for n in itertools.combinations((1, 2, 3), size)]
+    for there, known in itertools.product(sets[1:], sets):
+        folders = [stored[index - 1] for index in sorted(there)]
+        reasons = {index: f"dead {index}" for index in known}
+        missing = {1, 2, 3} - there
+        if not missing <= known:
+            with pytest.raises(StoreError, match="expected all 3 shards"):
+                merge_shards(folders, reasons=reasons)
+            continue
+        suites = merge_shards(folders, reasons=reasons).manifest.suites
+        assert sum(s.planned - s.executed for s in suites) == len(missing)
+        for index in missing:
+            assert any(f"dead {index}" in s.reason and not s.whole for s in suites)
+
+
+PARTS = {
+    "whole": {"executed": 2},
+    "broke down after the last": {"executed": 2, "status": "failed", "reason": "KeyError"},
+    "stopped": {"executed": 1, "status": "failed", "reason": "KeyError"},
+    "counted short": {"executed": 1},
+    "skipped": {"executed": 0, "status": "skipped", "reason": "absent"},
+}
+
+
+@pytest.mark.parametrize("second", PARTS)
+@pytest.mark.parametrize("first", PARTS)
+def test_a_suite_is_whole_where_it_is_whole_in_every_shard(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    def made(index: int, part: str) -> Path:
+        suite = {"name": "parity", "planned": 2, "status": "ran", "reason": "", **PARTS[part]}
+        return write_run(tmp_path, shard(index, suites=[suite]))
+
+    folders = [made(1, first), made(2, second), write_run(tmp_path, shard(3))]
+    [suite, _] = merge_shards(folders).manifest.suites
+    assert suite.whole is (first == second == "whole")
+    assert suite.planned == 4
+    assert bool(suite.reason) is any(PARTS[part].get("reason") for part in (first, second))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"threads": 64},
+        {"host": dict.fromkeys(FIELDS, "another")},
+        {"device": {"kind": "cpu", "name": "another"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("index", [1, 3])
+def test_a_night_of_shards_has_a_machine_only_if_all_of_them_are_of_it(
+    changes: dict[str, object], index: int, tmp_path: Path
+) -> None:
+    """Else it would be history of one of them, whoever measured what."""
+    folders = [write_run(tmp_path, shard(i, **(changes if i == index else {}))) for i in (1, 2, 3)]
+    merged = merge_shards(folders, mixed=True).manifest.environment
+    own = shard(2).manifest.environment
+    assert (fingerprint(merged) is None) is bool(changes)
+    assert (merged == own) is not bool(changes)
+    if changes:
+        with pytest.raises(StoreError, match="differs from"):
+            merge_shards(folders)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"code": "ba9876543210"}, "code"),
+        ({"checkpoint": {"name": "another", "content": "another"}}, "checkpoint"),
         ({"fault": "rope_keys_one_late"}, "fault"),
         ({"plan": (*PLAN[:2], MESH_PART)}, "plan"),
         ({"selected": ["length_c"]}, "selected"),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from parity.engine.contract import Gate, breaches, contract_of
 from parity.engine.measurement import Measurement, Verdict
 from parity.faults.controls import CASE, CONTROLS
+from parity.megalodon import port as megalodon_port
 from parity.megalodon.cases import by_name
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Suite
@@ -83,7 +85,27 @@ def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
     return module.run_mla_moe(REFERENCE, quiet)
 
 
-@pytest.mark.parametrize("suite", [parity, known_differences, products, mla_moe])
+@dataclass(frozen=True)
+class FakePort:
+    """What `replace` is asked to change of a port."""
+
+    name: str = ""
+    case: str = ""
+    device: str = ""
+
+
+def port(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> SuiteRun:
+    def compare(made: FakePort) -> Any:
+        rows = measure()
+        return SimpleNamespace(measurements=rows, contract=[Gate.of(m) for m in rows])
+
+    monkeypatch.setattr(megalodon_port, "port", lambda *_, **__: FakePort())
+    monkeypatch.setattr(module, "compare_port", compare)
+    monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
+    return module.run_port(REFERENCE, quiet)
+
+
+@pytest.mark.parametrize("suite", [parity, known_differences, products, mla_moe, port])
 def test_a_replay_is_measured_again(
     suite: Callable[..., SuiteRun],
     measure: Measure,
@@ -95,6 +117,25 @@ def test_a_replay_is_measured_again(
     assert not done.reason.count("Error"), done.reason
     assert [row.quantity for row in done.measurements] == ["logits", "loss"]
     assert {row.deterministic for row in done.measurements} == {repeats}
+
+
+@pytest.mark.parametrize("again", ["one", "two", "one two three", ""])
+def test_a_replay_must_find_the_pairs_that_a_port_had_before(
+    again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pairs are found by values: what the second run pairs is what the first should have gated."""
+    turns = iter(["one two", again])
+
+    def measured() -> list[Measurement]:
+        return [measurement(quantity=name) for name in next(turns).split()]
+
+    suite = port(measured, monkeypatch)
+    found = breaches(contract_of(suite.contract), suite.measurements)
+    assert bool(found)
+    # Negative control: the same pairs twice.
+    turns = iter(["one two", "one two"])
+    suite = port(measured, monkeypatch)
+    assert not breaches(contract_of(suite.contract), suite.measurements)
 
 
 def test_a_gate_that_its_replay_does_not_have_does_not_repeat() -> None:

@@ -22,15 +22,17 @@ from reports.registry.listing import summarise_runs
 from reports.registry.lookup import change_lines, comparison_lines, judge_stored
 from reports.registry.retention import plan
 from reports.store.runs import Run, write_run
+from reports.store.schema import SCHEMA
 from reports.verdict import levels, pins
-from reports.verdict.anchors import find_anchors
+from reports.verdict.anchors import anchor_pins, find_anchors
 from reports.verdict.changes import What
+from reports.verdict.completeness import FIRST_SCHEMA
 from reports.verdict.decide import Word, decide
 from reports.verdict.drift import compare_with_pins, levels_of, limit
 from reports.verdict.history import Past
 from reports.verdict.pins import pin_of
 from stability.core.findings import Severity
-from tests.reports.nights import failing, finding, measurement, run
+from tests.reports.nights import failing, finding, measurement, reseal, run
 
 SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reason": ""}]
 HERE = dict.fromkeys(FIELDS, "known")
@@ -215,6 +217,22 @@ def test_the_anchor_is_the_oldest_healthy_night_and_does_not_follow(tmp_path: Pa
     assert spared["2026-11-06"].startswith("anchor of the machine of 2026-11-11")
     assert spared["2026-11-05"].startswith("anchor")
     assert "2026-11-02" not in spared
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, FIRST_SCHEMA - 1])
+def test_a_night_from_before_contracts_anchors_levels_and_passes_nothing(
+    schema: int, tmp_path: Path, pinned
+) -> None:
+    """Nobody knows which gates it should have had; those that it has are levels all the same."""
+    root = tmp_path / "runs"
+    old = reseal(write_run(root, night()), schema=schema)
+    assert (judge_stored(old).decision.word is Word.PASS) is (schema == SCHEMA)
+    later = judge_stored(write_run(root, night(1.9e-6, 2))).decision
+    assert later.word is Word.REGRESSED and old.name in later.against[0]
+    # Negative control: one that breaks its tolerance anchors none, whatever its schema.
+    root = tmp_path / "others"
+    reseal(write_run(root, night(5e-6)), schema=schema)
+    assert judge_stored(write_run(root, night(1.9e-6, 2))).decision.against == ()
 
 
 def test_the_baseline_is_of_the_same_machine_where_there_is_one(tmp_path: Path, pinned) -> None:
@@ -405,3 +423,29 @@ def test_an_anchor_measured_all_gates_of_its_level(tmp_path: Path) -> None:
     [anchor] = find_anchors(tmp_path, made(3, *rows), lambda old: True)
     assert anchor.id.startswith("2026-11-02")
     assert find_anchors(tmp_path, made(3, *rows), lambda old: False) == ()
+
+
+def test_a_level_that_several_anchors_measured_is_that_of_the_oldest() -> None:
+    """The newer ones hold what the oldest did not measure, and nothing else."""
+    one, two = (measurement(quantity=name, kind=kind) for name, kind in KINDS.items())
+
+    def made(day: int, *rows: Any) -> Run:
+        return Run(night(day=day).manifest, rows)
+
+    def levels_at(value: float) -> dict[Any, float]:
+        rows = (replace(one, value=value), replace(two, value=value))
+        return {g: level.typical for g, level in levels.levels(rows, {}).items()}
+
+    old, newer = made(1, one), made(2, replace(one, value=2e-6), replace(two, value=2e-6))
+    [group] = levels.levels([one], {})
+    [pin] = anchor_pins([old, newer])
+    assert pin.run == old.id
+    found = {g: level.typical for g, level in pin.groups.items()}
+    assert found == {**levels_at(2e-6), group: levels_at(one.value)[group]}
+    # Of anchors that measured the same, the oldest alone speaks.
+    [pin] = anchor_pins([newer, made(3, one, two)])
+    assert {g: level.typical for g, level in pin.groups.items()} == levels_at(2e-6)
+    assert anchor_pins([]) == ()
+
+
+KINDS = {"logits": Kind.LOGITS, "layers.0": Kind.BLOCK}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,53 @@ def test_kinds_are_followed_apart(tmp_path: Path) -> None:
     found = by_day(follow_gates(tmp_path, lines_of(tmp_path, *nights)))
     assert set(found) == {11}
     assert (found[11].steps, found[11].first) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dropped"),
+    [
+        ({}, 1),
+        ({"device": {"kind": "cuda", "name": "an H200"}}, 0),
+        ({"device": {"kind": "cpu", "name": "another"}}, 1),
+        ({"suites": [{"name": "another port"}]}, 0),
+        ({"selected": ["plain"]}, 0),
+        ({"fault": "rope_sign"}, 0),
+    ],
+    ids=str,
+)
+def test_a_gate_is_dropped_only_by_a_whole_run_of_its_subject_on_its_device(
+    changes: dict[str, Any], dropped: int, tmp_path: Path
+) -> None:
+    port = {"kind": "port", "suites": [{"name": "port"}]}
+    nights = (
+        earlier(failing(), measurement(quantity="x"), day=10, **port),
+        earlier(measurement(quantity="x"), day=11, **{**port, **changes}),
+    )
+    found = by_day(follow_gates(tmp_path, lines_of(tmp_path, *nights)))
+    assert found.get(11, GateChanges()).dropped == dropped
+    # A run of the same stream that comes later drops it all the same.
+    last = earlier(measurement(quantity="x"), day=12, **port)
+    found = by_day(follow_gates(tmp_path, lines_of(tmp_path, last)))
+    assert found.get(12, GateChanges()).dropped == 1 - dropped
+
+
+def test_runs_of_unknown_work_are_followed_each_by_what_it_measured(tmp_path: Path) -> None:
+    """What runs have in common saves reading them, and changes no answer."""
+    x, y = {"quantity": "x"}, {"quantity": "y"}
+    nights = (
+        earlier(failing(), day=10),
+        earlier(measurement(**x), failing(**y), day=11),
+        earlier(measurement(), failing(**x), day=12),
+        earlier(measurement(), measurement(**x), measurement(**y), day=13),
+        earlier(measurement(**y), failing(), day=14),
+    )
+    lines = lines_of(tmp_path, *nights)
+    assert all(line.work for line in lines)
+    known = follow_gates(tmp_path, lines)
+    assert len(known) == len(nights)
+    for unknown in ({10}, {11, 12}, {10, 12, 14}, {10, 11, 12, 13, 14}):
+        blank = [replace(n, work="") if int(n.name[8:10]) in unknown else n for n in lines]
+        assert follow_gates(tmp_path, blank) == known
 
 
 def test_failing_gates_that_cannot_be_read_are_not_known(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +17,12 @@ import pytest
 from parity.executors import identity
 from reports.provenance.code import Start
 from reports.registry.lookback import LATEST, look_back
-from reports.registry.lookup import find_run, judge_stored
+from reports.registry.lookup import AHEAD, Found, find_run, judge_stored, withheld
 from reports.store.gathered import FEW, Gathered
 from reports.store.index import Line
 from reports.store.runs import StoreError, list_runs, read_run, write_run
 from reports.store.seal import sealed
-from reports.verdict.decide import Word, decide
+from reports.verdict.decide import ExitCode, Word, decide
 from tests.helpers import cli
 from tests.reports.nights import earlier, failing, measurement, run
 
@@ -89,6 +91,20 @@ def test_a_change_is_withheld_too_where_a_newer_run_is_damaged(root: Path) -> No
     newest = write_run(root, run(measurement(), created="2026-11-21T21:30:00+00:00"))
     (newest / "measurements.parquet").write_bytes(b"PAR1")
     assert gate(root).exit_code == 3
+
+
+@pytest.mark.parametrize("code", [*ExitCode], ids=str)
+@pytest.mark.parametrize("newer", [(), ((Path("damaged"), "because"),)], ids=["whole", "damaged"])
+@pytest.mark.parametrize("ahead", [-5.0, AHEAD, AHEAD + 0.1])
+def test_only_a_green_verdict_is_withheld(code: ExitCode, newer: Any, ahead: float) -> None:
+    """What is red stays red, with its own exit code, whatever lies beside it."""
+    decision = replace(decide(run(measurement()), None), exit_code=code)
+    told = withheld(decision, Found(Path("night"), newer, ahead))
+    if code is ExitCode.PASS and (newer or ahead > AHEAD):
+        assert (told.word, told.exit_code) == (Word.INCOMPLETE, ExitCode.INCOMPLETE)
+        assert "night" in told.sentence
+    else:
+        assert told == decision
 
 
 @pytest.mark.parametrize("hours", [1.5, 73.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -116,6 +117,32 @@ def test_a_run_is_judged_by_what_others_stored_while_it_was_measured(
     done = store(mine, night(3), lambda line: None)
     assert done.decision is not None
     assert done.decision.baseline_id == night(2).id
+
+
+@pytest.mark.parametrize("here", [*itertools.product((False, True), repeat=2)], ids=str)
+def test_what_a_run_gets_late_comes_to_a_copy_that_lacks_it(
+    here: tuple[bool, bool], tmp_path: Path, machine: Any
+) -> None:
+    """Verdict and page, each of which may be there, or come, without the other."""
+    (tmp_path / "remote").mkdir()
+    storage = f"file://{tmp_path}/remote/runs"
+    name = write_run(shared.open_copy(storage), night(1), lambda run: "<p>page</p>").name
+    place = Path(storage.removeprefix("file://")) / name
+    content = {file: (place / file).read_bytes() for file in shared.LATE}
+    for file in shared.LATE:
+        (place / file).unlink()
+    machine("second")
+    copy = shared.open_copy(storage) / name
+    for file, there in zip(shared.LATE, here, strict=True):
+        assert not (copy / file).exists()
+        if there:
+            (place / file).write_bytes(content[file])
+    shared.open_copy(storage)
+    assert tuple((copy / file).exists() for file in shared.LATE) == here
+    for file in shared.LATE:
+        (place / file).write_bytes(content[file])
+    shared.open_copy(storage)
+    assert {file: (copy / file).read_bytes() for file in shared.LATE} == content
 
 
 def test_a_run_that_goes_there_goes_here(storage: str, machine: Any) -> None:

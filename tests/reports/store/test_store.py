@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from reports.store.manifest import Environment
 from reports.store.runs import Run, StoreError, check_writable, list_runs, read_run, write_run
 from reports.store.schema import MIGRATIONS, SCHEMA, RunKind
 from reports.store.seal import text_of
+from reports.store.tensors import TENSORS
 from reports.verdict.document import suite_of
 from reports.verdict.history import load_history
 from tests.reports.nights import (
@@ -32,6 +34,7 @@ from tests.reports.nights import (
     failing,
     finding,
     measurement,
+    regressed,
     reseal,
     run,
 )
@@ -207,6 +210,93 @@ def test_damaged_parquet_is_named(tmp_path: Path, name: str, damage: str) -> Non
     readable, [(folder, why)] = list_runs(tmp_path)
     assert (readable, folder) == ([], path.parent)
     assert name in why
+
+
+def red_run() -> Run:
+    """A run that has every file a run may have."""
+    return replace(regressed(run(failing(case="slow_decay"))), explanations=(explained(),))
+
+
+FILES_OF_A_RED_RUN = ("measurements.parquet", "findings.parquet", TENSORS, EXPLANATIONS)
+DAMAGE = {
+    "deleted": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "one bit of it": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1])),
+    "of another run": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+}
+
+
+@pytest.mark.parametrize("name", FILES_OF_A_RED_RUN)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_run_that_lost_any_of_its_files_is_damaged(tmp_path: Path, name: str, damage) -> None:
+    """Also one that a run may well be without: that it had it stands in run.json."""
+    folder = write_run(tmp_path, red_run())
+    assert {path.name for path in folder.iterdir()} == {*FILES_OF_A_RED_RUN, "run.json"}
+    _is_whole(folder)
+    damage(folder / name)
+    _is_damaged(folder)
+
+
+def test_a_link_to_nothing_is_damage_where_nothing_says_which_files_there_are(
+    tmp_path: Path,
+) -> None:
+    """Of schema 4, which had no checksums, a file that is missing is one that there was not."""
+    folder = reseal(write_run(tmp_path, red_run()), schema=4)
+    for name in (TENSORS, EXPLANATIONS):
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        assert read_run(folder).measurements
+        (folder / name).symlink_to("nowhere")
+        _is_damaged(folder)
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    _is_whole(folder)
+
+
+@pytest.mark.parametrize("named", ["none", "null", "no names", "one name less"])
+def test_a_run_json_that_does_not_name_its_files_is_damaged(tmp_path: Path, named: str) -> None:
+    """Sealed as it is: whoever can seal could leave out what he changed."""
+    folder = write_run(tmp_path, red_run())
+    path = folder / "run.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for lost in FILES_OF_A_RED_RUN if named == "one name less" else ("",):
+        edited = {**content, "files": {n: s for n, s in content["files"].items() if n != lost}}
+        if named == "none":
+            del edited["files"]
+        elif named == "null":
+            edited["files"] = None
+        elif named == "no names":
+            edited["files"] = {}
+        path.write_text(text_of(edited), encoding="utf-8")
+        _is_damaged(folder)
+    path.write_text(text_of(content), encoding="utf-8")
+    # Negative control: sealed anew with all names.
+    _is_whole(folder)
+
+
+def _is_whole(folder: Path) -> None:
+    night = read_run(folder)
+    assert night.measurements and night.tensors and night.explanations
+
+
+def _is_damaged(folder: Path) -> None:
+    with pytest.raises(StoreError):
+        read_run(folder)
+
+
+def test_runs_share_a_subject_where_they_are_of_one_kind_and_have_a_port_in_common() -> None:
+    """Whichever of two is asked about the other."""
+    names = [n for size in range(1, 4) for n in itertools.combinations("abc", size)]
+    made = [
+        run(kind=kind, suites=[{"name": name} for name in subject]).manifest
+        for kind in RunKind
+        for subject in names
+    ]
+    for one, other in itertools.product(made, repeat=2):
+        ports = {suite.name for suite in one.suites} & {suite.name for suite in other.suites}
+        alike = one.kind is other.kind and (one.kind is not RunKind.PORT or bool(ports))
+        assert one.shares_subject(other) is alike
 
 
 def test_a_newer_schema_asks_for_an_update(tmp_path: Path) -> None:

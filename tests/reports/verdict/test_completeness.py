@@ -108,6 +108,33 @@ def test_a_night_without_a_contract_is_incomplete():
     assert decide(night, None).word is Word.INCOMPLETE
 
 
+@pytest.mark.parametrize(
+    ("kind", "plans"), [("nightly", True), ("shard", True), ("port", True), ("pytest", False)]
+)
+def test_every_kind_of_run_that_plans_is_held_to_its_plan(kind: str, plans: bool):
+    """A gate fewer than planned, one more, another one, and a suite on one side alone."""
+    one, other = measurement(), measurement(case="another")
+    elsewhere = replace(other, suite="another suite")
+    for measured, planned in (
+        ([one], [one, other]),
+        ([one, other], [one]),
+        ([one], [other]),
+        ([one], [one, elsewhere]),
+        ([one, elsewhere], [one]),
+        ([one, elsewhere], [one, elsewhere]),
+    ):
+        night = run(*measured, kind=kind, contract=contracted(planned))
+        assert (decide(night, None).word is Word.INCOMPLETE) is plans
+        # Negative control: what was planned is what was measured.
+        whole = run(*measured, kind=kind, suites=_suites(measured))
+        assert decide(whole, None).word is Word.PASS
+
+
+def _suites(measured: list[Measurement]) -> list[dict[str, object]]:
+    names = dict.fromkeys(m.suite for m in measured)
+    return [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in names]
+
+
 @pytest.mark.parametrize("kind", ["pytest", "bench"])
 def test_runs_that_cannot_plan_have_no_contract(kind):
     assert (

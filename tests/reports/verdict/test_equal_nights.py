@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from parity.engine.measurement import Verdict
+from parity.engine.measurement import Measurement, Verdict
 from reports.page import side_by_side
 from reports.store.runs import Run, write_run
 from reports.verdict.agreement import agreement
 from reports.verdict.decide import Word, decide
+from stability.core.findings import Severity
 from tests.helpers import cli
 from tests.reports.nights import earlier, failing, finding, measurement, realistic, regressed, run
 
@@ -103,6 +105,39 @@ def test_what_is_not_the_same_is_counted(later, said: str) -> None:
     found = agreement(earlier(measurement()), run(later))
     assert not found.equal
     assert found.sentence().endswith(said)
+
+
+ALONE = {
+    "a gate that one run has": ([measurement(), measurement(case="more")], [measurement()]),
+    "a gate of other work": ([measurement()], [measurement(identity="other")]),
+    "another value": ([measurement()], [measurement(value=2e-6)]),
+    "a value that is no number": ([failing()], [failing(value=math.nan)]),
+    "another tolerance": ([measurement()], [measurement(tolerance=5e-6)]),
+    "another verdict": ([measurement()], [measurement(verdict=Verdict.NOT_COMPARABLE)]),
+    "a finding that one run has": ([measurement(), finding()], [measurement()]),
+    "another value of a finding": ([measurement(), finding()], [measurement(), finding(value=0.5)]),
+    "another threshold": ([measurement(), finding()], [measurement(), finding(threshold=3.0)]),
+    "another severity": (
+        [measurement(), finding()],
+        [measurement(), finding(severity=Severity.WARNING)],
+    ),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["earlier", "later"])
+@pytest.mark.parametrize("rows", ALONE.values(), ids=ALONE)
+def test_one_difference_alone_on_either_side_makes_runs_unequal(rows, turned: bool) -> None:
+    """Whichever it is and whichever run has it; beside a gate that both have alike."""
+    both = measurement(quantity="loss")
+
+    def made(side, make):
+        gates = [m for m in side if isinstance(m, Measurement)]
+        findings = tuple(f for f in side if not isinstance(f, Measurement))
+        return make(both, *gates, findings=findings)
+
+    one, other = reversed(rows) if turned else rows
+    assert not agreement(made(one, earlier), made(other, run)).equal
+    assert agreement(made(one, earlier), made(one, run)).equal
 
 
 def test_nothing_measured_is_not_equal() -> None:

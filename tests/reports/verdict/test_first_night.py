@@ -15,8 +15,9 @@ from reports.store.runs import Run
 from reports.verdict import pins
 from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
-from reports.verdict.drift import UNSEEN, limit
+from reports.verdict.drift import UNSEEN, compare_with_pins, levels_of, limit
 from reports.verdict.pins import pin_of
+from reports.verdict.sentences import first_night
 from tests.reports.nights import measurement, run
 
 GROUP = "baseline | jax32:oracle | logits | rel_l2"
@@ -104,6 +105,53 @@ def test_an_earlier_run_of_the_machine_makes_it_comparable() -> None:
     # Of another case, the machine's own pin says nothing.
     other = pin_of(run(measurement(case="b"), host=THERE), {}, "looked at", "2026-11-02")
     assert decide(tonight, None, {}, [other, elsewhere]).word is Word.NOT_COMPARABLE
+
+
+def test_a_night_is_the_first_one_until_a_level_of_its_machine_can_be_compared() -> None:
+    """Whatever is pinned, and how many pins there are."""
+    tonight = night(1.0, host=THERE)
+    own, elsewhere, of_another_case = (
+        pin_of(made, {}, "as measured", "2026-11-01")
+        for made in (tonight, night(1.0), run(measurement(case="b"), host=THERE))
+    )
+    other_work = pin_of(
+        run(measurement(identity="other"), host=THERE), {}, "as measured", "2026-11-01"
+    )
+    for chosen, first_one in (
+        ([], True),
+        ([elsewhere], True),
+        ([of_another_case], True),
+        ([other_work], True),
+        ([of_another_case, elsewhere], True),
+        ([own], False),
+        ([own, elsewhere], False),
+    ):
+        comparisons = compare_with_pins(tonight, levels_of(tonight, {}), chosen)
+        assert bool(first_night(tonight, comparisons)) is first_one
+    # A machine that cannot be told from another has its first night every night.
+    unknown = night(1.0, host={})
+    itself = pin_of(unknown, {}, "as measured", "2026-11-01")
+    assert first_night(unknown, compare_with_pins(unknown, levels_of(unknown, {}), [itself]))
+
+
+def test_the_tolerance_of_a_drift_is_the_largest_level_that_passes() -> None:
+    """Counted from what is pinned, however far the level is from it."""
+    pin = pin_of(night(1.0, 0.1), {}, "as measured", "2026-11-01")
+
+    def drifted(growth: float, **where: Any):
+        return [
+            change
+            for change in decide(night(growth, 0.1, **where), None, {}, [pin]).changes
+            if change.what is What.DRIFTED
+        ]
+
+    for where in ({}, {"host": THERE}):
+        for growth in (3.0, 9.0):
+            [change] = drifted(growth, **where)
+            largest = change.tolerance / LEVEL
+            # A level is kept with three digits.
+            assert not drifted(0.98 * largest, **where) and drifted(1.02 * largest, **where)
+            assert change.before == LEVEL and change.now == pytest.approx(growth * LEVEL)
 
 
 def test_the_draws_that_would_be_enough_are_enough() -> None:

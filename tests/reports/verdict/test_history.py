@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from parity.tolerances import NOISE_WINDOW
 from reports.store.runs import Run, write_run
 from reports.store.schema import StoreError
 from reports.verdict import history as history_module
-from reports.verdict.history import WINDOW, Past, load_history, worst_over
+from reports.verdict.history import WINDOW, History, Past, load_history, worst_over
 from tests.reports.nights import earlier, failing, measurement, run
 
 KEY = ("baseline", "jax32:oracle", "logits", "rel_l2")
@@ -59,6 +60,24 @@ def test_the_series_holds_worst_shares_and_gaps(tmp_path: Path) -> None:
     series, _ = worst_over(history, {KEY}, 0.5)
     assert series[-1] == 0.5
     assert len(series) == len(history.runs) + 1
+
+
+def test_the_worst_of_a_night_is_no_number_where_one_of_its_gates_is_none() -> None:
+    """Of three gates, every way in which a night may have, lack or spoil each of them."""
+    nights = list(itertools.product((None, 0.5, 2.0, math.nan), repeat=3))
+    keys = [(*KEY[:2], f"layers.{n}", KEY[3]) for n in range(3)]
+    columns = zip(*nights, strict=True)
+    history = History(runs=tuple(map(str, nights)), series=dict(zip(keys, columns, strict=True)))
+    series, _ = worst_over(history, set(keys), 1.0)
+    assert len(series) == len(nights) + 1 and series[-1] == 1.0
+    for worst, gates in zip(series, nights, strict=False):
+        measured = [share for share in gates if share is not None]
+        if not measured:
+            assert worst is None
+        elif any(map(math.isnan, measured)):
+            assert worst is not None and math.isnan(worst)
+        else:
+            assert worst == max(measured)
 
 
 def test_informative_metrics_have_no_series(tmp_path: Path) -> None:

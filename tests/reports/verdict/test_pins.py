@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reports.provenance.host import FIELDS
 from reports.registry.lookup import comparison_lines, judge_stored
 from reports.store.runs import Run, write_run
 from reports.verdict import pins
@@ -22,9 +23,8 @@ SUITES = [{"name": "parity", "status": "ran", "planned": 1, "executed": 1, "reas
 
 def night(value: float = 1e-6, day: int = 1, **changes: Any) -> Run:
     made = {"id": f"2026-11-{day:02d}T21-30-00Z-0000000", "suites": SUITES}
-    return run(
-        measurement(value=value), created=f"2026-11-{day:02d}T21:30:00+00:00", **made, **changes
-    )
+    created = f"2026-11-{day:02d}T21:30:00+00:00"
+    return run(measurement(value=value), **{"created": created, **made, **changes})
 
 
 @pytest.fixture
@@ -204,6 +204,21 @@ def test_a_damaged_pin_still_protects_the_run_it_names(path: Path) -> None:
     edited(path, typical=None)
     assert pins.load("cpu").pins == ()
     assert pins.pinned_ids() == {night().id}
+
+
+def test_the_newest_pin_is_the_one_that_was_pinned_last_whatever_run_it_names(path: Path) -> None:
+    path.unlink()
+    dates = {"a-run": "2026-11-03"} | dict.fromkeys(("c-run", "e-run", "b-run", "d-run"), PINNED)
+    for turn, (name, pinned) in enumerate(dates.items()):
+        # A machine each: a pin takes the place of the one of its own machine.
+        made = pins.pin_of(night(id=name, host=dict.fromkeys(FIELDS, str(turn))), {}, "as", pinned)
+        pins.write(made, pins.file_of(made))
+    # Of one day the later run, by its name.
+    found = [pin.run for pin in pins.load("cpu").pins]
+    assert found == ["a-run", "e-run", "d-run", "c-run", "b-run"]
+
+
+PINNED = "2026-11-02"
 
 
 def test_a_device_that_a_run_claims_is_no_pattern(path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from parity.engine.localize import first_divergence
 from parity.engine.measurement import Kind, Measurement, Verdict
 from parity.megalodon.suite import culprit
+from reports.provenance.host import fingerprint
 from reports.verdict.changes import What
 from reports.verdict.decide import ExitCode, Word, decide
 from reports.verdict.pins import pin_of
@@ -160,8 +161,105 @@ def test_what_asks_the_live_reference_is_not_missed_where_recordings_answer(
     assert decide(night, before).word is word
 
 
-def test_a_run_that_planned_nothing_is_incomplete() -> None:
-    assert decide(run(measurement(), suites=[]), None).exit_code is ExitCode.INCOMPLETE
+@pytest.mark.parametrize("kind", ["nightly", "shard", "port", "pytest"])
+def test_a_run_that_planned_nothing_is_incomplete(kind: str) -> None:
+    night = run(measurement(), kind=kind, suites=[])
+    assert decide(night, None).exit_code is ExitCode.INCOMPLETE
+    assert decide(night, earlier(measurement(), kind=kind)).exit_code is ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "whole", "word"),
+    [
+        ([], [], True, Word.INCOMPLETE),
+        ([], ["baseline"], True, Word.INCOMPLETE),
+        (["baseline"], [], True, Word.PASS),
+        (["baseline"], ["baseline"], True, Word.PASS),
+        ([], [], False, Word.PASS),
+    ],
+)
+def test_a_suite_of_the_baseline_is_missed_unless_this_run_is_a_selection(
+    now: list[str], then: list[str], whole: bool, word: Word
+) -> None:
+    """What was asked for decides, and not what was asked for then; a broken suite is none."""
+    suite = {"name": "products", "status": "ran", "planned": 2, "executed": 1 + whole}
+    parity = {"name": "parity", "status": "ran", "planned": 1, "executed": 1}
+    before = earlier(measurement(), suites=[parity, suite], selected=then)
+    night = run(measurement(), suites=[parity], selected=now)
+    assert decide(night, before).word is word
+
+
+ROWS = {
+    Verdict.PASS: measurement(deterministic=None),
+    Verdict.FAIL: failing(deterministic=None),
+    Verdict.NOT_COMPARABLE: measurement(
+        verdict=Verdict.NOT_COMPARABLE, value=math.nan, deterministic=None
+    ),
+    Verdict.INFO: measurement(verdict=Verdict.INFO, tolerance=math.nan, deterministic=None),
+}
+
+
+@pytest.mark.parametrize("now", ROWS, ids=str)
+@pytest.mark.parametrize("then", [*ROWS, None], ids=str)
+def test_what_became_of_a_gate_follows_from_both_its_verdicts(
+    then: Verdict | None, now: Verdict
+) -> None:
+    """Only what failed can be fixed or persist: what could not be compared was not broken."""
+    before = earlier(*([ROWS[then]] if then else []), measurement(case="other"))
+    decision = decide(run(ROWS[now], measurement(case="other")), before)
+    whats = [c.what for c in decision.changes]
+    if now is Verdict.FAIL:
+        assert whats == [What.PERSISTING if then is Verdict.FAIL else What.NEW]
+    elif (then, now) == (Verdict.FAIL, Verdict.PASS):
+        assert whats == [What.FIXED]
+    else:
+        assert whats == []
+    assert decision.counts.fixed == whats.count(What.FIXED)
+
+
+KNOWN, ELSEWHERE, UNKNOWN = "0123456789ab", "ba9876543210", ""
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "alike"),
+    [
+        (KNOWN, KNOWN, True),
+        (KNOWN, ELSEWHERE, False),
+        (KNOWN, UNKNOWN, False),
+        (UNKNOWN, KNOWN, False),
+        (UNKNOWN, UNKNOWN, False),
+        (None, KNOWN, False),
+        (None, None, False),
+    ],
+)
+def test_a_value_of_one_host_of_several_is_held_to_its_own_baseline(
+    now: str | None, then: str | None, alike: bool
+) -> None:
+    """A host that nobody knows equals none, itself included; None: no part has the case."""
+
+    def parts(host: str | None) -> list[dict[str, object]]:
+        case = {} if host is None else {"cases": ["baseline"], "fingerprint": host}
+        # Two more hosts, so that the run is of several.
+        others = [{"name": n, "cases": [n], "fingerprint": f"host {n}"} for n in ("x", "y")]
+        return [*([{"name": "baseline", **case}] if case else []), *others]
+
+    before = earlier(measurement(value=2e-6), parts=parts(then))
+    decision = decide(run(measurement(), parts=parts(now)), before)
+    assert (decision.word is Word.CHANGED) is alike
+    assert decision.counts.changed == alike
+
+
+@pytest.mark.parametrize("of_several", ["the night", "its baseline"])
+@pytest.mark.parametrize("same", [True, False])
+def test_a_night_of_one_host_is_held_to_what_that_host_measured(
+    of_several: str, same: bool
+) -> None:
+    here = fingerprint(run().manifest.environment)
+    hosts = {"baseline": here if same else ELSEWHERE, "another case": ELSEWHERE if same else here}
+    parts = [{"name": n, "cases": [n], "fingerprint": host} for n, host in hosts.items()]
+    now, then = [parts, []] if of_several == "the night" else [[], parts]
+    decision = decide(run(measurement(), parts=now), earlier(measurement(value=2e-6), parts=then))
+    assert (decision.word is Word.CHANGED) is same
 
 
 def test_a_failure_outweighs_an_incomplete_suite() -> None:
