@@ -21,7 +21,7 @@ class OsExit(SystemExit):
 
 @contextmanager
 def os_exit_raises() -> Iterator[None]:
-    """Context in which `os._exit` raises `OsExit`, in this process alone: forked children end by it.
+    """Context in which `os._exit` raises `OsExit`, in this process alone: forked children end.
 
     Code that catches it, or calls it in a thread, is found at the end of the context.
     """

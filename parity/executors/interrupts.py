@@ -22,7 +22,7 @@ GRACE = 3.0
 """Seconds that a process has after SIGINT or SIGTERM to stop by itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
-# Before anything could stand in its place: `parity.engine.exits` does, while other people's code runs.
+# Before `parity.engine.exits` puts something else in its place, while other people's code runs.
 _exit = os._exit
 _answers: list[int] = []
 """Exit codes that were set by `end_with`."""

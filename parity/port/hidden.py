@@ -1,8 +1,8 @@
 """The elements of a result that its largest ones hide, compared on their own.
 
-A relative L2 bound of `b` lets every element pass whose size is below `b` times the norm: beside one
-element of 1e20 a whole result of ordinary numbers may be wrong. So what is that small is compared
-again without the large ones, and what is hidden among it again, until nothing is.
+A relative L2 bound of `b` lets every element pass whose size is below `b` times the norm: beside
+one element of 1e20 a whole result of ordinary numbers may be wrong. So what is that small is
+compared again without the large ones, and what is hidden among it again, until nothing is.
 
 Source: docs/your-own-port.md "Elements that large ones hide".
 """

@@ -6,7 +6,7 @@ Source: docs/your-own-port.md "What a tolerance is made of".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -221,15 +221,15 @@ class PortBounds:
             [s.squares.get(kind, {}).get(quantity) for s in (self.original, self.port)]
             for kind in (Rounding.OPERATIONS, Rounding.CONSTANTS)
         )
-        parts = {
+        of_edges: dict[Edge, Sequence[np.ndarray | None]] = {
             PortEdge.PORT64_ORIGINAL64: (*tables, *_narrowed_squares(operations)),
             PortEdge.PORT32_PORT64: operations[1:],
             PortEdge.ORIGINAL32_ORIGINAL64: operations[:1],
             PortEdge.ORIGINAL32_PORT64: operations[:1],
             PortEdge.PORT32_ORIGINAL64: operations[:1],
             PortEdge.PORT32_ORIGINAL32: (*operations, *tables),
-        }[edge]
-        known = [x for x in parts if x is not None]
+        }
+        known = [x for x in of_edges[edge] if x is not None]
         return np.asarray(np.sum(known, axis=0)) if known else None
 
 

@@ -154,7 +154,7 @@ def float_number(x: Any, dtype: Any) -> np.ndarray | None:
         return None
     values = np.asarray(x)
     if values.dtype.kind == "c":
-        values = np.stack([values.real, values.imag], axis=-1)
+        values = np.stack([np.real(values), np.imag(values)], axis=-1)
     return values.astype(dtype)
 
 

@@ -229,12 +229,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         for name, x in fields.items():
             if name in results or name in whole:
                 continue
-            if (number := exact_number(x)) is not None:
-                numbers[name] = number
-            elif float_number(x, np.float64) is not None:
-                constants[name] = x
-            else:
-                unread[name] = "a random key" if is_key(x) else kind_of_result(x)
+            _sort(name, x, numbers, constants, unread)
         floats = list(map(traced_pairs, results.values()))
         return [*floats, *whole.values()] if exact_too else floats
 
@@ -264,6 +259,22 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         floats=constants,
         unread=unread,
     )
+
+
+def _sort(
+    name: str,
+    x: Any,
+    numbers: dict[str, np.ndarray],
+    floats: dict[str, Any],
+    unread: dict[str, str],
+) -> None:
+    """Put a result that is no array among the whole numbers, the floating ones, or the rest."""
+    if (number := exact_number(x)) is not None:
+        numbers[name] = number
+    elif float_number(x, np.float64) is not None:
+        floats[name] = x
+    else:
+        unread[name] = "a random key" if is_key(x) else kind_of_result(x)
 
 
 def _taken(marks: Marks) -> dict[str, Any]:
