@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Any
 
 from megalodon_numerics import PACKAGES, _folder
 
@@ -14,19 +15,33 @@ def main() -> None:
     The process is ours alone, so packages of the working directory or of PYTHONPATH with the same
     names are not looked at.
     """
+    _load("parity")
+    from parity.executors.supervision import supervised
+
+    # JAX is imported by the first package, and its threads do not survive a fork.
+    sys.exit(supervised(_command))
+
+
+def _command() -> Any:
     for name in PACKAGES:
-        folder = _folder(name)
-        spec = importlib.util.spec_from_file_location(
-            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None and spec.loader is not None
-        if name not in sys.modules:
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            spec.loader.exec_module(module)
+        _load(name)
     from reports.cli import main as command
 
-    sys.exit(command())
+    return command()
+
+
+def _load(name: str) -> None:
+    """Import a package of ours from the folder it lies in."""
+    if name in sys.modules:
+        return
+    folder = _folder(name)
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
 
 
 if __name__ == "__main__":

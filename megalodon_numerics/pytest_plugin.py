@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     try:
         session, runs = own("reports.nightly.pytest_session"), own("reports.store.runs")
+        config.pluginmanager.register(session.NoExit())
         if hasattr(config, "workerinput"):
             config.pluginmanager.register(session.WorkerPlanner(config))
             return

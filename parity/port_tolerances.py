@@ -23,6 +23,13 @@ class PortEdge(Edge):
 NARROWING = 2.0**-29
 """Unit roundoff of float64 over that of float32."""
 
+STUDENT = 10.0
+"""How much wider a bound is where four seeds measured its floor on as little as one element.
+
+The floor of a whole stage is known within some ten per cent; that of one element is the root of
+four squares, and errors over it have Student's distribution with four degrees of freedom. Beyond t
+lie 6 t^-4 of it: one in a million beyond 49, where a floor that is known would have 4.9."""
+
 PORTS = (
     Rule(
         PortEdge.PORT32_PORT64,

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from parity.engine.exits import os_exit_raises
+
 _OURS = ("megalodon_jax", "parity", "stability", "reports")
 """Top-level packages of this project."""
 
@@ -88,7 +90,8 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
         UserFileError: it raises, which is shown from the file's own lines on.
     """
     try:
-        return action()
+        with os_exit_raises():
+            return action()
     except (Exception, SystemExit) as error:
         raise UserFileError(f"{path} fails:\n{_own_traceback(path, error)}") from error
 

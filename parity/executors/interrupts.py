@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,8 +22,12 @@ GRACE = 3.0
 """Seconds that a process has after SIGINT or SIGTERM to stop by itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+# Before `parity.engine.exits` puts something else in its place, while other people's code runs.
+_exit = os._exit
 _answers: list[int] = []
 """Exit codes that were set by `end_with`."""
+_notes: list[Callable[[int], None]] = []
+"""Called with the exit code of an interrupted process, before it ends."""
 _groups: set[int] = set()
 """Process groups of this driver's workers."""
 
@@ -55,7 +59,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
                 time.sleep(grace)
                 end_groups()
                 os.write(2, b"interrupted: what ran did not stop by itself, and was ended\n")
-                os._exit(code)
+                _exit(code)
         os.close(reader)
 
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
@@ -70,7 +74,10 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(_answers[-1] if _answers else code)
+            answer = _answers[-1] if _answers else code
+            for note in _notes:
+                note(answer)
+            _exit(answer)
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -80,6 +87,11 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
 def end_with(code: int) -> None:
     """Set the exit code of an interrupted process whose interrupt is its ordinary end."""
     _answers.append(code)
+
+
+def noted_by(note: Callable[[int], None]) -> None:
+    """Have the exit code of an interrupted process noted before it ends."""
+    _notes.append(note)
 
 
 def lead_group() -> None:
@@ -92,7 +104,7 @@ def end_own_group() -> None:
     """End this worker with all processes it started."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+    _exit(1)
 
 
 def started_group(pid: int) -> None:
@@ -145,9 +157,9 @@ def end_with_parent(parent: int) -> None:
     def look() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
-        os._exit(1)
+        _exit(1)
 
     # The parent may have ended before the system was asked.
     if os.getppid() != parent:
-        os._exit(1)
+        _exit(1)
     threading.Thread(target=look, daemon=True).start()

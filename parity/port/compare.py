@@ -27,6 +27,7 @@ from parity.engine.quantity import WEIGHTS, Quantity, Role, stage_kind
 from parity.port.consequences import compensated, idle_pairs, notice_of, without
 from parity.port.correspondence import Arrays, Correspondence
 from parity.port.exact import compare_exactly, exact_partners
+from parity.port.hidden import Squares
 from parity.port.ledger import (
     BETWEEN,
     Entry,
@@ -280,20 +281,28 @@ class _Both:
         responses = {
             kind: original.responses.get(kind) or port.responses.get(kind, {}) for kind in Rounding
         }
-        return {"original": replace(original, responses=responses), "port": port}
+        squares = {
+            kind: original.squares.get(kind) or port.squares.get(kind, {}) for kind in Rounding
+        }
+        moved = replace(original, responses=responses, squares=squares)
+        return {"original": moved, "port": port}
 
     def _noise(self, side: str) -> Noise:
         runs = self.runs(side)
         if runs.wide is None:
             return Noise()
         exact = self._measured(side, runs.wide)
-        responses = {}
+        responses, squares = {}, {}
         for kind in Rounding:
+            found = Squares()
             with contextlib.suppress(SideError):
                 responses[kind] = responses_of(
-                    exact, lambda seed, kind=kind: self._measured(side, runs.moved(kind, seed))
+                    exact,
+                    lambda seed, kind=kind: self._measured(side, runs.moved(kind, seed)),
+                    squares=found,
                 )
-        return Noise(norms_of(exact), responses)
+                squares[kind] = found.mean()
+        return Noise(norms_of(exact), responses, squares)
 
     def _measured(self, side: str, trace: Trace) -> Arrays:
         """Return what is compared, and of the original the derivatives that have no partner."""
@@ -324,7 +333,9 @@ class _Both:
 
     def rows(self, edge: PortEdge, comparison: Comparison) -> list[Measurement]:
         """Return what one edge measures: stages, results and derivatives, and exact results."""
-        rows = [self._explained(row) for row in comparison.run(*self.arrays(edge))]
+        arrays = self.arrays(edge)
+        rows = [self._explained(row) for row in comparison.run(*arrays)]
+        rows = [_with_hidden(row, comparison, *arrays) for row in rows]
         rows = [_with_scale(row, comparison) for row in rows]
         if edge not in (PortEdge.PORT64_ORIGINAL64, PortEdge.PORT32_ORIGINAL32):
             return rows
@@ -487,6 +498,30 @@ def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _of_the_original(name: str) -> str:
     """Return the quantity of a derivative of the original that the port has no partner of."""
     return f"{Quantity.gradient(name)} of the original"
+
+
+def _with_hidden(
+    row: Measurement, comparison: Comparison, actual: Arrays, expected: Arrays
+) -> Measurement:
+    """Return a gate that passes on all elements as a failure where hidden ones do not pass.
+
+    Its value is then the share of their bound that they use, times the tolerance: nothing changes
+    in the numbers of what holds.
+    """
+    bounds = comparison.floors
+    assert isinstance(bounds, PortBounds)
+    if row.metric != "rel_l2" or row.verdict is not Verdict.PASS:
+        return row
+    a, e = (np.asarray(side[row.quantity], np.float64) for side in (actual, expected))
+    found = bounds.hidden(comparison.edge, row.kind, row.quantity, a, e)
+    if found is None or found.fraction <= 1.0:
+        return row
+    return replace(
+        row,
+        value=found.fraction * row.tolerance,
+        verdict=Verdict.FAIL,
+        note=found.text(),
+    )
 
 
 def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:

@@ -6,7 +6,7 @@ Source: docs/your-own-port.md "What a tolerance is made of".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
 from parity.engine.quantity import stage_kind
 from parity.engine.rounding_noise import UNIT_ROUNDOFF, floor
+from parity.port.hidden import Hidden, Squares, hidden
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
 from parity.sides.side import Rounding
 
@@ -39,11 +40,25 @@ def floors_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS)
     return {n: x / (norms[n] or 1.0) for n, x in responses_of(exact, moved, seeds).items()}
 
 
-def responses_of(exact: Arrays, moved: Callable[[int], Arrays], seeds: int = SEEDS) -> Floors:
-    """Return the root mean square, over seeds, of the norm of the change of each array."""
+def responses_of(
+    exact: Arrays,
+    moved: Callable[[int], Arrays],
+    seeds: int = SEEDS,
+    squares: Squares | None = None,
+) -> Floors:
+    """Return the root mean square, over seeds, of the norm of the change of each array.
+
+    Args:
+        exact: What nothing was moved in.
+        moved: The same moved by the signs of a seed.
+        seeds: How many.
+        squares: Gets the change of each element.
+    """
     responses: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
         noisy = moved(seed)
+        if squares is not None:
+            squares.add(exact, noisy)
         for name, value in exact.items():
             # An infinity masks; how far it moves is no question.
             counts = np.isfinite(value)
@@ -64,10 +79,12 @@ class Noise:
         norms: L2 norm of each quantity.
         responses: Root mean square of the norm of its change, by what is perturbed; empty where
             the side cannot be perturbed.
+        squares: Mean square of the change of each element, likewise.
     """
 
     norms: Floors = field(default_factory=dict)
     responses: Mapping[Rounding, Floors] = field(default_factory=dict)
+    squares: Mapping[Rounding, Arrays] = field(default_factory=dict)
 
     def floors(self, kind: Rounding) -> Floors:
         """Return responses relative to the norms, absolute where a norm is 0."""
@@ -123,11 +140,15 @@ class PortBounds:
         scales: Norms by which errors are divided too, by quantity: that of the reference in
             float64, or that of the terms where they cancel in it.
         cancelled: Quantities whose scale is that of their terms (`Noise.is_rounding`).
+        original: Response of the original's elements, and the port's.
+        port: Likewise.
     """
 
     floors: Mapping[Edge, Mapping[str, float]]
     scales: Mapping[Edge, Mapping[str, float]] = field(default_factory=dict)
     cancelled: Mapping[Edge, frozenset[str]] = field(default_factory=dict)
+    original: Noise = field(default_factory=Noise)
+    port: Noise = field(default_factory=Noise)
     exact_enough: ClassVar[float] = EXACT_ENOUGH
 
     @classmethod
@@ -154,7 +175,7 @@ class PortBounds:
             scales[edge] = {n: x if x > 0 and math.isfinite(x) else 1.0 for n, x in norms.items()}
             floors[edge] = {n: x / scales[edge].get(n, 1.0) for n, x in responses.items()}
             cancelled[edge] = zero
-        return cls(floors, scales, cancelled)
+        return cls(floors, scales, cancelled, original, port)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
         """Return the largest relative L2 that passes; NaN where no floor was measured."""
@@ -168,6 +189,52 @@ class PortBounds:
         """Return the largest value of a metric other than relative L2 that passes."""
         row = rule(PORTS, edge, kind, metric)
         return math.nan if row is None else row.absolute
+
+    def hidden(
+        self, edge: Edge, kind: Kind, quantity: str, actual: np.ndarray, expected: np.ndarray
+    ) -> Hidden | None:
+        """Return the elements that larger ones hide and that are furthest from passing.
+
+        None where nothing is hidden, no floor was measured, or the elements are no numbers.
+        """
+        squares = self._squares(edge, quantity)
+        row = rule(PORTS, edge, kind)
+        floor = self.floors.get(edge, {}).get(quantity, math.nan)
+        if squares is None or row is None or quantity in self.cancelled.get(edge, ()):
+            return None
+        finite = np.isfinite(actual).all() and np.isfinite(expected).all()
+        if squares.shape != np.shape(expected) or not finite:
+            return None
+        return hidden(
+            actual,
+            expected,
+            stage_bound(edge, kind, floor) * self.scales[edge][quantity],
+            absolute=row.absolute,
+            factor=_factor(kind, edge),
+            mean_squares=squares,
+            float64=edge is PortEdge.PORT64_ORIGINAL64,
+        )
+
+    def _squares(self, edge: Edge, quantity: str) -> np.ndarray | None:
+        """Return the square of each element's noise floor on an edge, as `_by_edge` of norms."""
+        operations, tables = (
+            [s.squares.get(kind, {}).get(quantity) for s in (self.original, self.port)]
+            for kind in (Rounding.OPERATIONS, Rounding.CONSTANTS)
+        )
+        of_edges: dict[Edge, Sequence[np.ndarray | None]] = {
+            PortEdge.PORT64_ORIGINAL64: (*tables, *_narrowed_squares(operations)),
+            PortEdge.PORT32_PORT64: operations[1:],
+            PortEdge.ORIGINAL32_ORIGINAL64: operations[:1],
+            PortEdge.ORIGINAL32_PORT64: operations[:1],
+            PortEdge.PORT32_ORIGINAL64: operations[:1],
+            PortEdge.PORT32_ORIGINAL32: (*operations, *tables),
+        }
+        known = [x for x in of_edges[edge] if x is not None]
+        return np.asarray(np.sum(known, axis=0)) if known else None
+
+
+def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray | None]:
+    return [None if x is None else np.asarray(x * NARROWING**2) for x in squares]
 
 
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:

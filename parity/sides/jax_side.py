@@ -27,7 +27,15 @@ from parity.sides.jax_leaves import (
     is_key,
     path_name,
 )
-from parity.sides.side import AS_IS, Precision, Run, SideError, Trace
+from parity.sides.side import (
+    AS_IS,
+    Precision,
+    Run,
+    SideError,
+    Trace,
+    float_number,
+    no_derivative,
+)
 from parity.sides.traced import Traced, trace
 
 DTYPES = {
@@ -107,11 +115,19 @@ class JaxSide:
                 zip((*program.outputs, *program.exact), map(np.asarray, results), strict=True)
             )
             stages |= {name: arrived[name] for name in program.outputs}
+            dtype = DTYPES[Precision.FLOAT64 if wide else how.precision]
+            floats = {n: float_number(x, dtype) for n, x in program.floats.items()}
+            stages |= {n: x for n, x in floats.items() if x is not None}
             exact = {name: arrived[name] for name in program.exact} | program.numbers
             gradients = {} if how.cotangents is None else self._gradients(how, arrays, wide)
         notices = tuple(program.notices or ())
         return Trace(
-            stages, program.outputs, gradients, notices, exact=exact, unread=dict(program.unread)
+            stages,
+            (*program.outputs, *program.floats),
+            gradients,
+            notices,
+            exact=exact,
+            unread=dict(program.unread),
         )
 
     def operations_of(
@@ -124,7 +140,10 @@ class JaxSide:
 
     def _gradients(self, how: Run, arrays: list[Any], wide: bool) -> dict[str, np.ndarray]:
         program = self._program(how.precision, derivative=True)
-        cotangents = how.cotangents or {}
+        # A number of Python is the same whatever the parameters are.
+        cotangents = {n: c for n, c in (how.cotangents or {}).items() if n not in program.floats}
+        if how.cotangents and not cotangents:
+            raise SideError(no_derivative(how.cotangents))
         _check_names(cotangents, program.outputs, "output")
         shapes = [aval(v).shape for v in program.closed.jaxpr.invars[len(arrays) :]]
         arrays = arrays + [

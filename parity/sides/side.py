@@ -8,7 +8,7 @@ last ones are what the whole program returned. Source: docs/your-own-port.md.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -140,9 +140,35 @@ def exact_number(x: Any) -> np.ndarray | None:
     return x if is_exact else None
 
 
+def float_number(x: Any, dtype: Any) -> np.ndarray | None:
+    """Return a floating or complex number of Python or NumPy, or an array of NumPy, as an array.
+
+    None for anything else. It has no derivative.
+
+    Args:
+        x: What a program returned.
+        dtype: Floating dtype of the run, real; a complex number becomes a pair of it.
+    """
+    is_number = isinstance(x, (float, complex, np.inexact))
+    if not is_number and not (isinstance(x, np.ndarray) and x.dtype.kind in "fc"):
+        return None
+    values = np.asarray(x)
+    if values.dtype.kind == "c":
+        values = np.stack([np.real(values), np.imag(values)], axis=-1)
+    return values.astype(dtype)
+
+
 def kind_of_result(x: Any) -> str:
     """Return in words what a result is that cannot be compared."""
     return f"a {type(x).__name__}, not an array"
+
+
+def no_derivative(names: Iterable[str]) -> str:
+    """Return why there are no derivatives of results that are numbers of Python."""
+    return (
+        f"{', '.join(names)} is a number of Python or NumPy, which has no derivative: return an "
+        "array, or choose another loss"
+    )
 
 
 def fields_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,9 @@ from parity.sides.side import (
     Trace,
     exact_number,
     fields_of,
+    float_number,
     kind_of_result,
+    no_derivative,
 )
 from parity.sides.torch_lift import Lift, lifted
 
@@ -131,11 +133,15 @@ class TorchSide:
             if lost := sorted(set(how.forced) - set(stages)):
                 raise SideError(f"no stage {', '.join(lost)}; there are {', '.join(stages)}")
             results = dict(fields_of(result, OUTPUT))
+            numbers = _float_numbers(results, how.precision)
+            results |= numbers
             # Copied: it may be a buffer, which the next run writes to.
             outputs = {n: _pairs(x).clone() for n, x in results.items() if _floating(x)}
             if not outputs:
                 kinds = {n: getattr(x, "dtype", type(x).__name__) for n, x in results.items()}
                 raise SideError(f"expected the module to return floating tensors, got {kinds}")
+            if gradients and how.cotangents and {*how.cotangents} <= {*numbers}:
+                raise SideError(no_derivative(how.cotangents))
             derivatives = _gradients(module, outputs, how) if gradients else {}
         arrays = {name: _array(x) for name, x in (stages | outputs).items()}
         exact, unread = _other_results({n: x for n, x in results.items() if n not in outputs})
@@ -153,6 +159,14 @@ class TorchSide:
         if precision not in self._copies:
             self._copies[precision] = _in_dtype(_copy(self.module), DTYPES[precision])
         return self._copies[precision]
+
+
+def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str, torch.Tensor]:
+    """Return what a module returned as numbers or NumPy arrays, such as of `item()`, as tensors."""
+    # By float64, which numpy and torch share; bfloat16 they do not.
+    found = {n: float_number(x, np.float64) for n, x in results.items()}
+    dtype = DTYPES[precision]
+    return {n: torch.from_numpy(x.copy()).to(dtype) for n, x in found.items() if x is not None}
 
 
 def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:

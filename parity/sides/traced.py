@@ -28,6 +28,7 @@ from parity.sides.side import (
     SideError,
     exact_number,
     fields_of,
+    float_number,
     kind_of_result,
 )
 
@@ -53,6 +54,8 @@ class Traced:
     """Names of the arrays of whole numbers and bools that it returns behind the floating ones."""
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     """Whole numbers and bools that it returns as Python's, by name: no input changes them."""
+    floats: dict[str, Any] = field(default_factory=dict)
+    """Floating and complex numbers that it returns as Python's, by name, as they are."""
     unread: dict[str, str] = field(default_factory=dict)
     """Results that are no arrays, by name, each with its kind."""
     recorded: Recorder | None = None
@@ -203,6 +206,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
     names: list[str] = []
     exact: list[str] = []
     numbers: dict[str, np.ndarray] = {}
+    constants: dict[str, Any] = {}
     unread: dict[str, str] = {}
 
     def call(values: Sequence[Any], exact_too: bool = False) -> list[Any]:
@@ -225,10 +229,7 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         for name, x in fields.items():
             if name in results or name in whole:
                 continue
-            if (number := exact_number(x)) is not None:
-                numbers[name] = number
-            else:
-                unread[name] = "a random key" if is_key(x) else kind_of_result(x)
+            _sort(name, x, numbers, constants, unread)
         floats = list(map(traced_pairs, results.values()))
         return [*floats, *whole.values()] if exact_too else floats
 
@@ -250,8 +251,30 @@ def trace(function: Callable[..., Any], trees: Any, *, derivative: bool = False)
         shapes = jax.eval_shape(lambda *values: call(values), *arrays)
         closed = jax.make_jaxpr(gradients)(*arrays, *shapes)
     return Traced(
-        closed, tuple(names), notices={}, exact=tuple(exact), numbers=numbers, unread=unread
+        closed,
+        tuple(names),
+        notices={},
+        exact=tuple(exact),
+        numbers=numbers,
+        floats=constants,
+        unread=unread,
     )
+
+
+def _sort(
+    name: str,
+    x: Any,
+    numbers: dict[str, np.ndarray],
+    floats: dict[str, Any],
+    unread: dict[str, str],
+) -> None:
+    """Put a result that is no array among the whole numbers, the floating ones, or the rest."""
+    if (number := exact_number(x)) is not None:
+        numbers[name] = number
+    elif float_number(x, np.float64) is not None:
+        floats[name] = x
+    else:
+        unread[name] = "a random key" if is_key(x) else kind_of_result(x)
 
 
 def _taken(marks: Marks) -> dict[str, Any]:

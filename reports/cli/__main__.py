@@ -2,7 +2,8 @@
 
 import sys
 
+from parity.executors.supervision import supervised
 from reports.cli.program import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(supervised(main))

@@ -11,13 +11,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import pytest
 
+from parity.engine.exits import OsExit, os_exit_raises
 from parity.engine.measurement import Key, Kind, Measurement, Verdict
 from stability.core.findings import Finding, Severity
 
@@ -33,6 +35,38 @@ _REASON = 400
 def measures(item: pytest.Item) -> bool:
     """Return whether a test uses the fixture `numerics`."""
     return "numerics" in getattr(item, "fixturenames", ())
+
+
+class NoExit:
+    """Makes `os._exit` in a test or a module an error: it would end the session with its status."""
+
+    @pytest.hookimpl(wrapper=True)
+    @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
+    def pytest_make_collect_report(self) -> Iterator[Any]:
+        """Collect a module without ending by it."""
+        with suppress(OsExit), os_exit_raises():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    @no_type_check
+    def pytest_runtest_setup(self) -> Iterator[Any]:
+        """Set a test up without ending by it."""
+        with os_exit_raises():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    @no_type_check
+    def pytest_runtest_call(self) -> Iterator[Any]:
+        """Call a test without ending by it."""
+        with os_exit_raises():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    @no_type_check
+    def pytest_runtest_teardown(self) -> Iterator[Any]:
+        """Tear a test down without ending by it."""
+        with os_exit_raises():
+            return (yield)
 
 
 class Planner:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +23,7 @@ from parity.port.exact import exact_partners
 from parity.port.ledger import ALL_DERIVATIVES, NO_OUTPUT, Entry, Role, has_output
 from parity.port.side_runs import covering
 from parity.port_tolerances import PortEdge
-from parity.sides.side import AS_IS, Precision, Rounding
+from parity.sides.side import AS_IS, Precision, Rounding, SideError
 from tests.parity.port.twins import flax_side, torch_side
 
 WIDTH = 6
@@ -200,6 +203,36 @@ def test_whole_numbers_that_agree_are_gates():
     assert all(entry.compared for entry in report.ledger if entry.role is Role.OUTPUT)
 
 
+def test_a_number_of_python_is_compared_as_an_array():
+    pair = (lambda y: (y, 1.5, {"c": 2.5 - 1j}), lambda y: (y, 1.5, {"c": 2.5 - 1j}))
+    report = both(*pair, gradients=True, bfloat16=True)
+    assert report.holds, report.text()
+    gates = {m.quantity for m in report.measurements if m.metric == "rel_l2"}
+    assert {"output[1]", "output[2].c"} <= gates
+    assert all(e.compared for e in report.ledger if e.role is Role.OUTPUT)
+    report = both(pair[0], lambda y: (y, 1.5001, {"c": 2.5 - 1j}))
+    assert {m.quantity for m in report.failures} == {"output[1]"}
+    report = both(pair[0], lambda y: (y, 1.5, {"c": 2.5 - 2j}))
+    assert {m.quantity for m in report.failures} == {"output[2].c"}
+    # NaN agrees with nothing, and what one side lacks is missing.
+    assert both(lambda y: (y, float("nan")), lambda y: (y, float("nan"))).failures
+    assert both(lambda y: (y, 1.5), lambda y: (y,)).failures
+    # 0.1 is another number in float32 than in float64, on both sides.
+    assert both(lambda y: (y, 0.1), lambda y: (y, 0.1)).holds
+
+
+def test_a_number_that_torch_computed_is_compared_with_an_array():
+    assert both(lambda y: (y, y.sum().item()), lambda y: (y, jnp.sum(y))).holds
+    assert both(lambda y: (y, y.detach().numpy()), lambda y: (y, y)).holds
+    report = both(lambda y: (y, y.sum().item()), lambda y: (y, jnp.max(y)))
+    assert {m.quantity for m in report.failures} == {"output[1]"}
+
+
+def test_a_loss_that_is_a_number_has_no_derivative():
+    with pytest.raises(SideError, match="has no derivative"):
+        both(lambda y: (y, y.sum()), lambda y: (y, 1.5), gradients=True, loss="output[1]")
+
+
 def test_whole_numbers_pair_by_name_then_by_shape():
     three, four = np.arange(3), np.arange(4)
     ours = {"b": three, "x": four, "y": three}
@@ -295,6 +328,34 @@ def test_an_exit_in_a_side_is_an_error_that_names_it(theirs, ours, whose):
     with pytest.raises(ExitError) as error:
         both(theirs, ours)
     assert whose in str(error.value) and "sys.exit(0)" in str(error.value)
+
+
+def swallowed():
+    with contextlib.suppress(SystemExit):
+        os._exit(0)
+
+
+@pytest.mark.parametrize("exits", [lambda: os._exit(0), swallowed])
+def test_os_exit_in_a_side_is_an_error_that_names_it(exits):
+    before = os._exit
+    for pair in ((lambda y: y, lambda y: exits() or y), (lambda y: exits() or y, lambda y: y)):
+        with pytest.raises(ExitError, match=r"called os\._exit\(0\)"):
+            both(*pair)
+    assert os._exit is before
+
+
+def test_a_child_of_a_side_ends_by_os_exit():
+    def theirs(y):
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return y
+
+    with warnings.catch_warnings():
+        # JAX says that its threads do not survive a fork; this child uses none of them.
+        warnings.simplefilter("ignore")
+        assert both(theirs, lambda y: y).holds
 
 
 def test_an_exit_in_float64_alone_is_no_side_without_float64():

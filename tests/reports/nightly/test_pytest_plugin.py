@@ -224,8 +224,8 @@ def test_what_was_planned_and_not_measured_is_incomplete(
 DEATH = (
     ONE
     + """def test_two(numerics):
-    import os
-    os._exit(0)
+    import ctypes
+    ctypes.CDLL(None)._exit(0)
 
 
 def test_three(numerics):
@@ -245,6 +245,24 @@ def test_a_worker_that_dies_loses_its_test_and_is_red(tmp_path: Path) -> None:
         re.findall(r"[\w.]+::\w+", suite.reason)
     )
     assert result.returncode == ExitCode.REGRESSION
+
+
+@pytest.mark.parametrize(
+    ("where", "workers"), [("test", "0"), ("test", "1"), ("fixture", "0"), ("module", "0")]
+)
+def test_os_exit_ends_no_session(tmp_path: Path, where: str, workers: str) -> None:
+    """Status 0, nothing stored: such a session once looked like a success."""
+    text = {
+        "test": "def test_two(numerics):\n    os._exit(0)\n",
+        "fixture": "@pytest.fixture\ndef two():\n    os._exit(0)\n\n\n"
+        "def test_two(two, numerics):\n    pass\n",
+        "module": "os._exit(0)\n",
+    }[where]
+    (tmp_path / "test_exit.py").write_text(f"import os\nimport pytest\n\n\n{text}", "utf-8")
+    result, stored = judged(tmp_path, "-n", workers, "test_tiny.py", "test_exit.py", tests=ONE)
+    assert result.returncode in (ExitCode.REGRESSION, ExitCode.INCOMPLETE), result.stdout
+    assert stored.decision.word in (Word.REGRESSED, Word.INCOMPLETE)
+    assert len(stored.run.measurements) == 1
 
 
 def test_what_a_fixture_recorded_before_it_failed_is_kept(tmp_path: Path) -> None:
