@@ -253,7 +253,7 @@ def _write(
         "kind": KIND,
         "schema": SCHEMA,
         "step": step,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "dtype_policy": policy | {"sensitive_dtype": config.sensitive_dtype.name},
         "config": fields,
         "files": {},
@@ -279,6 +279,11 @@ def _check_replaceable(target: Path) -> None:
             f"save_checkpoint: {target} is not a checkpoint of ours (it holds {sorted(names)}) "
             "and would be replaced as a whole; choose a folder of its own."
         )
+
+
+def package_versions() -> dict[str, str | None]:
+    """Return the versions of the packages that a checkpoint depends on; None for one not there."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(package: str) -> str | None:

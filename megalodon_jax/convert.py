@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +21,7 @@ from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.files import read_json_object
 from megalodon_jax.leaf_tensors import leaf_tensors
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.pretrained import checkpoint_file, located
 from megalodon_jax.shards import save_tensors
 from megalodon_jax.tensor_files import (
     ArrayTensor,
@@ -171,8 +171,12 @@ def load_from_pretrained(
     dtype: DTypeLike = jnp.float32,
     *,
     key: jax.Array | None = None,
+    revision: str | None = None,
 ) -> MegalodonForCausalLM:
-    """Load a checkpoint: a tensor file, a sharded index, or a directory with `config.json`.
+    """Load a checkpoint: a tensor file, a sharded index, a directory, or a model of a hub.
+
+    A directory holds weights and `config.json`, or the steps of `megalodon_jax.orbax_checkpoints`,
+    of which the newest is loaded.
 
     A torch file may hold a state dict or a training checkpoint with one in it
     (`megalodon_jax.torch_files`); a prefix that a wrapper put before every name (`model.`,
@@ -180,18 +184,28 @@ def load_from_pretrained(
 
     Args:
         path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory holding
-            one.
+            one. What is not there as a path and looks like "org/name" is taken for an id of the
+            Hugging Face hub, where huggingface_hub is installed.
         config: the model's configuration; None reads `config.json` beside the weights.
         dtype: storage dtype of all but the sensitive parameters, which keep at least float32 and
             never pass through a narrower dtype.
         key: accepted for compatibility; a strict load leaves nothing to draw at random.
+        revision: branch, tag or commit of a hub id.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or no `config.json` when one is needed.
+        FileNotFoundError: there is no checkpoint (the message says what was tried), or no
+            `config.json` when one is needed.
         ValueError: the file is corrupt, or does not fit the configuration (all problems listed).
     """
+    from megalodon_jax.orbax_checkpoints import is_orbax, model_arrays
+
     del key
-    file = checkpoint_file(Path(path))
+    place = located(path, revision)
+    if is_orbax(place):
+        saved, arrays = model_arrays(place)
+        config = dataclasses.replace(config or saved, param_dtype=dtype)
+        return build_model(config, arrays, source=str(place))
+    file = checkpoint_file(place)
     if config is None:
         config = read_config(file.parent / "config.json")
     config = dataclasses.replace(config, param_dtype=dtype)
@@ -269,55 +283,6 @@ def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
 def reads_as_safetensors(file: Path) -> bool:
     """Whether a file is read as safetensors: by what it begins with, and in doubt by its name."""
     return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)
-
-
-_NAMES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-
-
-_SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
-"""What a training run keeps in files of its own."""
-
-
-def checkpoint_file(path: Path) -> Path:
-    """Return the weights file that a path names: itself, or the one a folder holds.
-
-    A folder's file has one of the usual names, or is the only one of its kind there.
-
-    Raises:
-        FileNotFoundError: there is none; the message lists the names that were looked for.
-        ValueError: there are several; the message lists them.
-    """
-    if not path.is_dir():
-        if not path.is_file():
-            raise FileNotFoundError(f"no checkpoint at {path}.")
-        return path
-    for name in _NAMES:
-        if (path / name).is_file():
-            return path / name
-    files = sorted(f for f in path.iterdir() if f.is_file() and not _BESIDE.fullmatch(f.name))
-    for suffix in _SUFFIXES:
-        here = [f for f in files if f.name.endswith(suffix)]
-        if len(here) > 1:
-            names = ", ".join(f.name for f in here[:6])
-            more = f" and {len(here) - 6} more" if len(here) > 6 else ""
-            raise ValueError(f"{path} holds several checkpoints: name one of {names}{more}.")
-        if here:
-            return here[0]
-    sharded = any(f.suffix == ".distcp" for f in files)
-    hint = (
-        " Its distributed checkpoint becomes a torch file by "
-        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
-    )
-    raise FileNotFoundError(
-        f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}, or one file that ends "
-        f"in {', '.join(_SUFFIXES[1:])}.{hint if sharded else ''}"
-    )
 
 
 def _rope_rates(config: MegalodonConfig) -> dict[str, np.ndarray]:
