@@ -110,7 +110,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(run) -> None:
 
 
 def test_every_difference_is_listed_in_one_error(run) -> None:
-    folder, _, state = run
+    folder, *_ = run
     other = tiny(output_size=16, vocab_size=16, swiglu=True, chunk_size=8)
     like = OPTIMISER.init({"model": jnp.zeros(3)})
     with pytest.raises(ValueError, match=r"what is asked for, \d+ difference") as raised:

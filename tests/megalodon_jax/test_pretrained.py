@@ -42,7 +42,8 @@ def hub(tmp_path_factory) -> Path:
 LOAD = """
 import sys
 from megalodon_jax.convert import load_from_pretrained, save_safetensors
-for name, revision, out in (("org/name", None, "main"), ("org/name", "v2", "v2"), ("org/none", None, "")):
+asked = ("org/name", None, "main"), ("org/name", "v2", "v2"), ("org/none", None, "")
+for name, revision, out in asked:
     try:
         save_safetensors(load_from_pretrained(name, revision=revision), out + ".safetensors")
     except FileNotFoundError as error:
@@ -85,7 +86,7 @@ def test_what_is_neither_path_nor_id_is_not_asked_for(name: str, tmp_path: Path,
 def test_without_the_client_its_package_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FileNotFoundError, match="is not there; .* pip install huggingface_hub"):
+    with pytest.raises(FileNotFoundError, match=r"is not there; .* pip install huggingface_hub"):
         load_from_pretrained("org/name")
 
 
