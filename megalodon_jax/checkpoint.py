@@ -64,7 +64,8 @@ def save_checkpoint(
 
     The two are exchanged in one step where the system can (Linux); elsewhere the old one steps
     aside first, and returns if the new one cannot take its place. What an interruption leaves is a
-    hidden sibling of `folder`, which may be deleted.
+    hidden sibling of `folder`, which may be deleted. Parameters that somebody added to the model
+    are saved too; `load_checkpoint` takes a `model_like` for them.
 
     Args:
         folder: where to; missing parents are made.
@@ -84,25 +85,25 @@ def save_checkpoint(
         raise ValueError(f"save_checkpoint: step={step} must be at least 0.")
     _check_replaceable(target)
     check_unstacked("save_checkpoint", (model, opt_state))
-    files = {MODEL: _tensors(model, "model")}
-    _refuse(
-        _differences(_table(model.config), _specs(files[MODEL])),
-        "save_checkpoint: the model is not what its configuration says",
-        "Cast back with precision.ensure_sensitive_param_dtype, or set param_dtype.",
-    )
+    files = {MODEL: storable_leaves(model, "model")}
+    check_model(model, files[MODEL], "save_checkpoint")
     if opt_state is not None:
-        files[OPTIMIZER] = _tensors(opt_state, "opt_state")
+        files[OPTIMIZER] = storable_leaves(opt_state, "opt_state")
     with folder_written_aside(target) as aside:
         _write(aside, model.config, step, files, mesh)
 
 
-def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = None) -> Checkpoint:
+def load_checkpoint(
+    folder: str | os.PathLike[str], *, opt_state_like: Any = None, model_like: Any = None
+) -> Checkpoint:
     """Read a checkpoint back, bit for bit, or say why not.
 
     Args:
         folder: what `save_checkpoint` wrote.
         opt_state_like: an optimiser state of the structure to fill, arrays or shapes, such as
             `optimizer.init(...)` or its `eqx.filter_eval_shape`; None leaves the state unread.
+        model_like: a model of the structure to fill, arrays or shapes, for a checkpoint with
+            parameters that somebody added; None builds the model of the configuration.
 
     Raises:
         FileNotFoundError: the folder or one of its files is not there.
@@ -114,17 +115,58 @@ def load_checkpoint(folder: str | os.PathLike[str], *, opt_state_like: Any = Non
     manifest = _read_manifest(folder)
     config = _read_config(folder, manifest)
     tensors = _read(folder, MODEL, manifest)
-    problems = _differences(_table(config), _specs(tensors))
-    _refuse(problems, f"{folder / MODEL} does not fit {CONFIG}")
-    model = build_model(config, tensors, source=str(folder / MODEL))
+    if model_like is None:
+        problems = differences(table_specs(config), specs(tensors))
+        refuse(problems, f"{folder / MODEL} does not fit {CONFIG}")
+        model = build_model(config, tensors, source=str(folder / MODEL))
+    else:
+        check_config(config, model_like.config, str(folder))
+        leaves = _leaves(tensors, manifest["files"][MODEL])
+        problems = differences(specs(storable_leaves(model_like, "model_like")), specs(leaves))
+        refuse(problems, f"{folder / MODEL} is not of the structure of model_like")
+        model = replace_leaves(model_like, leaves)
     opt_state = None
     if opt_state_like is not None:
         opt_state = _read_optimizer(folder, manifest, opt_state_like)
     return Checkpoint(model, manifest["step"], opt_state, manifest.get("mesh"))
 
 
-def _tensors(tree: Any, name: str) -> dict[str, Any]:
-    """Return the leaves by dotted path, checked to be storable."""
+def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: str) -> None:
+    """Insist that the leaves of a model are what its configuration says, whatever was added to it.
+
+    Raises:
+        ValueError: they are not; every difference is listed.
+    """
+    found, table = specs(leaves), table_specs(model.config)
+    ours = {name: found[name] for name in found if name in table}
+    if len(ours) < len(found):
+        # A layer that somebody wrapped has its parameters under other names: only where nothing
+        # was added is a name that is not there a mistake.
+        table = {name: table[name] for name in ours}
+    refuse(
+        differences(table, ours),
+        f"{caller}: the model is not what its configuration says",
+        "Cast back with precision.ensure_sensitive_param_dtype, or set param_dtype.",
+    )
+
+
+def check_config(saved: MegalodonConfig, expected: MegalodonConfig, source: str) -> None:
+    """Insist that a checkpoint has the configuration that is expected.
+
+    Raises:
+        ValueError: it has not; every field that differs is listed.
+    """
+    fields = ({n: repr(v) for n, v in c.to_dict().items()} for c in (expected, saved))
+    refuse(differences(*fields), f"{source} is of another configuration")
+
+
+def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
+    """Return the leaves of a pytree by dotted path, checked to be storable.
+
+    Raises:
+        ValueError: a leaf is no array, shares its name, or is a weakly typed array; the message
+            calls the tree `name`.
+    """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         at, reason = dotted(path), None
@@ -159,20 +201,27 @@ def _restored(array: np.ndarray, row: Mapping[str, Any]) -> Any:
     return jnp.asarray(array.item()) if "weak" in row else array
 
 
+def _leaves(arrays: Mapping[str, np.ndarray], rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: jnp.asarray(_restored(array, rows[name])) for name, array in arrays.items()}
+
+
 def _row(array: np.ndarray) -> dict[str, Any]:
     digest = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
     return {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
 
 
-def _specs(leaves: Mapping[str, Any]) -> dict[str, str]:
+def specs(leaves: Mapping[str, Any]) -> dict[str, str]:
+    """Return dtype and shape of leaves in words, by name."""
     return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
 
 
-def _table(config: MegalodonConfig) -> dict[str, str]:
+def table_specs(config: MegalodonConfig) -> dict[str, str]:
+    """Return dtype and shape of the parameters of a configuration in words, by name."""
     return {row.name: f"{row.dtype} {row.shape}" for row in weight_table(config)}
 
 
-def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Return a line for each name that is missing, unexpected, or stands for something else."""
     return [
         *(f"missing {name}: {what}" for name, what in expected.items() if name not in found),
         *(f"unexpected {name}: {what}" for name, what in found.items() if name not in expected),
@@ -184,7 +233,8 @@ def _differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[
     ]
 
 
-def _refuse(problems: list[str], what: str, remedy: str = "") -> None:
+def refuse(problems: list[str], what: str, remedy: str = "") -> None:
+    """Raise one ValueError that lists all problems, if there are any."""
     if problems:
         listing = "\n  ".join(problems)
         raise ValueError(f"{what}, {len(problems)} difference(s):\n  {listing}\n{remedy}".rstrip())
@@ -203,7 +253,7 @@ def _write(
         "kind": KIND,
         "schema": SCHEMA,
         "step": step,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "dtype_policy": policy | {"sensitive_dtype": config.sensitive_dtype.name},
         "config": fields,
         "files": {},
@@ -229,6 +279,11 @@ def _check_replaceable(target: Path) -> None:
             f"save_checkpoint: {target} is not a checkpoint of ours (it holds {sorted(names)}) "
             "and would be replaced as a whole; choose a folder of its own."
         )
+
+
+def package_versions() -> dict[str, str | None]:
+    """Return the versions of the packages that a checkpoint depends on; None for one not there."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(package: str) -> str | None:
@@ -268,7 +323,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _read_config(folder: Path, manifest: Mapping[str, Any]) -> MegalodonConfig:
     fields = _read_json(folder / CONFIG)
     said, saved = ({n: repr(v) for n, v in x.items()} for x in (fields, manifest["config"]))
-    _refuse(_differences(saved, said), f"{folder / CONFIG} contradicts {MANIFEST}")
+    refuse(differences(saved, said), f"{folder / CONFIG} contradicts {MANIFEST}")
     return MegalodonConfig.from_dict(fields)
 
 
@@ -282,7 +337,7 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.
     tensors = read_tensors(file)
     expected = {at: _said(row) for at, row in rows.items()}
     found = {at: _said(_row(array)) for at, array in tensors.items()}
-    _refuse(_differences(expected, found), f"{file} differs from {MANIFEST}", "Copy it again.")
+    refuse(differences(expected, found), f"{file} differs from {MANIFEST}", "Copy it again.")
     return tensors
 
 
@@ -292,11 +347,10 @@ def _said(row: Mapping[str, Any]) -> str:
 
 def _read_optimizer(folder: Path, manifest: Mapping[str, Any], like: Any) -> Any:
     arrays = _read(folder, OPTIMIZER, manifest)
-    rows = manifest["files"][OPTIMIZER]
-    leaves = {name: _restored(array, rows[name]) for name, array in arrays.items()}
-    _refuse(
-        _differences(_specs(_tensors(like, "opt_state_like")), _specs(leaves)),
+    leaves = _leaves(arrays, manifest["files"][OPTIMIZER])
+    refuse(
+        differences(specs(storable_leaves(like, "opt_state_like")), specs(leaves)),
         f"{folder / OPTIMIZER} is not of the structure of opt_state_like",
         "Build the same optimiser as when it was saved.",
     )
-    return replace_leaves(like, {name: jnp.asarray(leaf) for name, leaf in leaves.items()})
+    return replace_leaves(like, leaves)

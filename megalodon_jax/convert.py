@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,13 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from safetensors.numpy import save_file
 
 from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
-from megalodon_jax.files import read_json_object, written_aside
+from megalodon_jax.files import read_json_object
+from megalodon_jax.leaf_tensors import leaf_tensors
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.stacked import unstack_layers
+from megalodon_jax.pretrained import checkpoint_file, located
+from megalodon_jax.shards import save_tensors
 from megalodon_jax.tensor_files import (
+    ArrayTensor,
     Tensor,
     file_tensors,
     is_safetensors,
@@ -35,7 +36,7 @@ from megalodon_jax.torch_files import (
     read_torch_file,
     to_numpy,
 )
-from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, named_leaves, role_of
+from megalodon_jax.weights import EMBEDDING, HEAD, SENSITIVE, build_model, role_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,20 +61,38 @@ def state_dict(
     Raises:
         ValueError: `dtype` is none this project stores, such as float16.
     """
-    asked = None if dtype is None else checked_dtype("dtype", dtype, "export")
-    tensors = {}
-    for name, leaf in named_leaves(unstack_layers(model)).items():
-        target = leaf.dtype if asked is None else asked
-        if role_of(name) in SENSITIVE:
-            target = widened(leaf.dtype)
-        tensors[name] = np.array(leaf.astype(target))
+    tensors = exported_tensors(model, dtype=dtype)
+    arrays = {name: np.array(tensor.read()) for name, tensor in tensors.items()}
     if model.tied:
-        tensors[HEAD] = tensors[EMBEDDING].copy()
-    if include_rope_inv_freq:
-        half, base = model.config.head_dim // 2, model.config.effective_rope_base
-        rates = (base ** (-np.arange(half) / half)).astype(np.float32)
-        for i in range(model.config.num_layers):
-            tensors[f"model.layers.{i}.attn.inner.rope.inv_freq"] = rates.copy()
+        # Strict loading in torch asks for the head, and two names of one array are not saved.
+        arrays[HEAD] = arrays[EMBEDDING].copy()
+    return arrays | (_rope_rates(model.config) if include_rope_inv_freq else {})
+
+
+def exported_tensors(
+    model: MegalodonForCausalLM, *, dtype: DTypeLike | None = None
+) -> dict[str, Tensor]:
+    """Return the weights by torch name, to be read one at a time; a tied head is the embedding's.
+
+    Parameters that are not ours (`Role.OTHER`) are among them; those that are no floating-point
+    numbers keep their dtype.
+
+    Args:
+        model: see `state_dict`.
+        dtype: see `state_dict`.
+
+    Raises:
+        ValueError: see `state_dict`.
+    """
+    asked = None if dtype is None else checked_dtype("dtype", dtype, "export")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in leaf_tensors(model).items():
+        target = np.dtype(tensor.dtype)
+        if jnp.issubdtype(target, jnp.floating):
+            target = target if asked is None else asked
+            if role_of(name) in SENSITIVE:
+                target = widened(tensor.dtype)
+        tensors[name] = dataclasses.replace(tensor, dtype=target.name)
     return tensors
 
 
@@ -104,16 +123,30 @@ def save_safetensors(
     *,
     dtype: DTypeLike | None = None,
     include_rope_inv_freq: bool = False,
+    max_shard_size: int | str | None = None,
 ) -> None:
-    """Write the weights to one safetensors file, aside first and then renamed.
+    """Write the weights to a safetensors file, or to shards of it; aside first and then renamed.
+
+    Tensors are copied when they are written: a shard of them is in memory at a time.
+
+    Args:
+        model: the model to save, stacked or not.
+        path: the file; shards are called after it, `model-00001-of-00003.safetensors` and
+            `model.safetensors.index.json`.
+        dtype: see `state_dict`.
+        include_rope_inv_freq: see `state_dict`.
+        max_shard_size: most bytes of a file, a number or such as "5GB"; None writes one file.
 
     Raises:
-        ValueError: see `state_dict`.
+        ValueError: see `state_dict` and `megalodon_jax.shards.save_tensors`.
         OSError: the folder cannot be written; nothing is left behind.
     """
-    tensors = state_dict(model, dtype=dtype, include_rope_inv_freq=include_rope_inv_freq)
-    with written_aside(path) as aside:
-        save_file(tensors, aside, metadata={"format": "pt"})
+    tensors = exported_tensors(model, dtype=dtype)
+    if model.tied:
+        tensors[HEAD] = tensors[EMBEDDING]
+    if include_rope_inv_freq:
+        tensors |= {n: ArrayTensor(rates) for n, rates in _rope_rates(model.config).items()}
+    save_tensors(tensors, path, max_shard_size)
 
 
 def load_weights_from_torch(
@@ -138,8 +171,12 @@ def load_from_pretrained(
     dtype: DTypeLike = jnp.float32,
     *,
     key: jax.Array | None = None,
+    revision: str | None = None,
 ) -> MegalodonForCausalLM:
-    """Load a checkpoint: a tensor file, a sharded index, or a directory with `config.json`.
+    """Load a checkpoint: a tensor file, a sharded index, a directory, or a model of a hub.
+
+    A directory holds weights and `config.json`, or the steps of `megalodon_jax.orbax_checkpoints`,
+    of which the newest is loaded.
 
     A torch file may hold a state dict or a training checkpoint with one in it
     (`megalodon_jax.torch_files`); a prefix that a wrapper put before every name (`model.`,
@@ -147,22 +184,33 @@ def load_from_pretrained(
 
     Args:
         path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory holding
-            one.
+            one. What is not there as a path and looks like "org/name" is taken for an id of the
+            Hugging Face hub, where huggingface_hub is installed.
         config: the model's configuration; None reads `config.json` beside the weights.
         dtype: storage dtype of all but the sensitive parameters, which keep at least float32 and
             never pass through a narrower dtype.
         key: accepted for compatibility; a strict load leaves nothing to draw at random.
+        revision: branch, tag or commit of a hub id.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or no `config.json` when one is needed.
+        FileNotFoundError: there is no checkpoint (the message says what was tried), or no
+            `config.json` when one is needed.
         ValueError: the file is corrupt, or does not fit the configuration (all problems listed).
     """
+    from megalodon_jax.orbax_checkpoints import is_orbax, model_arrays
+
     del key
-    file = checkpoint_file(Path(path))
+    place = located(path, revision)
+    if is_orbax(place):
+        saved, arrays = model_arrays(place)
+        config = dataclasses.replace(config or saved, param_dtype=dtype)
+        return build_model(config, arrays, source=str(place))
+    file = checkpoint_file(place)
     if config is None:
         config = read_config(file.parent / "config.json")
     config = dataclasses.replace(config, param_dtype=dtype)
-    tensors = unprefixed(read_tensors(file), str(file))
+    # Unread: with every tensor in memory beside the model, it would be there twice.
+    tensors = unprefixed(open_tensors(file), str(file))
     return build_model(config, tensors, source=str(file))
 
 
@@ -237,53 +285,11 @@ def reads_as_safetensors(file: Path) -> bool:
     return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)
 
 
-_NAMES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-
-
-_SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
-"""What a training run keeps in files of its own."""
-
-
-def checkpoint_file(path: Path) -> Path:
-    """Return the weights file that a path names: itself, or the one a folder holds.
-
-    A folder's file has one of the usual names, or is the only one of its kind there.
-
-    Raises:
-        FileNotFoundError: there is none; the message lists the names that were looked for.
-        ValueError: there are several; the message lists them.
-    """
-    if not path.is_dir():
-        if not path.is_file():
-            raise FileNotFoundError(f"no checkpoint at {path}.")
-        return path
-    for name in _NAMES:
-        if (path / name).is_file():
-            return path / name
-    files = sorted(f for f in path.iterdir() if f.is_file() and not _BESIDE.fullmatch(f.name))
-    for suffix in _SUFFIXES:
-        here = [f for f in files if f.name.endswith(suffix)]
-        if len(here) > 1:
-            names = ", ".join(f.name for f in here[:6])
-            more = f" and {len(here) - 6} more" if len(here) > 6 else ""
-            raise ValueError(f"{path} holds several checkpoints: name one of {names}{more}.")
-        if here:
-            return here[0]
-    sharded = any(f.suffix == ".distcp" for f in files)
-    hint = (
-        " Its distributed checkpoint becomes a torch file by "
-        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
-    )
-    raise FileNotFoundError(
-        f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}, or one file that ends "
-        f"in {', '.join(_SUFFIXES[1:])}.{hint if sharded else ''}"
-    )
+def _rope_rates(config: MegalodonConfig) -> dict[str, np.ndarray]:
+    half, base = config.head_dim // 2, config.effective_rope_base
+    rates = (base ** (-np.arange(half) / half)).astype(np.float32)
+    layers = range(config.num_layers)
+    return {f"model.layers.{i}.attn.inner.rope.inv_freq": rates.copy() for i in layers}
 
 
 def _to_torch(array: np.ndarray) -> torch.Tensor:

@@ -73,8 +73,8 @@ def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
         aside.chmod(0o755)
         for path_inside in aside.rglob("*"):
             path_inside.chmod(0o755 if path_inside.is_dir() else 0o644)
-            _flush(path_inside)
-        _flush(aside)
+            flush(path_inside)
+        flush(aside)
         _publish(aside, path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -169,7 +169,7 @@ def _publish(aside: Path, target: Path) -> None:
                 previous.rename(target)
             raise
         shutil.rmtree(previous, ignore_errors=True)
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def _exchanged(left: Path, right: Path) -> bool:
@@ -181,7 +181,7 @@ def _exchanged(left: Path, right: Path) -> bool:
     return exchange(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Bring a file or the names in a folder to the disk, so that a power cut keeps the order."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -5,6 +5,8 @@ Source: docs/model.md "Precision".
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -14,45 +16,74 @@ from jax.typing import DTypeLike
 
 from megalodon_jax.config import checked_dtype
 from megalodon_jax.roles import check_unstacked
-from megalodon_jax.weights import SENSITIVE, named_leaves, replace_leaves, role_of
+from megalodon_jax.weights import SENSITIVE, Role, named_leaves, replace_leaves, role_of
 
 Tree = TypeVar("Tree")
 
 
-def sensitive_leaves(model: Any) -> dict[str, Any]:
+def sensitive_leaves(model: Any, also: Collection[str] = ()) -> dict[str, Any]:
     """Return the leaves that must stay in at least float32, by name.
 
+    Args:
+        model: a pytree whose leaves have the names of parameters.
+        also: names, or patterns such as `*.lora_scale`, of further leaves to take for sensitive:
+            of what somebody added to a model (`other_leaves`) nobody else can say so.
+
     Raises:
-        ValueError: layers are stacked: one of them would hide what another holds.
+        ValueError: layers are stacked: one of them would hide what another holds; or no leaf has a
+            name in `also`.
     """
     check_unstacked("precision", model)
-    return {n: leaf for n, leaf in named_leaves(model).items() if role_of(n) in SENSITIVE}
+    leaves = named_leaves(model)
+    if unused := [pattern for pattern in also if not fnmatch.filter(leaves, pattern)]:
+        raise ValueError(
+            f"precision: no parameter is called {', '.join(unused)}; those without a rule are "
+            f"{sorted(other_leaves(model)) or 'none'}."
+        )
+    return {
+        name: leaf
+        for name, leaf in leaves.items()
+        if role_of(name) in SENSITIVE or any(fnmatch.fnmatchcase(name, p) for p in also)
+    }
+
+
+def other_leaves(model: Any) -> dict[str, Any]:
+    """Return the leaves that no rule gives a role, by name: what somebody added to a model.
+
+    No audit takes them for sensitive unless it is told to (`also`).
+    """
+    return {n: leaf for n, leaf in named_leaves(model).items() if role_of(n) is Role.OTHER}
 
 
 def audit_sensitive_param_dtypes(
-    model: Any, *, expected_dtype: DTypeLike = jnp.float32
+    model: Any, *, expected_dtype: DTypeLike = jnp.float32, also: Collection[str] = ()
 ) -> dict[str, np.dtype]:
-    """Return the sensitive parameters not stored in `expected_dtype`; empty means clean."""
+    """Return the sensitive parameters not stored in `expected_dtype`; empty means clean.
+
+    Args and errors: see `sensitive_leaves`.
+    """
     expected = jnp.dtype(expected_dtype)
-    leaves = sensitive_leaves(model)
+    leaves = sensitive_leaves(model, also)
     return {n: np.dtype(leaf.dtype) for n, leaf in leaves.items() if leaf.dtype != expected}
 
 
-def ensure_sensitive_param_dtype(model: Tree, *, dtype: DTypeLike = jnp.float32) -> Tree:
+def ensure_sensitive_param_dtype(
+    model: Tree, *, dtype: DTypeLike = jnp.float32, also: Collection[str] = ()
+) -> Tree:
     """Return the model with its sensitive parameters cast to `dtype`.
 
     This mends the dtype only: digits a narrower cast took away are gone, and
     `audit_rounded_values` is how to see it.
 
     Raises:
-        ValueError: `dtype` is none this project stores, such as float16.
+        ValueError: `dtype` is none this project stores, such as float16; or see `sensitive_leaves`.
     """
     dtype = checked_dtype("dtype", dtype, "ensure_sensitive_param_dtype")
-    leaves = sensitive_leaves(model)
+    leaves = sensitive_leaves(model, also)
     return replace_leaves(model, {n: leaf.astype(dtype) for n, leaf in leaves.items()})
 
 
-def audit_rounded_values(model: Any) -> dict[str, int]:
+def audit_rounded_values(model: Any, *, also: Collection[str] = ()) -> dict[str, int]:
     """Return sensitive leaves whose every value is exactly a bfloat16 number, with their sizes.
 
     Such a leaf was rounded before it got its present dtype: chance would do this to a trained
@@ -60,7 +91,7 @@ def audit_rounded_values(model: Any) -> dict[str, int]:
     initialisation such as 0 or 1) prove nothing and are not reported.
     """
     rounded = {}
-    for name, leaf in sensitive_leaves(model).items():
+    for name, leaf in sensitive_leaves(model, also).items():
         values = np.asarray(leaf)
         if values.size < 2 or np.all(values == values.flat[0]):
             continue

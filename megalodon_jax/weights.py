@@ -20,7 +20,7 @@ import numpy as np
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.roles import SENSITIVE, Role, dotted, named_leaves, replace_leaves, role_of
-from megalodon_jax.tensor_files import printable
+from megalodon_jax.tensor_files import Tensor, printable
 
 __all__ = [
     "EMBEDDING",
@@ -73,13 +73,18 @@ def abstract_model(config: MegalodonConfig) -> MegalodonForCausalLM:
 
 
 def build_model(
-    config: MegalodonConfig, tensors: Mapping[str, np.ndarray], *, source: str = "state dict"
+    config: MegalodonConfig,
+    tensors: Mapping[str, np.ndarray | Tensor],
+    *,
+    source: str = "state dict",
 ) -> MegalodonForCausalLM:
-    """Build a model from named NumPy arrays, strictly and completely.
+    """Build a model from named NumPy arrays or tensors of files, strictly and completely.
+
+    Tensors of files are read one at a time, after names, shapes and dtypes have been checked.
 
     Args:
         config: decides names, shapes and dtypes; sensitive parameters get at least float32.
-        tensors: arrays by torch name. A tied `lm_head.weight` may be present if it equals the
+        tensors: by torch name. A tied `lm_head.weight` may be present if it equals the
             embedding; `*.inner.rope.inv_freq` buffers are ignored.
         source: what to call the tensors in an error.
 
@@ -90,7 +95,7 @@ def build_model(
     table = weight_table(config)
     given = {n: t for n, t in tensors.items() if not n.endswith("inner.rope.inv_freq")}
     _check(config, table, given, source)
-    values = {row.name: jnp.asarray(given[row.name], row.dtype) for row in table}
+    values = {row.name: jnp.asarray(_array(given[row.name]), row.dtype) for row in table}
     return replace_leaves(abstract_model(config), values)
 
 
@@ -119,7 +124,20 @@ def shape_problems(
     ]
 
 
-def _check(config, table, given: Mapping[str, np.ndarray], source: str) -> None:
+def _array(tensor: np.ndarray | Tensor) -> np.ndarray:
+    return tensor if isinstance(tensor, np.ndarray) else tensor.read()
+
+
+def _floating(dtype: Any) -> bool:
+    """Whether a dtype, of NumPy or by name, is of floating-point numbers that NumPy computes in."""
+    try:
+        return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        # Formats of packed numbers have names that NumPy does not know.
+        return False
+
+
+def _check(config, table, given: Mapping[str, np.ndarray | Tensor], source: str) -> None:
     expected = {row.name: row.shape for row in table}
     optional = {HEAD} if config.tied else set()
     allowed = set(expected) | optional
@@ -127,10 +145,10 @@ def _check(config, table, given: Mapping[str, np.ndarray], source: str) -> None:
     problems += [
         f"{n} holds {given[n].dtype}, expected floating-point numbers"
         for n in sorted(allowed & set(given))
-        if not jnp.issubdtype(given[n].dtype, jnp.floating)
+        if not _floating(given[n].dtype)
     ]
     if config.tied and HEAD in given and EMBEDDING in given and not problems:
-        head, embed = np.asarray(given[HEAD]), np.asarray(given[EMBEDDING])
+        head, embed = _array(given[HEAD]), _array(given[EMBEDDING])
         if not np.array_equal(head, embed):
             problems.append(
                 f"{HEAD} differs from {EMBEDDING} although the head is tied (output_size="

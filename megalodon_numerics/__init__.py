@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         compare,
         comparison_runs,
     )
+    from parity.checkpoint_pair import export_pretrained
     from parity.mesh import MeshComparison, out_of_sync
     from reports.watching import trainer_callback, watch_optimizer, watch_updates
     from stability.dtype_audit import audit_step, load_policy
@@ -66,6 +67,7 @@ _HOMES = {
         "compare",
         "comparison_runs",
     ),
+    "parity.checkpoint_pair": ("export_pretrained",),
     "parity.mesh": ("MeshComparison", "out_of_sync"),
     "reports.watching": ("trainer_callback", "watch_optimizer", "watch_updates"),
     "stability.dtype_audit": ("audit_step", "load_policy"),
@@ -100,6 +102,7 @@ __all__ = [
     "compare",
     "comparison_runs",
     "compensate",
+    "export_pretrained",
     "frozen_watch",
     "guard",
     "guarded_run",

@@ -123,6 +123,25 @@ def model_of(config: MegalodonConfig, seed: int = 0) -> MegalodonForCausalLM:
         return build_model(config, arrays(config, seed))
 
 
+class Adapted(eqx.Module):
+    """A linear map with what somebody added to it: a matrix without a role, a count, and a key."""
+
+    weight: jax.Array
+    bias: jax.Array
+    lora_a: jax.Array
+    steps: jax.Array
+    key: jax.Array
+
+
+def adapted() -> MegalodonForCausalLM:
+    """TINY with one map of its first layer adapted; it is there to be stored, not to be run."""
+    model = model_of(TINY)
+    old = model.model.layers[0].attn.wz
+    extra = jnp.full((2, 8), 0.1, jnp.float32), jnp.asarray(3, jnp.int32), jax.random.key(7)
+    wrapped = Adapted(old.weight, old.bias, *extra)
+    return eqx.tree_at(lambda m: m.model.layers[0].attn.wz, model, wrapped)
+
+
 def tokens(config: MegalodonConfig, shape: tuple[int, int], seed: int = 1) -> np.ndarray:
     """Ids without the padding token."""
     rng = np.random.default_rng(seed)

@@ -50,21 +50,32 @@ def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
     Raises:
         ValueError: the mesh does not divide the model, or layers are stacked.
     """
+    specs = state_specs(state, model, mesh)
+
+    def put(path: Any, leaf: Any) -> Any:
+        return laid_out(leaf, mesh, specs[dotted(path)]) if hasattr(leaf, "dtype") else leaf
+
+    return jax.tree_util.tree_map_with_path(put, state)
+
+
+def state_specs(state: Any, model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
+    """Return where every leaf of an optimiser state lies, by dotted path (`shard_state`).
+
+    Raises:
+        ValueError: see `shard_state`.
+    """
     check_unstacked("shard_state", state)
     specs = partition_specs(model, mesh)
     shapes = {name: x.shape for name, x in named_leaves(model).items()}
 
-    def put(path: Any, leaf: Any) -> Any:
-        if not hasattr(leaf, "dtype"):
-            return leaf
-        at = dotted(path)
+    def spec(at: str, leaf: Any) -> PartitionSpec:
         owner = next(
             (n for n in shapes if (at == n or at.endswith("." + n)) and shapes[n] == leaf.shape),
             None,
         )
-        return laid_out(leaf, mesh, PartitionSpec() if owner is None else specs[owner])
+        return PartitionSpec() if owner is None else specs[owner]
 
-    return jax.tree_util.tree_map_with_path(put, state)
+    return {name: spec(name, leaf) for name, leaf in named_leaves(state).items()}
 
 
 def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:

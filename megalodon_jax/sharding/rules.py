@@ -40,13 +40,13 @@ def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> Partitio
     """Return where a parameter is stored.
 
     A vocabulary that `tensor` does not divide leaves its rows whole and is cut by columns; the
-    program fills it up with rows that no token has.
-
-    Raises:
-        ValueError: the name has no role.
+    program fills it up with rows that no token has. A parameter without a rule (`Role.OTHER`) is
+    whole on every device: nothing says how its layer reads it.
     """
-    sizes, dim = axis_sizes(mesh), _tensor_dim(name)
-    if role_of(name) not in _MATRICES:
+    sizes, dim, role = axis_sizes(mesh), _tensor_dim(name), role_of(name)
+    if role is Role.OTHER:
+        return PartitionSpec()
+    if role not in _MATRICES:
         return _spec(sizes, shape, {dim: (TENSOR,)})
     other, both = 1 - dim, (TENSOR, FSDP)
     if _divides(sizes, (TENSOR,), shape[dim]):
@@ -109,7 +109,10 @@ def gathered(tree: Tree, x: Any) -> Tree:
     def read(path: Any, leaf: Any) -> Any:
         if not hasattr(leaf, "dtype"):
             return leaf
-        spec = _spec(sizes, leaf.shape, {_tensor_dim(dotted(path)): (TENSOR,)})
+        name = dotted(path)
+        if role_of(name) is Role.OTHER:
+            return constrained(leaf, mesh, PartitionSpec())
+        spec = _spec(sizes, leaf.shape, {_tensor_dim(name): (TENSOR,)})
         return constrained(leaf, mesh, spec)
 
     return jax.tree_util.tree_map_with_path(read, tree)

@@ -49,6 +49,16 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
     return rounding_noise.responses(truth(case), run, seeds)
 
 
+def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
+    """Return what rounding does to every intermediate of a forward pass, as relative L2 by seed."""
+
+    def run(rng: np.random.Generator) -> Arrays:
+        weights = perturbation.weights(case.weights, rng)
+        return _forward(case, weights, perturbation.hook(rng, case.config.model_dim))
+
+    return rounding_noise.responses(forward_truth(case), run, seeds)
+
+
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
     """Return the floor of every stage of a case, fed the right values, as relative L2.
 

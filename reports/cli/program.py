@@ -20,6 +20,7 @@ from parity.executors.interrupts import ended_in_time
 from parity.executors.machine import FIELDS, host
 from reports.cli import compare as compare_commands
 from reports.cli import demo as demo_commands
+from reports.cli import deploy as deploy_commands
 from reports.cli import dtypes as dtype_commands
 from reports.cli import experiments as experiment_commands
 from reports.cli import export as export_commands
@@ -68,6 +69,7 @@ SECTIONS = {
         "activations": "which values of a step leave narrow formats",
         "mesh": "a step on one device and on meshes of many",
         "capture": "what one side of a port computes, as files",
+        "export-model": "a folder for megalodon-hf, verified on both sides",
         "bench": "seconds and memory, JAX and megalodon-hf in turn",
     },
     "Renew what is committed": {
@@ -178,7 +180,7 @@ for module in (
     measure_commands, port_commands, mesh_commands, run_commands, compare_commands,
     store_commands,
     parity_commands, stability_commands, subject_commands, dtype_commands, experiment_commands,
-    demo_commands, export_commands,
+    demo_commands, export_commands, deploy_commands,
 ):  # fmt: skip
     for command in module.COMMANDS:
         main.add_command(command)

@@ -5,13 +5,16 @@ Source: docs/model.md "Precision", docs/audits.md "Stored parameters".
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from megalodon_jax.precision import (
     audit_rounded_values,
     audit_sensitive_param_dtypes,
+    other_leaves,
     sensitive_leaves,
 )
 from megalodon_jax.weights import named_leaves, role_of
@@ -21,8 +24,12 @@ SOURCE = 'docs/audits.md "Stored parameters"'
 
 
 def audit_parameters(model: Any) -> list[Finding]:
-    """Return one finding per problem and question: probes `dtypes`, `values` and `finite`."""
-    return [*_dtypes(model), *_values(model), *_finite(model)]
+    """Return one finding per problem and question: probes `dtypes`, `values` and `finite`.
+
+    A parameter that no rule gives a role, such as an adapter's, is listed as a note: nothing says
+    whether it bears a narrow dtype.
+    """
+    return [*_dtypes(model), *_others(model), *_values(model), *_finite(model)]
 
 
 def _dtypes(model: Any) -> list[Finding]:
@@ -42,6 +49,25 @@ def _dtypes(model: Any) -> list[Finding]:
             Finding("dtypes", severity, name, "bytes_per_element", size, 4.0, source, message, fix)
         )
     return rows
+
+
+def _others(model: Any) -> list[Finding]:
+    message = "no rule gives it a role: taken for not sensitive"
+    fix = "to audit it too, name it in the `also` of megalodon_jax.precision's audits"
+    return [
+        Finding(
+            "dtypes",
+            Severity.NOTE,
+            name,
+            "bytes_per_element",
+            float(leaf.dtype.itemsize),
+            math.nan,
+            SOURCE,
+            f"{role_of(name)}: {leaf.dtype.name}, {message}",
+            fix,
+        )
+        for name, leaf in other_leaves(model).items()
+    ]
 
 
 def _values(model: Any) -> list[Finding]:
@@ -64,6 +90,7 @@ def _values(model: Any) -> list[Finding]:
 
 
 def _finite(model: Any) -> list[Finding]:
-    leaves = named_leaves(model)
+    # Integers and keys are finite.
+    leaves = {n: x for n, x in named_leaves(model).items() if jnp.issubdtype(x.dtype, jnp.floating)}
     counts = {n: int(np.sum(~np.isfinite(np.asarray(x, np.float64)))) for n, x in leaves.items()}
     return [non_finite(n, count, leaves[n].size, SOURCE) for n, count in counts.items() if count]

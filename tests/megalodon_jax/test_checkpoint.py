@@ -22,7 +22,8 @@ from megalodon_jax import checkpoint, files
 from megalodon_jax.checkpoint import load_checkpoint, save_checkpoint
 from megalodon_jax.convert import load_from_pretrained
 from megalodon_jax.precision import audit_sensitive_param_dtypes
-from tests.helpers import TINY, model_of, same_leaves, tiny, tokens
+from megalodon_jax.roles import named_leaves, replace_leaves
+from tests.helpers import TINY, adapted, model_of, same_leaves, tiny, tokens
 
 NARROW = tiny(output_size=19, swiglu=True, param_dtype="bfloat16")
 IDS = jnp.asarray(tokens(TINY, (2, 9)))
@@ -272,7 +273,7 @@ def interrupt(*_: Any, **__: Any) -> None:
 BREAKS = [
     (checkpoint, "save_file"),
     (checkpoint, "_digest"),
-    (files, "_flush"),
+    (files, "flush"),
     (Path, "write_text"),
     (files, "_exchanged"),
 ]
@@ -362,3 +363,24 @@ def test_torch_is_never_imported(saved: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program, str(saved)], check=True, timeout=120)
     assert load_checkpoint(saved).step == 4
+
+
+KEY = "model.layers.0.attn.wz.key"
+
+
+def key_data(model: Any) -> jax.Array:
+    return jax.random.key_data(named_leaves(model)[KEY])
+
+
+def test_what_somebody_added_to_a_model_is_saved_and_returns(tmp_path: Path) -> None:
+    model, folder = adapted(), tmp_path / "run"
+    save_checkpoint(folder, model, step=1)
+    loaded = load_checkpoint(folder, model_like=jax.eval_shape(adapted)).model
+    assert named_leaves(loaded)[KEY].dtype == named_leaves(model)[KEY].dtype
+    assert same_leaves(*(replace_leaves(m, {KEY: key_data(m)}) for m in (loaded, model)))
+    with pytest.raises(ValueError, match=r"3 difference\(s\):\n  unexpected model.*wz.key: uint32"):
+        load_checkpoint(folder)
+    with pytest.raises(ValueError, match=r"not of the structure of model_like, 3 difference"):
+        load_checkpoint(folder, model_like=model_of(TINY))
+    with pytest.raises(ValueError, match=r"of another configuration, 1 difference\(s\):\n  chunk"):
+        load_checkpoint(folder, model_like=model_of(tiny(chunk_size=8)))

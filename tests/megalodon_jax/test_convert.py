@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from megalodon_jax import MegalodonForCausalLM, convert
+from megalodon_jax import MegalodonForCausalLM, convert, shards
 from megalodon_jax.convert import (
     convert_jax_to_torch,
     load_from_pretrained,
@@ -152,7 +152,7 @@ def test_torch_files_load(tmp_path: Path, name: str) -> None:
     assert same_leaves(load_from_pretrained(tmp_path / name, UNTIED), model)
 
 
-def shards(path: Path, model: MegalodonForCausalLM) -> Path:
+def sharded(path: Path, model: MegalodonForCausalLM) -> Path:
     tensors = state_dict(model)
     first = dict(list(tensors.items())[::2])
     second = {n: t for n, t in tensors.items() if n not in first}
@@ -167,13 +167,13 @@ def shards(path: Path, model: MegalodonForCausalLM) -> Path:
 
 def test_a_sharded_index_loads_directly_and_through_its_directory(tmp_path: Path) -> None:
     model = model_of(UNTIED)
-    index = shards(tmp_path, model)
+    index = sharded(tmp_path, model)
     assert same_leaves(load_from_pretrained(index, UNTIED), model)
     assert same_leaves(load_from_pretrained(tmp_path, UNTIED), model)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    index = shards(tmp_path, model_of(UNTIED))
+    index = sharded(tmp_path, model_of(UNTIED))
     (tmp_path / "two.safetensors").unlink()
     with pytest.raises(ValueError, match=r"names shard two.safetensors, which is not beside it"):
         load_from_pretrained(index, UNTIED)
@@ -308,7 +308,7 @@ def test_an_interrupted_save_leaves_what_was_there(
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    where = convert if failing == "save_file" else os
+    where = shards if failing == "save_file" else os
     monkeypatch.setattr(where, failing, interrupted)
     with pytest.raises(KeyboardInterrupt):
         save_safetensors(model_of(TINY, seed=5), file)

@@ -11,10 +11,11 @@ from megalodon_jax.precision import (
     audit_rounded_values,
     audit_sensitive_param_dtypes,
     ensure_sensitive_param_dtype,
+    other_leaves,
     sensitive_leaves,
 )
 from megalodon_jax.weights import named_leaves, replace_leaves, weight_table
-from tests.helpers import TINY, model_of, same_leaves
+from tests.helpers import TINY, adapted, model_of, same_leaves
 
 ALPHA = "model.layers.0.attn.cema.alpha"
 GAMMA = "model.layers.1.attn.rmsnorm.gamma"
@@ -84,3 +85,18 @@ def test_sensitive_parameters_are_not_cast_to_float16() -> None:
     message = "ensure_sensitive_param_dtype: dtype=float16 is refused.*Use bfloat16 or float32"
     with pytest.raises(ValueError, match=message):
         ensure_sensitive_param_dtype(model_of(TINY), dtype=jnp.float16)
+
+
+def test_what_has_no_role_is_listed_and_sensitive_only_when_told() -> None:
+    model = adapted()
+    prefix = "model.layers.0.attn.wz."
+    assert other_leaves(model).keys() == {prefix + n for n in ("lora_a", "steps", "key")}
+    assert audit_sensitive_param_dtypes(model) == {}
+    name = prefix + "lora_a"
+    narrow = replace_leaves(model, {name: model.model.layers[0].attn.wz.lora_a.astype("bfloat16")})
+    assert audit_sensitive_param_dtypes(narrow) == {}
+    assert audit_sensitive_param_dtypes(narrow, also=["*.lora_a"]) == {name: jnp.bfloat16}
+    mended = ensure_sensitive_param_dtype(narrow, also=["*.lora_a"])
+    assert audit_sensitive_param_dtypes(mended, also=[name]) == {}
+    with pytest.raises(ValueError, match=r"no parameter is called \*\.lora_c; .*lora_a"):
+        audit_sensitive_param_dtypes(model, also=["*.lora_c"])

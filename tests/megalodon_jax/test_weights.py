@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax import MegalodonConfig, MegalodonForCausalLM
+from megalodon_jax import MegalodonConfig, MegalodonForCausalLM, roles
 from megalodon_jax.weights import (
     Role,
     build_model,
@@ -140,9 +140,29 @@ def test_a_role_follows_from_the_name(name: str, role: Role) -> None:
     assert role_of(name) is role
 
 
-def test_a_parameter_without_a_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no role for parameter 'model.router'.*_ROLES"):
-        role_of("model.router")
+WITHOUT_ROLE = "model.layers.0.attn.wz.lora_a"
+
+
+@pytest.mark.parametrize("name", ["model.router", WITHOUT_ROLE, "scale"])
+def test_a_parameter_without_a_rule_has_the_role_other(name: str) -> None:
+    assert role_of(name) is Role.OTHER
+
+
+def without_role(config: MegalodonConfig) -> list[str]:
+    weight_table.cache_clear()
+    return [row.name for row in weight_table(config) if row.role is Role.OTHER]
+
+
+@CONFIGS
+def test_every_parameter_of_our_model_has_a_rule(build) -> None:
+    assert without_role(build()[0]) == []
+
+
+def test_a_parameter_of_our_model_without_a_rule_is_seen(monkeypatch) -> None:
+    monkeypatch.setattr(roles, "_ROLES", [r for r in roles._ROLES if r[1] is not Role.QK_AFFINE])
+    found = without_role(swiglu_untied()[0])
+    weight_table.cache_clear()
+    assert found == [f"model.layers.{i}.attn.{n}" for i in (0, 1) for n in ("gamma", "beta")]
 
 
 def test_building_reports_every_problem_in_one_error() -> None:

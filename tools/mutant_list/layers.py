@@ -882,12 +882,12 @@ STACK = of(
 
 STACKED = (
     *of(
-        "megalodon_jax/convert.py",
+        "megalodon_jax/leaf_tensors.py",
         (
             "stacked_names_saved",
             "a model with stacked layers is saved by names that torch does not know",
-            "named_leaves(unstack_layers(model)).items()",
-            "named_leaves(model).items()",
+            "eqx.filter_eval_shape(unstack_layers, eqx.filter(model, _is_leaf))",
+            "eqx.filter(model, _is_leaf)",
             _STACKED,
         ),
     ),

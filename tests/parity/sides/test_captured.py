@@ -381,7 +381,7 @@ def interrupt(*_: Any, **__: Any) -> None:
 BREAKS = [
     (capture_files, "save_file"),
     (capture_files, "_digest"),
-    (files, "_flush"),
+    (files, "flush"),
     (Path, "write_text"),
 ]
 

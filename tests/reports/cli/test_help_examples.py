@@ -32,6 +32,7 @@ HEAVY = {
     "drill": ["stability.experiments.drill.run"],
     "dtypes check": ["reports.cli.dtypes._chosen"],
     "dtypes renew": ["reports.cli.dtypes._chosen"],
+    "export-model": ["parity.checkpoint_pair.deployment.export_pretrained"],
     "founding-case": ["stability.experiments.founding.compare"],
     "gemm-drill": ["stability.experiments.drill.run"],
     "mesh": ["parity.mesh.MeshComparison.run"],

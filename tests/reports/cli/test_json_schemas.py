@@ -105,6 +105,7 @@ def test_the_committed_drill_is_valid() -> None:
         ("stability CHECKPOINT --what-if --quiet", "stability"),
         ("stability --subject mla-moe --quiet", "stability"),
         ("activations CHECKPOINT --quiet", "activations"),
+        ("export-model CHECKPOINT OUT --no-verify --quiet", "export-model"),
         (
             "parity --torch parity/data/byte_lm --text README.md --length 32 --oracle-only "
             "--no-grad --quiet",
@@ -118,7 +119,7 @@ def test_answers_of_what_measures_are_valid(line: str, name: str, tmp_path: Path
     config = tiny(vocab_size=256, num_layers=1)
     save_safetensors(model_of(config), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
-    line = line.replace("CHECKPOINT", str(tmp_path))
+    line = line.replace("CHECKPOINT", str(tmp_path)).replace("OUT", str(tmp_path / "out"))
     monkeypatch.chdir(ROOT)
     out = ["--out", str(tmp_path / "runs")] if name in ("nightly", "port") else []
     result = cli(*line.split(), *out, "--json")

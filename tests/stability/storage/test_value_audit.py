@@ -8,7 +8,7 @@ from megalodon_jax.precision import ensure_sensitive_param_dtype, sensitive_leav
 from megalodon_jax.weights import named_leaves, replace_leaves
 from stability.core.findings import Severity
 from stability.storage.value_audit import audit_parameters
-from tests.helpers import TINY, model_of
+from tests.helpers import TINY, adapted, model_of
 
 ALPHA = "model.layers.0.attn.cema.alpha"
 
@@ -71,3 +71,11 @@ def test_a_constant_leaf_is_clean_and_nothing_false_is_said_of_it() -> None:
     assert not problems(zeros)
     (found,) = [f for f in audit_parameters(zeros) if (f.probe, f.subject) == ("values", ALPHA)]
     assert "holds values bfloat16 cannot" not in found.message
+
+
+def test_a_parameter_without_a_role_is_listed_as_a_note() -> None:
+    rows = problems(adapted())
+    names = {f"model.layers.0.attn.wz.{name}" for name in ("lora_a", "steps", "key")}
+    assert {row.subject for row in rows} == names
+    assert {row.severity for row in rows} == {Severity.NOTE}
+    assert all("other: " in row.message for row in rows)

@@ -1,0 +1,427 @@
+"""Checkpoints of a training run through Orbax: sharded, asynchronous, restored onto any mesh.
+
+A folder holds a numbered folder for each step, with four items:
+
+    model      the parameters by torch name
+    opt_state  leaves of the optimiser state by dotted path, when there is one
+    key        the numbers of a PRNG key, when there is one
+    meta       JSON: configuration, position in the data, and what each leaf is
+
+Each process writes its own shards, in the background. Orbax gives a step its name when it is
+complete, so an interrupted save leaves the steps before it. Needs the extra `orbax`. Source:
+docs/guide.md "Checkpoints of a long run".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from megalodon_jax.checkpoint import (
+    check_model,
+    differences,
+    package_versions,
+    refuse,
+    specs,
+    storable_leaves,
+    table_specs,
+)
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.roles import check_unstacked, replace_leaves
+from megalodon_jax.sharding.placement import state_specs
+from megalodon_jax.sharding.rules import partition_specs
+from megalodon_jax.weights import abstract_model
+
+KIND, SCHEMA = "megalodon_jax orbax checkpoint", 1
+MODEL, STATE, KEY, META = "model", "opt_state", "key", "meta"
+_STEP_FILE = "_CHECKPOINT_METADATA"
+"""File that Orbax writes into the folder of every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored step: what `OrbaxCheckpoints.save` was given."""
+
+    model: MegalodonForCausalLM
+    step: int
+    opt_state: Any = None
+    """Optimiser state of the structure of `opt_state_like`; None where none was asked for."""
+    key: jax.Array | None = None
+    position: Any = None
+
+
+class OrbaxCheckpoints:
+    """Saves the steps of a run to a folder; a context manager, whose end waits for the last save.
+
+    Args:
+        folder: the run's folder, on a disk that all processes see; missing parents are made.
+            Folders of interrupted saves in it are deleted.
+        keep: number of newest steps to keep; None keeps all.
+        every: `save` skips steps that are no multiple of this number.
+        asynchronous: whether `save` returns as soon as the arrays are copied off the devices.
+
+    Raises:
+        ImportError: Orbax is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        every: int = 1,
+        asynchronous: bool = True,
+    ) -> None:
+        ocp = _orbax()
+        self.folder = _absolute(folder)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            save_interval_steps=every,
+            enable_async_checkpointing=asynchronous,
+            cleanup_tmp_directories=True,
+        )
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+
+    def save(
+        self,
+        step: int,
+        model: MegalodonForCausalLM,
+        *,
+        opt_state: Any = None,
+        key: jax.Array | None = None,
+        position: Any = None,
+        force: bool = False,
+    ) -> bool:
+        """Save a step; all processes must call it.
+
+        Args:
+            step: optimiser steps taken, at least 0.
+            model: the model, on any mesh; its dtypes must be those its configuration asks for.
+            opt_state: any pytree of arrays, as optax makes; PRNG keys may be among them.
+            key: PRNG key to go on with.
+            position: where the run is in its data, as JSON values.
+            force: save whatever `every` says.
+
+        Returns:
+            Whether the step is saved: False where `every` skips it.
+
+        Raises:
+            ValueError: as for `checkpoint.save_checkpoint`; or the step is there already.
+        """
+        ocp = _orbax()
+        if not force and not self._manager.should_save(step):
+            return False
+        if step in self._manager.all_steps():
+            raise ValueError(
+                f"{self.folder} holds step {step} already: delete it, or go on from it."
+            )
+        check_unstacked("OrbaxCheckpoints.save", (model, opt_state))
+        trees = {MODEL: storable_leaves(model, MODEL)}
+        check_model(model, trees[MODEL], "OrbaxCheckpoints.save")
+        if opt_state is not None:
+            trees[STATE] = storable_leaves(opt_state, STATE)
+        if key is not None:
+            trees[KEY] = {KEY: key}
+        meta = {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "step": step,
+            "packages": package_versions(),
+            "config": model.config.to_dict(),
+            "position": position,
+            "leaves": {item: _rows(leaves) for item, leaves in trees.items()},
+        }
+        try:
+            json.dumps(position)
+        except (TypeError, ValueError) as error:
+            # Here, not in the thread that writes.
+            raise ValueError(f"OrbaxCheckpoints.save: position must be JSON: {error}.") from error
+        items = {item: ocp.args.PyTreeSave(_stored(leaves)) for item, leaves in trees.items()}
+        arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
+        return bool(self._manager.save(step, args=arguments, force=force))
+
+    def latest(self) -> int | None:
+        """Return the newest step that is complete, or None."""
+        return self._manager.latest_step()
+
+    def wait(self) -> None:
+        """Wait until every save is complete; an error of one is raised here."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait for every save, and let the folder go."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+    def __enter__(self) -> OrbaxCheckpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def latest(folder: str | os.PathLike[str]) -> int | None:
+    """Return the newest complete step in a run's folder, or None."""
+    folder = _absolute(folder)
+    found = folder.iterdir() if folder.is_dir() else ()
+    numbers = [int(path.name) for path in found if path.name.isdecimal() and _is_step(path)]
+    return max(numbers, default=None)
+
+
+def is_orbax(folder: Path) -> bool:
+    """Whether a folder is that of a run's steps, or of one step."""
+    return folder.is_dir() and (_is_step(folder) or latest(folder) is not None)
+
+
+def restore(
+    folder: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    mesh: Mesh | None = None,
+    config: MegalodonConfig | None = None,
+    opt_state_like: Any = None,
+    model_like: MegalodonForCausalLM | None = None,
+) -> Restored:
+    """Restore a step bit for bit, laid out on a mesh, whichever it was saved on.
+
+    Each process reads its own shards.
+
+    Args:
+        folder: the run's folder.
+        step: the step; None takes the newest complete one.
+        mesh: where to put parameters and optimiser state; None puts all on the first device.
+        config: the configuration that is expected; None takes the one that was saved.
+        opt_state_like: an optimiser state of the structure to fill, arrays or shapes; None leaves
+            the state unread.
+        model_like: a model of the structure to fill, arrays or shapes, for one with parameters
+            that somebody added; None restores the model of the configuration.
+
+    Raises:
+        ImportError: Orbax is not installed.
+        FileNotFoundError: there is no such step; the message lists those there are.
+        ValueError: configuration, parameters or optimiser state are others than were saved (every
+            difference is listed), or the mesh does not divide the model.
+    """
+    place = _step_folder(_absolute(folder), step)
+    meta = _read_meta(place)
+    saved = MegalodonConfig.from_dict(meta["config"])
+    model = abstract_model(saved) if model_like is None else model_like
+    expected = {MODEL: table_specs(saved) if model_like is None else specs(_named(model, MODEL))}
+    likes = {MODEL: _named(model, MODEL)}
+    if opt_state_like is not None:
+        likes[STATE] = _named(opt_state_like, STATE)
+        expected[STATE] = specs(likes[STATE])
+    wanted = model_like.config if config is None and model_like is not None else config
+    _check(place, meta, saved, wanted, expected)
+    layout = {MODEL: {} if mesh is None else partition_specs(model, mesh)}
+    if mesh is not None and opt_state_like is not None:
+        layout[STATE] = state_specs(opt_state_like, model, mesh)
+    rows = meta["leaves"]
+    if KEY in rows:
+        likes[KEY] = {KEY: _shape_of(rows[KEY][KEY])}
+    arrays = _read(place, rows, likes, layout, mesh)
+    filled = {
+        item: replace_leaves(like, arrays[item]) for item, like in _trees(model, opt_state_like)
+    }
+    return Restored(
+        filled[MODEL],
+        int(meta["step"]),
+        filled.get(STATE),
+        arrays[KEY][KEY] if KEY in arrays else None,
+        meta["position"],
+    )
+
+
+def model_arrays(folder: str | os.PathLike[str]) -> tuple[MegalodonConfig, dict[str, np.ndarray]]:
+    """Return configuration and parameters of the newest step, in NumPy, whatever they were on.
+
+    Args:
+        folder: that of a run's steps, or of one step.
+
+    Raises:
+        ImportError, FileNotFoundError: as for `restore`.
+    """
+    ocp = _orbax()
+    place = _step_folder(_absolute(folder), None)
+    meta = _read_meta(place)
+    names = [n for n, row in meta["leaves"][MODEL].items() if 0 not in row["shape"]]
+    plan = ocp.args.PyTreeRestore(
+        dict.fromkeys(names, 0),
+        restore_args=dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray)),
+    )
+    return MegalodonConfig.from_dict(meta["config"]), _load(place, {MODEL: plan})[MODEL]
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "Orbax is not installed: pip install 'megalodon-numerics[orbax]', or use "
+            "megalodon_jax.checkpoint, which needs nothing else."
+        ) from error
+    return ocp
+
+
+def _absolute(folder: str | os.PathLike[str]) -> Path:
+    # Orbax refuses relative paths: it works on them in other threads.
+    return Path(os.path.abspath(folder))
+
+
+def _is_step(folder: Path) -> bool:
+    return (folder / _STEP_FILE).is_file() and (folder / META).is_dir()
+
+
+def _step_folder(folder: Path, step: int | None) -> Path:
+    if step is None and _is_step(folder):
+        return folder
+    chosen = latest(folder) if step is None else step
+    if chosen is None or not _is_step(folder / str(chosen)):
+        there = sorted((p.name for p in folder.glob("*") if _is_step(p)), key=lambda n: (len(n), n))
+        wanted = "a complete step" if step is None else f"step {step}"
+        raise FileNotFoundError(
+            f"no checkpoint of Orbax at {folder}: {wanted} is not there, complete are "
+            f"{', '.join(there[-6:]) or 'none'}."
+        )
+    return folder / str(chosen)
+
+
+def _load(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
+    ocp = _orbax()
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        return reader.restore(place, args=ocp.args.Composite(**plans))
+
+
+def _read_meta(place: Path) -> dict[str, Any]:
+    meta = _load(place, {META: _orbax().args.JsonRestore()})[META]
+    found = (meta.get("kind"), meta.get("schema")) if isinstance(meta, dict) else (None, None)
+    if found != (KIND, SCHEMA):
+        raise ValueError(
+            f"{place} is of kind {found[0]!r} and schema {found[1]!r}, expected {KIND!r} and "
+            f"{SCHEMA}: it was not saved by megalodon_jax.orbax_checkpoints of this version."
+        )
+    return meta
+
+
+def _rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what each leaf is, beside what Orbax says of its array."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, leaf in leaves.items():
+        rows[name] = {"is": specs({name: leaf})[name], "shape": list(leaf.shape)}
+        if _is_key(leaf):
+            rows[name]["prng"] = str(jax.random.key_impl(leaf))
+        elif getattr(leaf, "weak_type", False):
+            # A strongly typed scalar would promote where this one does not.
+            rows[name]["weak"] = True
+        elif not leaf.size:
+            rows[name]["dtype"] = str(leaf.dtype)
+    return rows
+
+
+def _stored(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays to store; Orbax has none without elements."""
+    arrays = {n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()}
+    return {name: array for name, array in arrays.items() if 0 not in array.shape}
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _named(tree: Any, item: str) -> dict[str, Any]:
+    return storable_leaves(tree, f"{item}_like")
+
+
+def _trees(model: Any, opt_state: Any) -> list[tuple[str, Any]]:
+    return [(MODEL, model)] + ([] if opt_state is None else [(STATE, opt_state)])
+
+
+def _shape_of(row: Mapping[str, Any]) -> Any:
+    """Return the shape of a PRNG key by its row, typed or as numbers."""
+    if "prng" in row:
+        return jax.eval_shape(
+            lambda: jnp.broadcast_to(jax.random.key(0, impl=row["prng"]), tuple(row["shape"]))
+        )
+    return jax.ShapeDtypeStruct(tuple(row["shape"]), jnp.dtype(row["is"].partition(" ")[0]))
+
+
+def _check(
+    place: Path,
+    meta: Mapping[str, Any],
+    saved: MegalodonConfig,
+    wanted: MegalodonConfig | None,
+    expected: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Insist on configuration, parameters and state; one error lists every difference."""
+    problems = []
+    if wanted is not None:
+        fields = ({n: repr(v) for n, v in c.to_dict().items()} for c in (wanted, saved))
+        problems += [f"config: {line}" for line in differences(*fields)]
+    for item, table in expected.items():
+        rows = meta["leaves"].get(item)
+        if rows is None:
+            problems.append(f"{item}: none was saved")
+            continue
+        found = {name: row["is"] for name, row in rows.items()}
+        problems += [f"{item}: {line}" for line in differences(table, found)]
+    refuse(
+        problems,
+        f"{place} is not what is asked for",
+        "Ask with the configuration and the optimiser of the run; parameters that somebody added "
+        "need model_like.",
+    )
+
+
+def _read(
+    place: Path,
+    rows: Mapping[str, Any],
+    likes: Mapping[str, Mapping[str, Any]],
+    layout: Mapping[str, Mapping[str, PartitionSpec]],
+    mesh: Mesh | None,
+) -> dict[str, dict[str, Any]]:
+    """Read items onto their devices; return leaves by item and name."""
+    ocp = _orbax()
+    plans, shardings = {}, {}
+    for item, like in likes.items():
+        shardings[item] = {
+            name: _sharding(mesh, layout.get(item, {}).get(name, PartitionSpec())) for name in like
+        }
+        plan = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=shardings[item][name])
+            for name, array in jax.eval_shape(_stored, dict(like)).items()
+        }
+        arguments = ocp.checkpoint_utils.construct_restore_args(plan)
+        plans[item] = ocp.args.PyTreeRestore(plan, restore_args=arguments)
+    found = _load(place, plans)
+    return {
+        item: {
+            name: _leaf(found[item].get(name), rows[item][name], shardings[item][name])
+            for name in like
+        }
+        for item, like in likes.items()
+    }
+
+
+def _sharding(mesh: Mesh | None, spec: PartitionSpec) -> Sharding:
+    return SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, spec)
+
+
+def _leaf(array: Any, row: Mapping[str, Any], sharding: Sharding) -> Any:
+    if array is None:
+        return jax.device_put(jnp.zeros(tuple(row["shape"]), row["dtype"]), sharding)
+    if "prng" in row:
+        return jax.random.wrap_key_data(array, impl=row["prng"])
+    if "weak" in row:
+        return jax.device_put(jnp.asarray(array.addressable_data(0).item()), sharding)
+    return array

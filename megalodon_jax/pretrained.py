@@ -1,0 +1,102 @@
+"""Where a checkpoint is: a path, the weights in a folder, or an id of the Hugging Face hub.
+
+Source: docs/guide.md "Interop".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", flags=re.ASCII)
+_HUB_FILES = ("*.json", "*.safetensors")
+_HUB_PICKLES = ("*.bin",)
+"""Asked for only where a model has no safetensors: the same weights once more."""
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
+"""What a training run keeps in files of its own."""
+
+
+def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """Return a path that exists: the one that is given, or the files of a hub id on this machine.
+
+    A path that exists is never taken for an id. Files of an id are downloaded once, by
+    huggingface_hub and its settings (`HF_HOME`, `HF_HUB_OFFLINE`, tokens).
+
+    Raises:
+        FileNotFoundError: it is neither; the message says what was tried.
+        ValueError: there is a revision, and the path is not a hub id.
+    """
+    here = Path(path)
+    if here.exists():
+        if revision is not None:
+            raise ValueError(
+                f"revision={revision!r} is for an id of the hub, and {here} is here as a path; "
+                "leave it out, or rename the path."
+            )
+        return here
+    name = os.fspath(path)
+    tried = f"no checkpoint at {path}: {here.absolute()} is not there"
+    if not _HUB_ID.fullmatch(name) or name.endswith(_SUFFIXES):
+        raise FileNotFoundError(f"{tried}, and it is no id of the hub such as org/name.")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"{tried}; to look for it on the hub, pip install huggingface_hub."
+        ) from error
+    at = f"the hub's model {name} at revision {revision or 'main'}"
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES)))
+        if not any(folder.glob("*.safetensors")):
+            patterns = [*_HUB_FILES, *_HUB_PICKLES]
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise FileNotFoundError(
+            f"{tried}, and {at} cannot be had: {type(error).__name__}: {reason}"
+        ) from error
+    return folder
+
+
+def checkpoint_file(path: Path) -> Path:
+    """Return the weights file that a path names: itself, or the one a folder holds.
+
+    A folder's file has one of the usual names, or is the only one of its kind there.
+
+    Raises:
+        FileNotFoundError: there is none; the message lists the names that were looked for.
+        ValueError: there are several; the message lists them.
+    """
+    if not path.is_dir():
+        if not path.is_file():
+            raise FileNotFoundError(f"no checkpoint at {path}.")
+        return path
+    for name in _NAMES:
+        if (path / name).is_file():
+            return path / name
+    files = sorted(f for f in path.iterdir() if f.is_file() and not _BESIDE.fullmatch(f.name))
+    for suffix in _SUFFIXES:
+        here = [f for f in files if f.name.endswith(suffix)]
+        if len(here) > 1:
+            names = ", ".join(f.name for f in here[:6])
+            more = f" and {len(here) - 6} more" if len(here) > 6 else ""
+            raise ValueError(f"{path} holds several checkpoints: name one of {names}{more}.")
+        if here:
+            return here[0]
+    sharded = any(f.suffix == ".distcp" for f in files)
+    hint = (
+        " Its distributed checkpoint becomes a torch file by "
+        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
+    )
+    raise FileNotFoundError(
+        f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}, or one file that ends "
+        f"in {', '.join(_SUFFIXES[1:])}.{hint if sharded else ''}"
+    )

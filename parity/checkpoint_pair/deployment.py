@@ -1,0 +1,248 @@
+"""An exported folder, verified before it is there: tensors, configuration and logits on both sides.
+
+The folder is read back and compared with the model bit by bit, then loaded by megalodon-hf's own
+`from_pretrained` and by ours, and both run one text. Logits are held to the rule of the triangle
+for JAX against megalodon-hf, on a noise floor measured for these weights and this text. Source:
+docs/guide.md "Deployment".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.typing import DTypeLike
+
+from megalodon_jax.config import MegalodonConfig
+from megalodon_jax.convert import checkpoint_file, exported_tensors, open_tensors, read_config
+from megalodon_jax.deployment import SHARD, write_pretrained
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.tensor_files import Tensor
+from megalodon_jax.weights import HEAD, weight_table
+from parity.checkpoint_pair.files import config_differences
+from parity.checkpoint_pair.whole_model import text_case
+from parity.engine.compare import Comparison
+from parity.engine.measurement import Kind, Verdict
+from parity.engine.metrics import relative_l2
+from parity.engine.quantity import LOGITS
+from parity.engine.rounding_noise import row_blocks
+from parity.megalodon.edges import MegalodonEdge
+from parity.megalodon.noise_floors import forward_responses
+from parity.megalodon.reference import identity, why_unavailable
+from parity.megalodon.reference.deployed import Deployed
+from parity.megalodon.runner import JaxSubject
+from parity.megalodon.tolerance_table import NoiseFloors
+
+TOKENS = 40
+"""Most tokens of the text: the oracle runs it eleven times in float64."""
+EDGE = MegalodonEdge.JAX32_REFERENCE32
+
+
+class ExportError(ValueError):
+    """An export that is not what the model is; nothing was left in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A folder that was written, and what of it was verified."""
+
+    folder: Path
+    verified: bool
+    """Whether megalodon-hf loaded the folder and its logits are within the bound."""
+    reason: str
+    """How it was verified, or why it was not."""
+    record: dict[str, Any]
+    """Content of the folder's `export.json`."""
+
+
+def export_pretrained(
+    model: MegalodonForCausalLM,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    generation: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    dtype: DTypeLike | None = None,
+    max_shard_size: int | str = SHARD,
+    verify: bool = True,
+    report: Callable[[str], None] = lambda line: None,
+) -> Export:
+    """Write a folder for megalodon-hf, and verify it before it takes its place.
+
+    Verifying needs memory for the weights in float32 on both sides and in float64 once; `megalodon-
+    numerics parity --torch FOLDER --layerwise` compares a folder that is too large for that.
+
+    Args:
+        model: the model to export.
+        folder: where to; an earlier export there is replaced.
+        tokenizer: a folder whose tokenizer files are copied.
+        generation: generation settings: a mapping, a JSON file, or a folder with one.
+        dtype: storage dtype of all but the sensitive parameters; None keeps what is there.
+        max_shard_size: most bytes of a file of weights.
+        verify: whether to verify; where megalodon-hf cannot run the folder is read back alone, and
+            the record says so.
+        report: gets a line of progress per step.
+
+    Raises:
+        ExportError: the folder is not what the model is: the first tensor, field or logit that
+            differs is named, with the bound. Nothing is left, and an earlier export stays.
+        FileNotFoundError, ValueError: as for `megalodon_jax.deployment.write_pretrained`.
+    """
+
+    def check(aside: Path) -> dict[str, Any]:
+        if not verify:
+            return {"verified": False, "reason": "not asked for"}
+        report("reading the folder back")
+        check_tensors(exported_tensors(model, dtype=dtype), aside)
+        found = read_config(aside / "config.json")
+        _check_config(model.config, found, "config.json")
+        if missing := why_unavailable():
+            return {
+                "verified": False,
+                "reason": f"read back bit by bit; megalodon-hf did not run: {missing}",
+            }
+        return verified(aside, report)
+
+    record = write_pretrained(
+        model,
+        folder,
+        tokenizer=tokenizer,
+        generation=generation,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        check=check,
+    )
+    return Export(Path(folder), bool(record["verified"]), str(record["reason"]), record)
+
+
+def check_tensors(expected: Mapping[str, Tensor], folder: Path) -> None:
+    """Insist that a folder holds these tensors, bit by bit.
+
+    Raises:
+        ExportError: it does not; the first difference is named.
+    """
+    held = open_tensors(checkpoint_file(folder))
+    for name in (*expected, *held):
+        if name not in held or name not in expected:
+            where = "missing from" if name in expected else "of no parameter, in"
+            raise ExportError(f"export: {name} is {where} the folder.")
+    for name, tensor in expected.items():
+        found = held[name]
+        if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+            raise ExportError(
+                f"export: {name} is {found.dtype} {found.shape} in the folder, expected "
+                f"{tensor.dtype} {tensor.shape}."
+            )
+        for rows in row_blocks(tensor.shape):
+            block = tensor.read(rows) if tensor.shape else tensor.read()
+            _check_equal(name, block, found.read(rows if tensor.shape else None), rows.start)
+
+
+def verified(folder: Path, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Run a folder in megalodon-hf and in JAX; return the record of a verification that holds.
+
+    Raises:
+        ExportError: the two differ; the first tensor, field or logit is named, with the bound.
+        ReferenceUnavailableError: megalodon-hf cannot run.
+    """
+    report("loading the folder in megalodon-hf")
+    theirs = Deployed.load(folder)
+    if theirs.problems:
+        raise ExportError(
+            f"export: megalodon-hf loads the folder with {'; '.join(theirs.problems)}"
+        )
+    config = _plain(read_config(folder / "config.json"))
+    _check_config(config, _plain(theirs.config), "megalodon-hf's configuration")
+    held = open_tensors(checkpoint_file(folder))
+    weights = {n: held[n].read().astype(np.float32) for n in (r.name for r in weight_table(config))}
+    for name, tensor in theirs.tensors():
+        stored = "model.embed.weight" if name == HEAD and config.tied else name
+        if stored not in weights:
+            raise ExportError(f"export: megalodon-hf has {name}, which is not in the folder.")
+        _check_equal(name, weights[stored], tensor, 0, "megalodon-hf")
+    report("running both sides, and the noise floor")
+    ids = text(config)
+    case = text_case("export", config, ids, weights, digest="export")
+    ours, other = JaxSubject("float32").intermediates(case)[LOGITS], theirs.logits(ids)
+    with np.errstate(all="ignore"):
+        responses = {LOGITS: forward_responses(case)[LOGITS]}
+    floors = NoiseFloors({case.name: {"hash": case.hash, "responses": responses}})
+    rows = Comparison(case.work, EDGE, floors, EDGE.dtype).run({LOGITS: ours}, {LOGITS: other})
+    bound = floors.bound(EDGE, Kind.LOGITS, case.work, LOGITS)
+    error = relative_l2(ours, other)
+    if any(row.verdict not in (Verdict.PASS, Verdict.INFO) for row in rows):
+        raise ExportError(_first_logit(ours, other, bound, error))
+    return {
+        "verified": True,
+        "reason": (
+            f"megalodon-hf {identity()} loaded the folder, its parameters are these bits, and its "
+            f"logits of {ids.size} tokens are {error:.1e} from JAX's, relative L2, within "
+            f"{bound:.1e} ({EDGE}: noise floor of these weights and this text)"
+        ),
+        "logits": {"error": error, "bound": bound, "tokens": int(ids.size)},
+    }
+
+
+def text(config: MegalodonConfig) -> np.ndarray:
+    """Return token ids (1, L) to run: none is padding, and past a chunk where that is short."""
+    length = min(config.chunk_size + max(1, config.chunk_size // 8), TOKENS)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, (1, max(2, length)))
+    pad = config.pad_token_id
+    if pad is not None and config.vocab_size > 1:
+        ids = np.where(ids == pad, (pad + 1) % config.vocab_size, ids)
+    return ids.astype(np.int32)
+
+
+def _plain(config: MegalodonConfig) -> MegalodonConfig:
+    """Return a configuration that computes in float32, with the products of everybody."""
+    return dataclasses.replace(config.with_dtype("float32"), gemm_backend="default")
+
+
+def _check_config(expected: MegalodonConfig, found: MegalodonConfig, what: str) -> None:
+    if rows := config_differences(found, expected):
+        listing = "; ".join(f"{row.name}: {row.note}" for row in rows)
+        raise ExportError(f"export: {what} describes another model: {listing}.")
+
+
+def _check_equal(
+    name: str, expected: np.ndarray, found: np.ndarray, start: int, side: str = "the folder"
+) -> None:
+    """Insist on equal bits of two arrays; `start` is the row of the tensor that they begin with."""
+    if found.shape != expected.shape:
+        raise ExportError(
+            f"export: {name} has shape {found.shape} in {side}, not {expected.shape}."
+        )
+    if expected.tobytes() == found.tobytes():
+        return
+    bits = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (expected, found))
+    byte = int(np.argmax(np.not_equal(*bits)))
+    at = np.unravel_index(byte // expected.itemsize, expected.shape) if expected.shape else ()
+    place = [int(i) for i in at]
+    if place:
+        place[0] += start
+    raise ExportError(
+        f"export: {name} differs at {place}: the model has {expected[at]!s}, {side} {found[at]!s}; "
+        "parameters must be the same bits."
+    )
+
+
+def _first_logit(ours: np.ndarray, theirs: np.ndarray, bound: float, error: float) -> str:
+    if ours.shape != theirs.shape:
+        return f"export: JAX has logits {ours.shape}, megalodon-hf {theirs.shape}."
+    rows, positions = ours.shape[:2]
+    places = [(r, p) for r in range(rows) for p in range(positions)]
+    # A position that is within the bound may be where a greater one begins: the first beyond it.
+    over = [at for at in places if not relative_l2(ours[at], theirs[at]) <= bound] or places
+    row, position = over[0]
+    pair = ours[over[0]].astype(np.float64), theirs[over[0]].astype(np.float64)
+    token = int(np.argmax(np.nan_to_num(np.abs(pair[0] - pair[1]), nan=np.inf)))
+    return (
+        f"export: logits differ by {error:.1e}, relative L2, more than {bound:.1e} ({EDGE}: noise "
+        f"floor of these weights and this text); first at row {row}, position {position}, most at "
+        f"token {token}: JAX {pair[0][token]:.7g}, megalodon-hf {pair[1][token]:.7g}. `megalodon-"
+        "numerics parity --torch` on the folder names the stage."
+    )
