@@ -67,8 +67,8 @@ class LoRALinear(Linear):
 
     @property
     def scale(self) -> float:
-        """Factor of B A: alpha / rank, or alpha / sqrt(rank) with `rslora`."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        """Factor of B A."""
+        return scale_of(self.alpha, self.rank, self.rslora)
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
         """Map (..., in) to (..., out) in `config.accum_dtype`; errors as `Linear`'s."""
@@ -100,6 +100,11 @@ class LoRALinear(Linear):
         weight = (self.weight.astype(wide) + change).astype(self.weight.dtype)
         object.__setattr__(plain, "weight", weight)
         return plain
+
+
+def scale_of(alpha: float, rank: int, rslora: bool) -> float:
+    """Return what B A is multiplied by: alpha / rank, or alpha / sqrt(rank) with `rslora`."""
+    return alpha / (math.sqrt(rank) if rslora else rank)
 
 
 def init_adapter(
