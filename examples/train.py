@@ -1,7 +1,7 @@
 """Train a Megalodon on the bytes of a text. Copy this file and change what you like.
 
     python examples/train.py                                     # Python's language reference
-    python examples/train.py book.txt --steps 2000 --out runs/book
+    python examples/train.py book.txt --steps 2000 --out book
     python examples/train.py book.txt --mesh data=2,fsdp=4 --wandb my-project
 
 Stop it whenever you like, by Ctrl-C or by `kill -9`, and give the same command again: it goes on
@@ -74,11 +74,14 @@ def make_optimiser(lr: float, steps: int) -> optax.GradientTransformationExtraAr
 
 
 def make_step(optimiser, mesh):
-    """Return the compiled step: ids (B, L), model, state -> model, state, loss in nats per byte."""
+    """Return the compiled step: (ids, key), model, state -> model, state, loss in nats per byte."""
+
+    def loss_in_training(model, ids, key):
+        return model.compute_loss(ids, ids, deterministic=False, key=key)
 
     @eqx.filter_jit(donate="all-except-first")
-    def step(ids, model, state):
-        loss, gradients = eqx.filter_value_and_grad(lambda m: m.compute_loss(ids, ids))(model)
+    def step(given, model, state):
+        loss, gradients = eqx.filter_value_and_grad(loss_in_training)(model, *given)
         parameters = eqx.filter(model, eqx.is_array)
         updates, state = optimiser_update(optimiser, gradients, state, parameters, value=loss)
         model = eqx.apply_updates(model, updates)
@@ -90,7 +93,7 @@ def make_step(optimiser, mesh):
 
 @eqx.filter_jit
 def loss_of(model, ids):
-    """Return the loss without a step."""
+    """Return the loss in nats per byte, without dropout."""
     return model.compute_loss(ids, ids)
 
 
@@ -133,23 +136,27 @@ def export(model: MegalodonForCausalLM, folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Train, saving and logging as the command line asks."""
     args = parse(arguments)
-    mesh = make_mesh(**args.mesh)
     text, held_out = read_text(args.text)
+    if len(held_out) < args.length:
+        raise SystemExit(f"the text is too short: its last tenth must hold {args.length} bytes.")
     log = make_log(args.wandb, args.out, {k: str(v) for k, v in vars(args).items()})
+    key = jax.random.key(args.seed)
+    mesh = make_mesh(**args.mesh)  # without axes it is the first device
     optimiser = make_optimiser(args.lr, args.steps)
-    model = MegalodonForCausalLM(CONFIG, key=jax.random.key(args.seed))
+    model = MegalodonForCausalLM(CONFIG, key=key)
     state = optimiser.init(eqx.filter(model, eqx.is_array))
     model, state, done = restored(args.out / "checkpoint", model, state)
     model, state = shard_model(model, mesh), shard_state(state, model, mesh)
     step = make_step(optimiser, mesh)
 
-    def ids(of: np.ndarray, number: int) -> jax.Array:
+    def ids(of: np.ndarray, number: int):
         rows = batch(of, number, args.rows, args.length, args.seed)
         return shard_batch(rows, mesh, chunk_size=CONFIG.chunk_size)
 
-    start, since = time.perf_counter(), done
+    start, first = time.perf_counter(), done
     for number in range(done, args.steps):
-        model, state, loss = step(ids(text, number), model, state)
+        given = ids(text, number), jax.random.fold_in(key, number)
+        model, state, loss = step(given, model, state)
         done = number + 1
         if done % args.log_every == 0:
             log(done, loss=float(loss), norm=float(state.report.norm))  # waits for the device
@@ -159,11 +166,12 @@ def main(arguments: list[str] | None = None) -> None:
             losses = [float(loss_of(model, ids(held_out, i))) for i in range(4)]
             log(done, held_out=float(np.mean(losses)), skipped=int(state.total_skips))
     seconds = time.perf_counter() - start
-    print(f"{done - since} steps in {seconds:.0f} s, compiling and saving included")
+    print(f"{done - first} steps in {seconds:.0f} s, with compiling and saving")
+
     export(model, args.out / "torch")
-    prompt = held_out[None, : CONFIG.chunk_size].astype(np.int32)
-    told, _, _ = generate(model, prompt, 100, temperature=0)
-    print(bytes(np.asarray(told[0], np.uint8)).decode(errors="replace"))
+    prompt = np.frombuffer(b"The ", np.uint8)[None].astype(np.int32)
+    written, _, _ = generate(model, prompt, 200, key, temperature=0.7)
+    print(bytes(np.asarray(written[0], np.uint8)).decode(errors="replace"))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -173,7 +181,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("text", type=Path, nargs="?", help="any file")
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder of the run")
+    parser.add_argument("--out", type=Path, default=Path("trained"), help="folder of the run")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rows", type=int, default=8, help="windows in a batch")
     parser.add_argument("--length", type=int, default=256, help="bytes in a window")

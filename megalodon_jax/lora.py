@@ -134,10 +134,9 @@ def save_lora(
         OSError: the folder cannot be written; what was there still is.
     """
     _check_adapters(model, "save_lora")
-    maps = {n: m for n, m in linear_maps(unstack_layers(model)).items() if is_lora(m)}
     adapters = {
         name: Adapter(np.array(m.lora_A), np.array(m.lora_B), m.alpha, m.rslora, m.dropout)
-        for name, m in maps.items()
+        for name, m in lora_maps(unstack_layers(model)).items()
     }
     write_adapters(folder, adapters, base=base)
 

@@ -181,9 +181,12 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
         for name, value in config.items()
         if name not in _READ | _OF_TRAINING and value not in (None, False, {}, [])
     ]
-    expected = {"peft_type": ("LORA",), "bias": ("none",)}
-    # The others change the base model's weights too, which are not in the folder.
-    expected["init_lora_weights"] = (True, False, "gaussian", "eva", "orthogonal")
+    expected: dict[str, tuple[Any, ...]] = {
+        "peft_type": ("LORA",),
+        "bias": ("none",),
+        # The others change the base model's weights too, which are not in the folder.
+        "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+    }
     problems += [
         f"{name}={config[name]!r}"
         for name, allowed in expected.items()

@@ -386,7 +386,7 @@ def _dropout_key(
 ) -> jax.Array | None:
     config = model.config
     rates = [config.dropout, config.attention_dropout, config.hidden_dropout]
-    rates += [adapted.dropout for adapted in lora_maps(model)]
+    rates += [adapted.dropout for adapted in lora_maps(model).values()]
     if deterministic or not any(rates):
         return None
     if key is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from megalodon_jax.config import widened
 from megalodon_jax.layers.dropout import dropout
 from megalodon_jax.layers.entry import check_inputs, check_sizes
-from megalodon_jax.layers.linear import Linear, matmul
+from megalodon_jax.layers.linear import Linear, linear_maps, matmul
 
 Tree = TypeVar("Tree")
 _FIRST_KEY = 1 << 16
@@ -132,19 +132,19 @@ def init_adapter(
     return A.astype(stored), jnp.zeros((out_features, rank), stored)
 
 
-def lora_maps(tree: Any) -> list[LoRALinear]:
-    """Return the maps with an adapter of a pytree, in its order."""
-    return [node for node in jax.tree.leaves(tree, is_leaf=is_lora) if is_lora(node)]
+def lora_maps(tree: Any) -> dict[str, LoRALinear]:
+    """Return the maps with an adapter of a pytree by dotted path, in its order."""
+    return {name: node for name, node in linear_maps(tree).items() if is_lora(node)}
 
 
-def is_lora(node: Any) -> bool:
+def is_lora(node: Any) -> TypeGuard[LoRALinear]:
     """Whether a node of a pytree is a map with an adapter."""
     return isinstance(node, LoRALinear)
 
 
 def with_dropout_keys(tree: Tree, key: jax.Array | None) -> Tree:
     """Return a block whose adapters drop inputs by keys made of the block's own; None as it is."""
-    if key is None or not any(node.dropout for node in lora_maps(tree)):
+    if key is None or not any(node.dropout for node in lora_maps(tree).values()):
         return tree
     count = iter(range(_FIRST_KEY, 2 * _FIRST_KEY))
 

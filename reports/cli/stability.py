@@ -29,7 +29,6 @@ from reports.cli.subjects import SUBJECTS, examine_subject
         "stability parity/data/byte_lm --gradients docs/examples/my_gradients.py",
         "stability parity/data/byte_lm --text parity/data/byte_lm/heldout.txt",
         "stability parity/data/byte_lm --optimiser lion --lr 1e-4 --json",
-        "stability adapters --base parity/data/byte_lm --lr 1e-4",
         "stability --subject mla-moe --size small --fp8-params true",
     )
 )

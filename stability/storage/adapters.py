@@ -16,8 +16,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from megalodon_jax.layers.linear import linear_maps
-from megalodon_jax.layers.lora import is_lora
+from megalodon_jax.layers.lora import lora_maps
 from megalodon_jax.lora import partition_lora
 from megalodon_jax.lora_files import Adapter, read_adapters
 from megalodon_jax.stacked import unstack_layers
@@ -64,10 +63,9 @@ def findings(
         for name, leaf in leaves_of(adapters).items()
         for finding in survival_findings(leaf, narrow[name], control[name], rule, True)
     ]
-    for name, node in linear_maps(model).items():
-        if is_lora(node):
-            weight, A, B = (np.asarray(x) for x in (node.weight, node.lora_A, node.lora_B))
-            found += _merge(f"{name}.weight", weight, Adapter(A, B, node.alpha, node.rslora), BF16)
+    for name, node in lora_maps(model).items():
+        weight, A, B = (np.asarray(x) for x in (node.weight, node.lora_A, node.lora_B))
+        found += _merge(f"{name}.weight", weight, Adapter(A, B, node.alpha, node.rslora), BF16)
     return found
 
 

@@ -119,6 +119,8 @@ def report(
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
+    # First, as adapters that are not of this base should not cost a diagnosis.
+    merging = _of_adapters(files.folder if files else source, base, fmt)
     if order is not None and not (files and files.states):
         raise ValueError("an order of parameters is for an optimiser state, and there is none.")
     states = read_states(files.states, leaves, _order(files, order)) if files else []
@@ -167,7 +169,7 @@ def report(
         of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
         findings += _leaf_findings(leaf, *survivals, walk.predictions[name], fmt, rule, of_kind)
-    findings += _of_megalodon(leaves) + _of_adapters(files.folder if files else source, base, fmt)
+    findings += _of_megalodon(leaves) + merging
     findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
     whole = whole_run(
         leaves, walk.samples, rule, fmt, gradients, known=push, schedule=schedule, say=say,

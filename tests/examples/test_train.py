@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -134,6 +134,29 @@ def test_megalodon_hf_goes_on_with_the_same_bytes(whole) -> None:
         for _ in range(24):
             ids = torch.cat([ids, theirs(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
     assert np.array_equal(ids.numpy(), told)
+
+
+def test_a_text_that_is_too_short_is_refused(script, tmp_path) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(SystemExit, match="too short: its last tenth must hold 64 bytes"):
+        script.main([str(tmp_path / "short.txt"), *map(str, SMALL)])
+
+
+def test_the_numbers_of_a_step_are_printed_and_logged(script, monkeypatch, capsys) -> None:
+    logged, started = [], {}
+
+    def init(**options):
+        started.update(options)
+        return SimpleNamespace(log=lambda numbers, step: logged.append((step, numbers)))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    log = script.make_log("project", Path("runs/mine"), {"lr": "0.1"})
+    log(3, loss=0.1 + 0.2)
+    assert logged == [(3, {"loss": 0.1 + 0.2})]
+    assert started["project"] == "project" and started["id"] == "mine"
+    assert capsys.readouterr().out == "step 3  loss 0.3\n"
+    script.make_log(None, Path("runs/mine"), {})(4, loss=1.0)
+    assert len(logged) == 1
 
 
 def test_the_axes_of_a_mesh_are_read(script) -> None:
