@@ -26,6 +26,7 @@ from megalodon_jax.layers.linear import (
     matmul,
     with_backends,
 )
+from megalodon_jax.layers.lora import lora_maps, with_dropout_keys
 from megalodon_jax.layers.stack import StackedBlocks, run_blocks
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
@@ -76,8 +77,9 @@ class MegalodonBlock(eqx.Module):
         index of each token within its document, where rows hold several.
         """
         attn_key, ffn_key = split_key(key, 2)
-        y, cache = self.attn(x, mask, cache, return_cache, key=attn_key, positions=positions)
-        return checkpoint_name(self.ffn(y, x, key=ffn_key, scale=scale), "ffn"), cache
+        block = with_dropout_keys(self, key)
+        y, cache = block.attn(x, mask, cache, return_cache, key=attn_key, positions=positions)
+        return checkpoint_name(block.ffn(y, x, key=ffn_key, scale=scale), "ffn"), cache
 
 
 class MegalodonModel(eqx.Module):
@@ -162,7 +164,7 @@ class MegalodonModel(eqx.Module):
         positions = document_positions(segment_ids, input_ids.shape, "input_ids")
         if positions is not None and (cache is not None or return_cache):
             raise ValueError(PACKED_CACHE)
-        key = _dropout_key(config, deterministic, key)
+        key = _dropout_key(self, deterministic, key)
         B, L = input_ids.shape
         mesh = mesh_of(self.embed.weight) or mesh_of(input_ids)
         if mesh is not None:
@@ -455,9 +457,11 @@ def _routed(
 
 
 def _dropout_key(
-    config: MegalodonConfig, deterministic: bool, key: jax.Array | None
+    model: MegalodonModel, deterministic: bool, key: jax.Array | None
 ) -> jax.Array | None:
-    rates = (config.dropout, config.attention_dropout, config.hidden_dropout)
+    config = model.config
+    rates = [config.dropout, config.attention_dropout, config.hidden_dropout]
+    rates += [adapted.dropout for adapted in lora_maps(model).values()]
     if deterministic or not any(rates):
         return None
     if key is None:

@@ -1,10 +1,12 @@
-"""One step of an optax optimiser under strict dtype promotion."""
+"""What optax needs to know of a model: which parameters decay, and strict dtype promotion."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import jax
+
+from megalodon_jax.roles import Role, dotted, role_of
 
 if TYPE_CHECKING:
     import optax
@@ -20,3 +22,20 @@ def optimiser_update(
     """
     with jax.numpy_dtype_promotion("standard"):
         return transform.update(gradients, state, params, **extra)
+
+
+def decay_mask(params: Any) -> Any:
+    """Return, for each leaf, whether weight decay applies: to matrices of linear maps and adapters.
+
+    Not to norms, biases, gains, the EMA, or the embedding and head, which have a meaning at their
+    own size. It goes by names, so it is right for stacked layers too, whose vectors have two axes.
+    For `mask=` of `optax.adamw`, `optax.add_decayed_weights` and others.
+
+    Args:
+        params: a model, or a pytree whose leaves have the names of its parameters.
+    """
+
+    def decays(path: Any, _: Any) -> bool:
+        return role_of(dotted(path)) in (Role.LINEAR, Role.LORA)
+
+    return jax.tree_util.tree_map_with_path(decays, params)

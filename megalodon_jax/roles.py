@@ -25,6 +25,8 @@ class Role(StrEnum):
     NORM = "norm"
     CEMA = "cema"
     QK_AFFINE = "q/k affine"
+    LORA = "lora"
+    """A matrix of an adapter (`megalodon_jax.lora`); in no plain model."""
     OTHER = "other"
     """A parameter that no rule names, such as an adapter's; none of our own model's."""
 
@@ -33,6 +35,7 @@ SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})
 """Roles stored in at least float32 whatever the model computes in (docs/model.md "Precision")."""
 
 _ROLES = (
+    (r"(^|\.)lora_[AB](\.weight)?$", Role.LORA),
     (r"(^|\.)embed\.weight$", Role.EMBEDDING),
     (r"(^|\.)lm_head\.weight$", Role.HEAD),
     (r"(^|\.)cema\.\w+$", Role.CEMA),

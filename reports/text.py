@@ -94,6 +94,7 @@ _METRICS = {
     "phase_error_turns": "phase error, turns",
     "float32_error_4096": "float32 error, 4,096 steps",
     "float32_error_32768": "float32 error, 32,768 steps",
+    "unchanged_fraction": "share of elements that merging leaves as they were",
     "zero_row_fraction": "share of rows that are zero",
     "memory_change": "memory change, relative",
     "decay_q0": "least decay",

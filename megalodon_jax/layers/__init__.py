@@ -4,6 +4,7 @@ from megalodon_jax.layers.attention import ChunkedAttention, MegalodonAttention
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.ffn import NormalizedFFN
 from megalodon_jax.layers.linear import Linear
+from megalodon_jax.layers.lora import LoRALinear
 from megalodon_jax.layers.norms import LayerNorm, RMSNorm
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
@@ -13,6 +14,7 @@ __all__ = [
     "ComplexEMA",
     "LayerNorm",
     "Linear",
+    "LoRALinear",
     "MegalodonAttention",
     "NormalizedFFN",
     "RMSNorm",

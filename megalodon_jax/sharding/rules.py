@@ -5,6 +5,7 @@
                         which read what is cut already, columns
     bias, norm, cema    channels on `tensor`, so that a group of a norm is where its channels are
     q/k affine          heads on `tensor`
+    lora                the axis it shares with its matrix as that one; the rank is whole
 
 `fsdp` cuts the other axis of a matrix; vectors and the EMA, a thousandth of a model, are whole on
 it, as each would cost a collective of its own. Source: docs/sharding.md "Where things lie".
@@ -46,6 +47,9 @@ def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> Partitio
     sizes, dim, role = axis_sizes(mesh), _tensor_dim(name), role_of(name)
     if role is Role.OTHER:
         return PartitionSpec()
+    if role is Role.LORA:
+        own = _shared_dim(name)
+        return _spec(sizes, shape, {own: (TENSOR,) if own == dim else (FSDP,)})
     if role not in _MATRICES:
         return _spec(sizes, shape, {dim: (TENSOR,)})
     other, both = 1 - dim, (TENSOR, FSDP)
@@ -110,16 +114,25 @@ def gathered(tree: Tree, x: Any) -> Tree:
         if not hasattr(leaf, "dtype"):
             return leaf
         name = dotted(path)
-        if role_of(name) is Role.OTHER:
+        dim, role = _tensor_dim(name), role_of(name)
+        if role is Role.OTHER:
             return constrained(leaf, mesh, PartitionSpec())
-        spec = _spec(sizes, leaf.shape, {_tensor_dim(name): (TENSOR,)})
+        reads_whole = role is Role.LORA and _shared_dim(name) != dim
+        spec = _spec(sizes, leaf.shape, {} if reads_whole else {dim: (TENSOR,)})
         return constrained(leaf, mesh, spec)
 
     return jax.tree_util.tree_map_with_path(read, tree)
 
 
+def _shared_dim(name: str) -> int:
+    """Return the axis that a matrix of an adapter has in common with the matrix it goes beside."""
+    return int("lora_A" in name)
+
+
 def _tensor_dim(name: str) -> int:
     role = role_of(name)
+    # Of an adapter the axis of its matrix.
+    name = re.sub(r"lora_[AB]$", "weight", name)
     return int(role == Role.QK_AFFINE or re.search(_READS_PARTS, name) is not None)
 
 

@@ -80,6 +80,12 @@ from reports.cli.subjects import SUBJECTS, examine_subject
     "the rate.  [default: one rate]",
 )
 @click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="PATH is a folder of LoRA adapters, as PEFT writes it, of this checkpoint: ask what "
+    "merging would lose, too.",
+)
+@click.option(
     "--what-if",
     is_flag=True,
     help="Instead: what low-precision products would cost, by matrix, and rules that follow.",
@@ -89,7 +95,7 @@ from reports.cli.subjects import SUBJECTS, examine_subject
 @click.pass_context
 def stability(
     ctx, path, optimiser, lr, weight_decay, betas, eps, storage, text, gradients, order, schedule,
-    what_if, as_json, quiet, subject, **subject_options,
+    base, what_if, as_json, quiet, subject, **subject_options,
 ) -> None:  # fmt: skip
     """Say what low-precision storage does to the checkpoint PATH, worst first, and what helps.
 
@@ -118,10 +124,12 @@ def stability(
     asked = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
     asked |= dict(zip(("beta1", "beta2"), betas or (None, None), strict=True))
     settings = {name: value for name, value in asked.items() if value is not None}
+    if text is not None and base is not None:
+        raise click.UsageError("--text trains a whole model, not its adapters; leave it out.", ctx)
     if text is not None and gradients is not None:
         raise click.UsageError("--text trains on gradients of its own; leave --gradients out.", ctx)
     diagnosis = module.diagnose(
-        path, optimiser, settings, storage, text, report, gradients, schedule, order
+        path, optimiser, settings, storage, text, report, gradients, schedule, order, base
     )
     report.stop()
     click.echo(json.dumps(module.as_document(diagnosis)) if as_json else diagnosis.text())
@@ -131,7 +139,7 @@ def stability(
 _OF_SUBJECT = ("size", "batch_size", "block_size", "fp8_params")
 _OF_CHECKPOINT = (
     *("optimiser", "lr", "weight_decay", "betas", "eps", "storage", "text", "gradients"),
-    *("order", "schedule", "what_if"),
+    *("order", "schedule", "base", "what_if"),
 )
 
 

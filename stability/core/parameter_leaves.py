@@ -172,8 +172,9 @@ def is_megalodon(names: Iterable[str]) -> bool:
 
 
 def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
-    """Whether weight decay applies: linear weights, and elsewhere whatever has two axes or more."""
-    return role_of(name) is Role.LINEAR if megalodon else len(shape) >= 2
+    """Whether weight decay applies: linear weights and those of adapters, and elsewhere whatever
+    has two axes or more."""
+    return role_of(name) in (Role.LINEAR, Role.LORA) if megalodon else len(shape) >= 2
 
 
 def kind_of(name: str) -> str:

@@ -14,7 +14,6 @@ import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -27,8 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.convert import save_safetensors
 from megalodon_jax.model import MegalodonForCausalLM
-from megalodon_jax.optimiser import optimiser_update
-from megalodon_jax.weights import Role, named_leaves, replace_leaves, role_of
+from megalodon_jax.optimiser import decay_mask, optimiser_update
 from stability.core.documents import versions
 
 BYTE_LM_CONFIG = MegalodonConfig(
@@ -98,11 +96,9 @@ def optimiser(recipe: Recipe) -> optax.GradientTransformation:
         0.0, recipe.lr, recipe.warmup, recipe.steps, end_value=recipe.lr / 20
     )
 
-    def decays(params: Any) -> Any:
-        flags = {n: role_of(n) is Role.LINEAR for n in named_leaves(params)}
-        return replace_leaves(params, flags)
-
-    adamw = optax.adamw(schedule, b2=recipe.beta2, weight_decay=recipe.weight_decay, mask=decays)
+    adamw = optax.adamw(
+        schedule, b2=recipe.beta2, weight_decay=recipe.weight_decay, mask=decay_mask
+    )
     return optax.chain(optax.clip_by_global_norm(recipe.clip), adamw)
 
 

@@ -36,6 +36,7 @@ from stability.core.parameter_leaves import (
     sample,
 )
 from stability.storage import ema_pole_findings, embedding_rows, simulate
+from stability.storage.adapters import merge_findings
 from stability.storage.diagnosis import SHOWN, Diagnosis, StateUse
 from stability.storage.known_gradients import KnownGradients, RowGradients, nothing
 from stability.storage.optimiser_state import audit_state
@@ -81,6 +82,7 @@ def report(
     known: Callable[[Mapping[str, Leaf]], KnownGradients] | None = None,
     schedule: Schedule | None = None,
     remedies: Sequence[Remedy] = (NOTHING, *REMEDIES),
+    base: Any = None,
     say: Callable[[str], None] = lambda line: None,
     step: Callable[[int, int], None] = lambda done, planned: None,
 ) -> Diagnosis:
@@ -104,6 +106,8 @@ def report(
             as `known_gradients.measured` does; None asks the optimiser states.
         schedule: rates of the run; None takes the optimiser's own for all of it.
         remedies: which are tried on the worst leaf of each frozen kind.
+        base: the model that `source`, a folder of LoRA adapters, is of, as `leaves_of` takes it:
+            what merging would lose is asked too.
         say: gets a line at each stage.
         step: gets how many parts are done, and of how many.
 
@@ -115,6 +119,8 @@ def report(
     """
     clock = time.perf_counter()
     files, leaves = _expected_leaves(source, config)
+    # First, as adapters that are not of this base should not cost a diagnosis.
+    merging = _of_adapters(files.folder if files else source, base, fmt)
     if order is not None and not (files and files.states):
         raise ValueError("an order of parameters is for an optimiser state, and there is none.")
     states = read_states(files.states, leaves, _order(files, order)) if files else []
@@ -163,7 +169,7 @@ def report(
         of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
         findings += _leaf_findings(leaf, *survivals, walk.predictions[name], fmt, rule, of_kind)
-    findings += _of_megalodon(leaves)
+    findings += _of_megalodon(leaves) + merging
     findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
     whole = whole_run(
         leaves, walk.samples, rule, fmt, gradients, known=push, schedule=schedule, say=say,
@@ -236,6 +242,11 @@ def _of_megalodon(leaves: Mapping[str, Leaf]) -> list[Finding]:
     if EMBEDDING in leaves:
         findings += embedding_rows.findings({EMBEDDING: leaves[EMBEDDING]})
     return findings
+
+
+def _of_adapters(folder: Any, base: Any, fmt: Format) -> list[Finding]:
+    """Return the findings on merging the adapters in a folder, where their base model is given."""
+    return [] if base is None else list(merge_findings(folder, base, fmt))
 
 
 def _of_torch(source: Any, files: CheckpointFiles | None, leaves: Mapping[str, Leaf]) -> bool:

@@ -39,6 +39,7 @@ def diagnose(
     gradients: Path | None = None,
     schedule: str | None = None,
     order: Path | None = None,
+    base: Path | None = None,
 ) -> Diagnosis:
     """Diagnose the checkpoint at `path`.
 
@@ -52,6 +53,7 @@ def diagnose(
         gradients: a Python file whose `gradients()` says what those of the run are.
         schedule: rates of the run, as `schedule.parse` reads them.
         order: a file with the names of the parameters in the optimiser's order.
+        base: the checkpoint that the LoRA adapters at `path` are of.
 
     Raises:
         FileNotFoundError: the checkpoint or the text is not there.
@@ -71,7 +73,7 @@ def diagnose(
         known = None if gradients is None else partial(_measured, gradients, progress)
         return report(
             files, optimiser, settings=settings, fmt=fmt, known=known, schedule=rates, order=names,
-            say=progress, step=progress.step,
+            base=base, say=progress, step=progress.step,
         )  # fmt: skip
     states = read_states(files.states, files.leaves)
     rule, _ = trained_by(states, optimiser, **settings)

@@ -1,0 +1,158 @@
+"""A linear map with a low-rank adapter beside its frozen matrix.
+
+Source: docs/guide.md "LoRA".
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any, TypeGuard, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from megalodon_jax.config import widened
+from megalodon_jax.layers.dropout import dropout
+from megalodon_jax.layers.entry import check_inputs, check_sizes
+from megalodon_jax.layers.linear import Linear, linear_maps, matmul
+
+Tree = TypeVar("Tree")
+_FIRST_KEY = 1 << 16
+"""`fold_in(key, i)` is the i-th key of `split(key)`: adapters start behind any that a block
+splits off for its own dropout."""
+
+
+class LoRALinear(Linear):
+    """`x W^T + b + scale (x A^T) B^T`; weight and bias are those of the `Linear` it was.
+
+    It is a `Linear`, and its weight keeps its name: what goes by names (checkpoints, meshes,
+    audits) finds the frozen matrix where it was, and the adapter beside it.
+    """
+
+    # Names of PEFT, whose files have them.
+    lora_A: Float[Array, "rank in"]  # noqa: N815
+    lora_B: Float[Array, "out rank"]  # noqa: N815
+    alpha: float = eqx.field(static=True)
+    rslora: bool = eqx.field(static=True)
+    """Whether the adapter is divided by the root of its rank, and not by the rank."""
+    dropout: float = eqx.field(static=True)
+    """Rate at which inputs of the adapter, not of the matrix, are dropped in training."""
+    key: jax.Array | None
+    """Dropout key of one training step; None, which is what a model holds, means no dropout."""
+
+    def __init__(
+        self,
+        base: Linear,
+        lora_A: Float[Array, "rank in"],
+        lora_B: Float[Array, "out rank"],
+        *,
+        alpha: float,
+        rslora: bool = False,
+        dropout: float = 0.0,
+    ):
+        for field in dataclasses.fields(Linear):
+            setattr(self, field.name, getattr(base, field.name))
+        self.lora_A, self.lora_B = lora_A, lora_B
+        self.alpha, self.rslora, self.dropout = float(alpha), bool(rslora), float(dropout)
+        self.key = None
+
+    @property
+    def rank(self) -> int:
+        """Rows of A and columns of B."""
+        return self.lora_A.shape[-2]
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A."""
+        return scale_of(self.alpha, self.rank, self.rslora)
+
+    def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        """Map (..., in) to (..., out) in `config.accum_dtype`; errors as `Linear`'s."""
+        y = super().__call__(x)
+        out_features, in_features = self.weight.shape
+        check_inputs(
+            "LoRALinear",
+            lora_A=(self.lora_A, ("rank", in_features)),
+            lora_B=(self.lora_B, (out_features, "rank")),
+        )
+        inside = matmul(dropout(x, self.dropout, self.key), self.lora_A, self.config)
+        change = matmul(inside, self.lora_B, self.config)
+        # The scale in at least float32: alpha / rank need not be a bfloat16 number.
+        return y + (change.astype(widened(change.dtype)) * self.scale).astype(y.dtype)
+
+    def merged(self) -> Linear:
+        """Return the plain `Linear` of weight W + scale B A, stacked layers included.
+
+        The sum is taken in the widest dtype of the three, at least float32, and rounded once.
+        """
+        dtypes = (self.weight.dtype, self.lora_A.dtype, self.lora_B.dtype)
+        wide = widened(max(dtypes, key=lambda dtype: dtype.itemsize))
+        A, B = self.lora_A.astype(wide), self.lora_B.astype(wide)
+        # Without `precision` a GPU would multiply in TF32, and a TPU in bfloat16.
+        change = jnp.matmul(B, A, precision=jax.lax.Precision.HIGHEST) * self.scale
+        plain = object.__new__(Linear)
+        for field in dataclasses.fields(Linear):
+            object.__setattr__(plain, field.name, getattr(self, field.name))
+        weight = (self.weight.astype(wide) + change).astype(self.weight.dtype)
+        object.__setattr__(plain, "weight", weight)
+        return plain
+
+
+def scale_of(alpha: float, rank: int, rslora: bool) -> float:
+    """Return what B A is multiplied by: alpha / rank, or alpha / sqrt(rank) with `rslora`."""
+    return alpha / (math.sqrt(rank) if rslora else rank)
+
+
+def init_adapter(
+    base: Linear, rank: int, *, key: jax.Array, dtype: Any = None
+) -> tuple[Float[Array, "rank in"], Float[Array, "out rank"]]:
+    """Draw A uniformly in +-1/sqrt(in), and B as zeros, so that the map starts as it was.
+
+    Args:
+        base: the map they go beside.
+        rank: of the adapter.
+        key: PRNG key.
+        dtype: of both; None is the model's dtype of parameters, at least float32. Adapters are few,
+            and in bfloat16 much of what a step does to A is rounded away.
+
+    Raises:
+        ValueError: the rank is no positive integer.
+    """
+    check_sizes("LoRA", rank=rank)
+    out_features, in_features = base.weight.shape
+    stored = base.config.sensitive_dtype if dtype is None else jnp.dtype(dtype)
+    # x A^T has features of about the size of those of x, whatever the width, as torch's linear maps
+    # have at their start.
+    bound = in_features**-0.5
+    A = jax.random.uniform(key, (rank, in_features), widened(stored), -bound, bound)
+    return A.astype(stored), jnp.zeros((out_features, rank), stored)
+
+
+def lora_maps(tree: Any) -> dict[str, LoRALinear]:
+    """Return the maps with an adapter of a pytree by dotted path, in its order."""
+    return {name: node for name, node in linear_maps(tree).items() if is_lora(node)}
+
+
+def is_lora(node: Any) -> TypeGuard[LoRALinear]:
+    """Whether a node of a pytree is a map with an adapter."""
+    return isinstance(node, LoRALinear)
+
+
+def with_dropout_keys(tree: Tree, key: jax.Array | None) -> Tree:
+    """Return a block whose adapters drop inputs by keys made of the block's own; None as it is."""
+    if key is None or not any(node.dropout for node in lora_maps(tree).values()):
+        return tree
+    count = iter(range(_FIRST_KEY, 2 * _FIRST_KEY))
+
+    def keyed(node: Any) -> Any:
+        if not is_lora(node):
+            return node
+        node = copy.copy(node)
+        object.__setattr__(node, "key", jax.random.fold_in(key, next(count)))
+        return node
+
+    return jax.tree.map(keyed, tree, is_leaf=is_lora)

@@ -1,0 +1,233 @@
+"""LoRA: low-rank adapters on the linear maps of a model, trained, merged, saved in PEFT's format.
+
+    model = add_lora(model, 8, alpha=16, targets=("*.attn.wv", "*.ffn.*"), key=key)
+    adapters, frozen = partition_lora(model)     # what is trained, and what is not
+    model = merge_lora(eqx.combine(adapters, frozen))
+
+A folder of `save_lora` is one that PEFT loads onto megalodon-hf, and `load_lora` reads PEFT's.
+Source: docs/guide.md "LoRA".
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from megalodon_jax.config import DTYPES, checked_dtype
+from megalodon_jax.layers.linear import Linear, linear_maps
+from megalodon_jax.layers.lora import LoRALinear, init_adapter, is_lora, lora_maps
+from megalodon_jax.layers.stack import StackedBlocks
+from megalodon_jax.lora_files import Adapter, read_adapters, write_adapters
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.policy import resolve
+from megalodon_jax.roles import Role, dotted, role_of
+from megalodon_jax.stacked import stack_layers, unstack_layers
+from megalodon_jax.tensor_files import printable
+
+__all__ = ["LoRALinear", "add_lora", "load_lora", "merge_lora", "partition_lora", "save_lora"]
+
+Tree = TypeVar("Tree")
+_HEAD = "lm_head"
+
+
+def add_lora(
+    model: MegalodonForCausalLM,
+    rank: int,
+    *,
+    alpha: float,
+    targets: Sequence[str] = ("*",),
+    dropout: float = 0.0,
+    rslora: bool = False,
+    dtype: DTypeLike | None = None,
+    key: jax.Array,
+) -> MegalodonForCausalLM:
+    """Return the model with adapters on some of its linear maps; its logits are what they were.
+
+    Args:
+        model: the base model, stacked or not.
+        rank: of every adapter.
+        alpha: B A is added with the factor alpha / rank.
+        targets: patterns of whole names of linear maps, such as `*.attn.w*` or
+            `model.layers.0.ffn.*` (`megalodon_jax.policy`); all but the head by default.
+        dropout: rate at which the inputs of adapters are dropped where `deterministic=False`.
+        rslora: divide by the root of the rank instead (rank-stabilised LoRA).
+        dtype: of the adapters; None is that of the parameters, at least float32.
+        key: draws A; that of a map depends on it and on the map's name.
+
+    Raises:
+        ValueError: a pattern matches no map or only the head, a map has an adapter or a
+            low-precision GEMM backend, or a number is out of range.
+    """
+    dtype = None if dtype is None else checked_dtype("dtype", dtype, "add_lora")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"add_lora: dropout={dropout!r} must be in [0, 1).")
+    if isinstance(targets, str):
+        raise ValueError(f"add_lora: targets={targets!r} must be patterns; write ({targets!r},).")
+    plain = unstack_layers(model)
+    names = [name for name in linear_maps(plain) if name != _HEAD]
+    if _HEAD in targets:
+        raise ValueError(f"add_lora: targets={tuple(targets)} name {_HEAD}: {_NO_HEAD}")
+    rules = tuple((pattern, "lora") for pattern in targets)
+    chosen = resolve(rules, names, "", "add_lora: targets")
+
+    def adapter(name: str, base: Linear) -> LoRALinear:
+        A, B = init_adapter(
+            base, rank, key=jax.random.fold_in(key, zlib.crc32(name.encode())), dtype=dtype
+        )
+        return LoRALinear(base, A, B, alpha=alpha, rslora=rslora, dropout=dropout)
+
+    wrapped = _wrapped(plain, [n for n in names if chosen[n]], adapter, "add_lora")
+    return stack_layers(wrapped) if _stacked(model) else wrapped
+
+
+def partition_lora(model: Tree) -> tuple[Tree, Tree]:
+    """Return the adapters, and everything else: two models, each with None for the other's leaves.
+
+    Differentiate and optimise the first; `equinox.combine` puts them together again.
+
+    Raises:
+        ValueError: the model has no adapters.
+    """
+    _check_adapters(model, "partition_lora")
+
+    def trained(path: Any, _: Any) -> bool:
+        return role_of(dotted(path)) is Role.LORA
+
+    return eqx.partition(model, jax.tree_util.tree_map_with_path(trained, model))
+
+
+def merge_lora(model: Tree) -> Tree:
+    """Return the plain model whose weights are W + scale B A, each rounded once to W's dtype.
+
+    A float32 model changes by the rounding of another order of operations. A bfloat16 one loses
+    what is smaller than half a gap of W (`megalodon-numerics stability ADAPTERS --base CHECKPOINT`
+    says how much).
+
+    Raises:
+        ValueError: the model has no adapters, for instance because they are merged already.
+    """
+    _check_adapters(model, "merge_lora")
+    return jax.tree.map(lambda n: n.merged() if is_lora(n) else n, model, is_leaf=is_lora)
+
+
+def save_lora(
+    folder: str | os.PathLike[str], model: MegalodonForCausalLM, *, base: str | None = None
+) -> None:
+    """Write the adapters alone, as PEFT writes them, replacing a folder of adapters as a whole.
+
+    Args:
+        folder: gets `adapter_config.json` and `adapter_model.safetensors`.
+        model: with adapters, stacked or not.
+        base: name or path of the base model, for PEFT's automatic classes.
+
+    Raises:
+        ValueError: the model has no adapters, adapters differ in dropout or in `rslora`, or the
+            folder holds something else.
+        OSError: the folder cannot be written; what was there still is.
+    """
+    _check_adapters(model, "save_lora")
+    adapters = {
+        name: Adapter(np.array(m.lora_A), np.array(m.lora_B), m.alpha, m.rslora, m.dropout)
+        for name, m in lora_maps(unstack_layers(model)).items()
+    }
+    write_adapters(folder, adapters, base=base)
+
+
+def load_lora(model: MegalodonForCausalLM, folder: str | os.PathLike[str]) -> MegalodonForCausalLM:
+    """Return the model with the adapters of a folder of `save_lora` or of PEFT's LoRA.
+
+    Args:
+        model: the base model, stacked or not.
+        folder: has `adapter_config.json` beside the weights.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: a file is corrupt, the adapters are of another kind or do not fit the model, or
+            the model has adapters already. All names that do not fit are listed in the one error.
+    """
+    plain, adapters = unstack_layers(model), read_adapters(folder)
+    _check_fit(adapters, linear_maps(plain), str(folder))
+
+    def adapter(name: str, base: Linear) -> LoRALinear:
+        a = adapters[name]
+        A, B = _stored(a.A), _stored(a.B)
+        return LoRALinear(base, A, B, alpha=a.alpha, rslora=a.rslora, dropout=a.dropout)
+
+    wrapped = _wrapped(plain, list(adapters), adapter, "load_lora")
+    return stack_layers(wrapped) if _stacked(model) else wrapped
+
+
+_NO_HEAD = (
+    "the model multiplies by the head's matrix and does not call its layer, so an adapter there "
+    "would do nothing; leave it out."
+)
+
+
+def _wrapped(model: Tree, names: Sequence[str], adapter: Any, caller: str) -> Tree:
+    """Return the model with these linear maps replaced by what `adapter(name, map)` returns."""
+    maps = linear_maps(model)
+    for name in names:
+        if is_lora(maps[name]):
+            raise ValueError(
+                f"{caller}: {name} has an adapter already; merge_lora first, or choose other maps."
+            )
+        if maps[name].backend != "default":
+            raise ValueError(
+                f"{caller}: {name} is multiplied in {maps[name].backend}, expected the default "
+                "backend: its low-precision product and an exact adapter are no sum of matrices. "
+                "Set gemm_backend='default' for it, or leave it out."
+            )
+
+    def replaced(path: Any, node: Any) -> Any:
+        name = dotted(path)
+        return adapter(name, node) if name in chosen else node
+
+    chosen = set(names)
+    return jax.tree_util.tree_map_with_path(
+        replaced, model, is_leaf=lambda node: isinstance(node, Linear)
+    )
+
+
+def _stacked(model: MegalodonForCausalLM) -> bool:
+    return isinstance(model.model.layers, StackedBlocks)
+
+
+def _check_adapters(model: Any, caller: str) -> None:
+    if not lora_maps(model):
+        raise ValueError(
+            f"{caller}: expected a model with adapters, and it has none: none were added "
+            "(add_lora, load_lora), or they are merged already."
+        )
+
+
+def _stored(array: np.ndarray) -> jax.Array:
+    # float16, which the model refuses, is exact in float32.
+    dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)
+    return jnp.asarray(array, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _check_fit(adapters: Mapping[str, Adapter], maps: Mapping[str, Linear], source: str) -> None:
+    """Insist that every adapter has a linear map of its sizes."""
+    problems = []
+    for name, adapter in adapters.items():
+        sizes = (adapter.B.shape[0], adapter.A.shape[1])
+        if name == _HEAD:
+            problems.append(f"{name}: {_NO_HEAD}")
+        elif name not in maps:
+            problems.append(f"unexpected {printable(name)} {sizes}")
+        elif maps[name].weight.shape != sizes:
+            problems.append(f"{name} is of {maps[name].weight.shape}, its adapter of {sizes}")
+    if problems:
+        listing = "\n  ".join(problems)
+        raise ValueError(
+            f"{source} does not fit the model, {len(problems)} problem(s):\n  {listing}\n"
+            "Check that adapters and base model belong together."
+        )

@@ -1,0 +1,142 @@
+"""LoRA adapters in few bits: what training them loses, and what merging them loses.
+
+Two questions. Adapters that are stored in bfloat16 lose updates as any parameter does; B starts at
+0 and keeps its first ones, A does not. And an adapter that is merged into weights of few bits is
+added once, where a change below half a gap of the weight vanishes. Source: docs/stability.md
+"Adapters".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from megalodon_jax.layers.lora import lora_maps
+from megalodon_jax.lora import partition_lora
+from megalodon_jax.lora_files import Adapter, read_adapters
+from megalodon_jax.stacked import unstack_layers
+from stability.core.findings import Finding, judge, notes
+from stability.core.number_formats import BF16, Format
+from stability.core.parameter_leaves import Leaf, leaf_called, leaves_of, listed
+from stability.storage.simulate import STEPS, Survival, summary
+from stability.storage.survival import FROZEN_SHARE, measure, survival_findings
+from stability.storage.training import next_token_loss
+from stability.storage.update_rules import AdamW, Optimiser
+
+SOURCE = 'docs/stability.md "Adapters"'
+REMEDY = (
+    "keep the adapter beside the weights and do not merge it, or merge into float32 weights and "
+    "serve those"
+)
+
+
+def findings(
+    model: Any, optimiser: Optimiser | None = None, batches: Any = None, *, steps: int = STEPS
+) -> list[Finding]:
+    """Return what bfloat16 storage of the adapters of a model loses, and what merging loses.
+
+    Args:
+        model: a Megalodon with adapters, stacked or not; the rest of it is frozen.
+        optimiser: trains the adapters; AdamW by default.
+        batches: token ids (steps, B, L) to train on; None measures on drawn gradients.
+        steps: optimiser steps on drawn gradients.
+
+    Raises:
+        ValueError: the model has no adapters, or they are not finite.
+    """
+    model, rule = unstack_layers(model), optimiser or AdamW()
+    adapters, frozen = partition_lora(model)
+
+    def loss(adapters: Any, ids: Any) -> jax.Array:
+        return next_token_loss(eqx.combine(adapters, frozen), ids)
+
+    narrow, control = (
+        measure(adapters, batches, rule, fmt, loss=loss, steps=steps) for fmt in (BF16, None)
+    )
+    found = [
+        finding
+        for name, leaf in leaves_of(adapters).items()
+        for finding in survival_findings(leaf, narrow[name], control[name], rule, True)
+    ]
+    for name, node in lora_maps(model).items():
+        weight, A, B = (np.asarray(x) for x in (node.weight, node.lora_A, node.lora_B))
+        found += _merge(f"{name}.weight", weight, Adapter(A, B, node.alpha, node.rslora), BF16)
+    return found
+
+
+def merge_findings(
+    folder: str | os.PathLike[str], base: Any, fmt: Format = BF16
+) -> Iterator[Finding]:
+    """Yield what merging a folder of adapters into a base model of any architecture would lose.
+
+    Args:
+        folder: as PEFT writes it.
+        base: what `leaves_of` takes: a pytree, a state dict, or the path of a checkpoint.
+        fmt: what the merged weights are stored in.
+
+    Raises:
+        FileNotFoundError: there are no adapters, or no base model.
+        ValueError: the adapters are not plain LoRA, or are of another model. All that do not fit
+            are listed.
+    """
+    adapters = read_adapters(folder)
+    weights = _weights(adapters, leaves_of(base))
+    for name, leaf in weights.items():
+        yield from _merge(leaf.name, leaf.load(), adapters[name], fmt)
+
+
+def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival:
+    """Return what is left of an adapter's change of a weight that is stored in `fmt`.
+
+    `frozen` is the share of elements that stay what they were although the adapter changes them.
+
+    Args:
+        weight: (out, in), rounded to `fmt` first, as the base model that is served is.
+        adapter: what is merged, once.
+        fmt: of the weight before and after.
+    """
+    A, B = (np.asarray(x, np.float32) for x in (adapter.A, adapter.B))
+    change = np.float32(adapter.scale) * (B @ A)
+    first = fmt.round(np.asarray(weight, np.float32))
+    last = fmt.round(first + change)
+    return summary(first, last, change, last != first)
+
+
+def _merge(name: str, weight: np.ndarray, adapter: Adapter, fmt: Format) -> list[Finding]:
+    """Return the finding on a weight, and a note with what arrives of the change."""
+    left = merged(weight, adapter, fmt)
+    message = (
+        f"merged into {fmt.name}, {left.frozen:.0%} of its {weight.size:,} elements stay what they "
+        f"were although the adapter changes them, and {left.fidelity:.0%} of its change is applied"
+    )
+    threshold, metric = FROZEN_SHARE, "unchanged_fraction"
+    main = judge("merge", name, metric, left.frozen, threshold, SOURCE, message, REMEDY)
+    numbers = {"fidelity": left.fidelity, "relative_error": left.error}
+    return [main, *notes("merge", name, numbers, SOURCE)]
+
+
+def _weights(adapters: Mapping[str, Adapter], base: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """Return the weight of the base model that each adapter is of.
+
+    Raises:
+        ValueError: one has none, or one of other sizes.
+    """
+    found = {name: leaf_called(f"{name}.weight", base) for name in adapters}
+    wrong = []
+    for name, adapter in adapters.items():
+        leaf, sizes = found[name], (adapter.B.shape[0], adapter.A.shape[1])
+        if leaf is None:
+            wrong.append(f"no {name}.weight")
+        elif leaf.shape != sizes:
+            wrong.append(f"{leaf.name} {leaf.shape}, its adapter {sizes}")
+    if wrong:
+        raise ValueError(
+            f"the adapters are not of this base model: {listed(wrong)}; name the checkpoint that "
+            "they were trained on."
+        )
+    return {name: leaf for name, leaf in found.items() if leaf is not None}
