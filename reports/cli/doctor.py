@@ -70,16 +70,19 @@ def _versions() -> list[Line]:
 
 def _devices() -> list[Line]:
     kind, here = device_kind(), _environment()
-    names = ", ".join(sorted({d.device_kind for d in jax.devices()}))
     device = f"{kind}: {hosts.processor(here)}, {len(jax.devices())}"
     settings = {name: os.environ[name] for name in THREADS if name in os.environ}
     text = ", ".join(f"{name}={value}" for name, value in settings.items())
-    advice = recommend(names)
+    # The first device speaks for all: JAX runs on one kind at a time.
+    advice = recommend(jax.devices()[0])
     return [
         Line("device", device),
         Line("threads", f"{hosts.threads()}{f' ({text})' if text else ''}"),
         Line("fingerprint", hosts.fingerprint(here) or f"unknown: {UNREAD[kind]}"),
-        Line("precision to train in", f"{advice.precision}: {advice.reason}; {NEVER}"),
+        Line(
+            "precision to train in",
+            f"{advice.precision}: {advice.reason}; {NEVER} ({advice.source})",
+        ),
     ]
 
 

@@ -1,41 +1,88 @@
-"""In which precision to train on a device, and why.
+"""Precision to train in on a device, by its capability, and where the advice comes from.
 
-Source: docs/mla-moe.md "The stability guide", but for its float16: Megalodon's moving average
-remembers for longer than float16 reaches, and the guide's own advice elsewhere is bfloat16. Decided
-by name; nothing is run.
+Source: docs/mla-moe.md "Precision" and "The stability guide". The guide names five GPUs and allows
+float16 on every other; Megalodon's moving average remembers for longer than float16 reaches, so
+float16 is never advised here. Nothing is run.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import Any
+
+from stability.core.devices import Capability, capability_of
 
 NEVER = (
     "never float16 for Megalodon: gradients below 6e-8 and activations above 65,504 do not exist"
 )
+UNKNOWN = "unknown"
+"""Precision of the advice for a device of which nothing is known."""
+_GUIDE = "the stability guide's table of GPUs (docs/mla-moe.md)"
+_BF16, _BF16_FP8, _FP32 = "bfloat16", "bfloat16, then float8 after initial convergence", "float32"
+_WIDE = "MLA, norms, router and EMA stay wide throughout"
+_MASTERS = "float32 parameters and norms"
+_ADA = "compute capability 8.9"
+_GUIDED = (_ADA, *(f"compute capability {at}" for at in ("8.0", "8.6", "9.0")))
+"""Capabilities of the GPUs that the guide names: RTX 4090, A100, RTX 3090, H100 and H200."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A precision to train in, and why."""
+    """Precision to train in.
+
+    Attributes:
+        precision: `UNKNOWN`, or one or two dtypes in words.
+        reason: what of the device decides.
+        source: whose advice and whose table of formats.
+        capability: what was found out about the device; None where nothing was.
+    """
 
     precision: str
     reason: str
+    source: str
+    capability: Capability | None = None
 
 
-_HOPPER = Advice(
-    "bfloat16, then float8 after initial convergence",
-    "float8 products in hardware; MLA, norms, router and EMA stay wide throughout",
-)
-_AMPERE = Advice("bfloat16", "bfloat16 products in hardware, float32 parameters and norms")
-_OTHER = Advice("float32", "this device is not known to multiply bfloat16 as fast as float32")
-_RULES = (
-    (r"\b(G?H100|G?H200)\b", _HOPPER),
-    (r"\bA100\b", _AMPERE),
-    (r"\b(RTX )?(30[5-9]0|40[5-9]0)\b", _AMPERE),
-)
+def recommend(device: Any) -> Advice:
+    """Return what to train in on a device.
+
+    Args:
+        device: a name such as "NVIDIA H200", or a device of `jax.devices()`, which is asked for its
+            compute capability before its name.
+    """
+    found = capability_of(device)
+    if found is None:
+        name = device if isinstance(device, str) else getattr(device, "device_kind", device)
+        return Advice(
+            UNKNOWN,
+            f"no table here knows {str(name)!r}, and it tells no compute capability; look up "
+            "whether its matrix units take bfloat16, and train in float32 until you know",
+            "none",
+        )
+    precision, reason, guided = _decide(found)
+    source = "; ".join(filter(None, (_GUIDE if guided else "", found.source)))
+    return Advice(precision, reason, source, found)
 
 
-def recommend(device: str) -> Advice:
-    """Return what to train in on a device by its name, such as "NVIDIA H200"."""
-    return next((a for pattern, a in _RULES if re.search(pattern, device, re.IGNORECASE)), _OTHER)
+def _decide(found: Capability) -> tuple[str, str, bool]:
+    """Return precision, reason, and whether the guide itself speaks of such a device."""
+    name, guided = found.name, found.name in _GUIDED
+    bf16 = f"bfloat16 products in hardware ({name}), {_MASTERS}"
+    if name == "CPU":
+        return _FP32, "a training step on a processor is no faster in bfloat16", False
+    if found.blocks:
+        formats = " and ".join(found.blocks)
+        return _BF16_FP8, f"{formats} products in hardware ({name}); {_WIDE}", guided
+    if name == _ADA:
+        # The guide knows that Ada multiplies float8, and trains an RTX 4090 in bfloat16.
+        return _BF16, f"{bf16}; float8 products too, for after convergence, if at all", guided
+    if found.fp8:
+        return _BF16_FP8, f"float8 products in hardware ({name}); {_WIDE}", guided
+    if found.fp8_fnuz:
+        fnuz = "its float8 is FNUZ, whose e4m3 ends at 240: not the format this project rounds to"
+        return _BF16, f"{bf16}; {fnuz}", guided
+    if found.bf16:
+        return _BF16, bf16, guided
+    # "Other GPUs" in the guide's table.
+    reason = f"no bfloat16 matrix units ({name}); float16, the guide's choice there, breaks the EMA"
+    return _FP32, reason, True

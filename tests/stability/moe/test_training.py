@@ -1,4 +1,4 @@
-"""The run that was broken on purpose, its checkpoints, and the advice by device."""
+"""The run that was broken on purpose, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from parity.deepseek_v3.cases import TINY, by_name
 from parity.deepseek_v3.checkpoint import build
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core import documents
-from stability.core.recommendation import NEVER, recommend
 from stability.moe import results, training
 from stability.recovery.guard import GuardConfig, guard
 from tests.helpers import ROOT, same_leaves
@@ -90,25 +89,6 @@ def test_the_document_shows_what_was_stored(name):
 def test_a_missing_result_names_its_command(tmp_path):
     with pytest.raises(ValueError, match="run `megalodon-numerics subject train`"):
         documents.read(documents.TRAINING, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("device", "precision"),
-    [
-        ("NVIDIA H200", "bfloat16, then float8 after initial convergence"),
-        ("NVIDIA H100 80GB HBM3", "bfloat16, then float8 after initial convergence"),
-        ("NVIDIA A100-SXM4-40GB", "bfloat16"),
-        ("NVIDIA GeForce RTX 4090", "bfloat16"),
-        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16"),
-        ("Tesla V100-SXM2-16GB", "float32"),
-        ("cpu", "float32"),
-    ],
-)
-def test_advice_by_device_is_never_float16(device, precision):
-    advice = recommend(device)
-    assert advice.precision == precision
-    assert "float16" not in advice.precision.replace("bfloat16", "")
-    assert advice.reason and "never float16" in NEVER
 
 
 def test_every_committed_defect_was_caught():
