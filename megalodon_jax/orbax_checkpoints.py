@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh
 
 from megalodon_jax.checkpoint import (
     check_model,
@@ -37,13 +36,24 @@ from megalodon_jax.checkpoint import (
 )
 from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.orbax_items import (
+    KIND,
+    META,
+    SCHEMA,
+    leaf_rows,
+    load_items,
+    orbax_package,
+    read_leaves,
+    read_meta,
+    shape_of,
+    stored_arrays,
+)
 from megalodon_jax.roles import check_unstacked, replace_leaves
 from megalodon_jax.sharding.placement import state_specs
 from megalodon_jax.sharding.rules import partition_specs
 from megalodon_jax.weights import abstract_model
 
-KIND, SCHEMA = "megalodon_jax orbax checkpoint", 1
-MODEL, STATE, KEY, META = "model", "opt_state", "key", "meta"
+MODEL, STATE, KEY = "model", "opt_state", "key"
 _STEP_FILE = "_CHECKPOINT_METADATA"
 """File that Orbax writes into the folder of every step."""
 
@@ -82,7 +92,7 @@ class OrbaxCheckpoints:
         every: int = 1,
         asynchronous: bool = True,
     ) -> None:
-        ocp = _orbax()
+        ocp = orbax_package()
         self.folder = _absolute(folder)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
@@ -119,7 +129,7 @@ class OrbaxCheckpoints:
         Raises:
             ValueError: as for `checkpoint.save_checkpoint`; or the step is there already.
         """
-        ocp = _orbax()
+        ocp = orbax_package()
         if not force and not self._manager.should_save(step):
             return False
         if step in self._manager.all_steps():
@@ -140,14 +150,14 @@ class OrbaxCheckpoints:
             "packages": package_versions(),
             "config": model.config.to_dict(),
             "position": position,
-            "leaves": {item: _rows(leaves) for item, leaves in trees.items()},
+            "leaves": {item: leaf_rows(leaves) for item, leaves in trees.items()},
         }
         try:
             json.dumps(position)
         except (TypeError, ValueError) as error:
             # Here, not in the thread that writes.
             raise ValueError(f"OrbaxCheckpoints.save: position must be JSON: {error}.") from error
-        items = {item: ocp.args.PyTreeSave(_stored(leaves)) for item, leaves in trees.items()}
+        items = {item: ocp.args.PyTreeSave(stored_arrays(leaves)) for item, leaves in trees.items()}
         arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
         return bool(self._manager.save(step, args=arguments, force=force))
 
@@ -214,7 +224,7 @@ def restore(
             difference is listed), or the mesh does not divide the model.
     """
     place = _step_folder(_absolute(folder), step)
-    meta = _read_meta(place)
+    meta = read_meta(place)
     saved = MegalodonConfig.from_dict(meta["config"])
     model = abstract_model(saved) if model_like is None else model_like
     expected = {MODEL: table_specs(saved) if model_like is None else specs(_named(model, MODEL))}
@@ -229,8 +239,8 @@ def restore(
         layout[STATE] = state_specs(opt_state_like, model, mesh)
     rows = meta["leaves"]
     if KEY in rows:
-        likes[KEY] = {KEY: _shape_of(rows[KEY][KEY])}
-    arrays = _read(place, rows, likes, layout, mesh)
+        likes[KEY] = {KEY: shape_of(rows[KEY][KEY])}
+    arrays = read_leaves(place, rows, likes, layout, mesh)
     filled = {
         item: replace_leaves(like, arrays[item]) for item, like in _trees(model, opt_state_like)
     }
@@ -252,26 +262,15 @@ def model_arrays(folder: str | os.PathLike[str]) -> tuple[MegalodonConfig, dict[
     Raises:
         ImportError, FileNotFoundError: as for `restore`.
     """
-    ocp = _orbax()
+    ocp = orbax_package()
     place = _step_folder(_absolute(folder), None)
-    meta = _read_meta(place)
+    meta = read_meta(place)
     names = [n for n, row in meta["leaves"][MODEL].items() if 0 not in row["shape"]]
     plan = ocp.args.PyTreeRestore(
         dict.fromkeys(names, 0),
         restore_args=dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray)),
     )
-    return MegalodonConfig.from_dict(meta["config"]), _load(place, {MODEL: plan})[MODEL]
-
-
-def _orbax() -> Any:
-    try:
-        import orbax.checkpoint as ocp
-    except ImportError as error:
-        raise ImportError(
-            "Orbax is not installed: pip install 'megalodon-numerics[orbax]', or use "
-            "megalodon_jax.checkpoint, which needs nothing else."
-        ) from error
-    return ocp
+    return MegalodonConfig.from_dict(meta["config"]), load_items(place, {MODEL: plan})[MODEL]
 
 
 def _absolute(folder: str | os.PathLike[str]) -> Path:
@@ -297,63 +296,12 @@ def _step_folder(folder: Path, step: int | None) -> Path:
     return folder / str(chosen)
 
 
-def _load(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
-    ocp = _orbax()
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        return reader.restore(place, args=ocp.args.Composite(**plans))
-
-
-def _read_meta(place: Path) -> dict[str, Any]:
-    meta = _load(place, {META: _orbax().args.JsonRestore()})[META]
-    found = (meta.get("kind"), meta.get("schema")) if isinstance(meta, dict) else (None, None)
-    if found != (KIND, SCHEMA):
-        raise ValueError(
-            f"{place} is of kind {found[0]!r} and schema {found[1]!r}, expected {KIND!r} and "
-            f"{SCHEMA}: it was not saved by megalodon_jax.orbax_checkpoints of this version."
-        )
-    return meta
-
-
-def _rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what each leaf is, beside what Orbax says of its array."""
-    rows: dict[str, dict[str, Any]] = {}
-    for name, leaf in leaves.items():
-        rows[name] = {"is": specs({name: leaf})[name], "shape": list(leaf.shape)}
-        if _is_key(leaf):
-            rows[name]["prng"] = str(jax.random.key_impl(leaf))
-        elif getattr(leaf, "weak_type", False):
-            # A strongly typed scalar would promote where this one does not.
-            rows[name]["weak"] = True
-        elif not leaf.size:
-            rows[name]["dtype"] = str(leaf.dtype)
-    return rows
-
-
-def _stored(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays to store; Orbax has none without elements."""
-    arrays = {n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()}
-    return {name: array for name, array in arrays.items() if 0 not in array.shape}
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _named(tree: Any, item: str) -> dict[str, Any]:
     return storable_leaves(tree, f"{item}_like")
 
 
 def _trees(model: Any, opt_state: Any) -> list[tuple[str, Any]]:
     return [(MODEL, model)] + ([] if opt_state is None else [(STATE, opt_state)])
-
-
-def _shape_of(row: Mapping[str, Any]) -> Any:
-    """Return the shape of a PRNG key by its row, typed or as numbers."""
-    if "prng" in row:
-        return jax.eval_shape(
-            lambda: jnp.broadcast_to(jax.random.key(0, impl=row["prng"]), tuple(row["shape"]))
-        )
-    return jax.ShapeDtypeStruct(tuple(row["shape"]), jnp.dtype(row["is"].partition(" ")[0]))
 
 
 def _check(
@@ -381,47 +329,3 @@ def _check(
         "Ask with the configuration and the optimiser of the run; parameters that somebody added "
         "need model_like.",
     )
-
-
-def _read(
-    place: Path,
-    rows: Mapping[str, Any],
-    likes: Mapping[str, Mapping[str, Any]],
-    layout: Mapping[str, Mapping[str, PartitionSpec]],
-    mesh: Mesh | None,
-) -> dict[str, dict[str, Any]]:
-    """Read items onto their devices; return leaves by item and name."""
-    ocp = _orbax()
-    plans, shardings = {}, {}
-    for item, like in likes.items():
-        shardings[item] = {
-            name: _sharding(mesh, layout.get(item, {}).get(name, PartitionSpec())) for name in like
-        }
-        plan = {
-            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=shardings[item][name])
-            for name, array in jax.eval_shape(_stored, dict(like)).items()
-        }
-        arguments = ocp.checkpoint_utils.construct_restore_args(plan)
-        plans[item] = ocp.args.PyTreeRestore(plan, restore_args=arguments)
-    found = _load(place, plans)
-    return {
-        item: {
-            name: _leaf(found[item].get(name), rows[item][name], shardings[item][name])
-            for name in like
-        }
-        for item, like in likes.items()
-    }
-
-
-def _sharding(mesh: Mesh | None, spec: PartitionSpec) -> Sharding:
-    return SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, spec)
-
-
-def _leaf(array: Any, row: Mapping[str, Any], sharding: Sharding) -> Any:
-    if array is None:
-        return jax.device_put(jnp.zeros(tuple(row["shape"]), row["dtype"]), sharding)
-    if "prng" in row:
-        return jax.random.wrap_key_data(array, impl=row["prng"])
-    if "weak" in row:
-        return jax.device_put(jnp.asarray(array.addressable_data(0).item()), sharding)
-    return array

@@ -91,12 +91,18 @@ def checkpoint_file(path: Path) -> Path:
             raise ValueError(f"{path} holds several checkpoints: name one of {names}{more}.")
         if here:
             return here[0]
-    sharded = any(f.suffix == ".distcp" for f in files)
-    hint = (
-        " Its distributed checkpoint becomes a torch file by "
-        "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
-    )
+    hint = ""
+    if any(f.suffix == ".distcp" for f in files):
+        hint = (
+            " Its distributed checkpoint becomes a torch file by "
+            "torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
+        )
+    elif any((f / "_CHECKPOINT_METADATA").is_file() for f in (path, *path.iterdir())):
+        hint = (
+            " It holds steps of Orbax, which load_from_pretrained and `megalodon-numerics "
+            "export-model` read."
+        )
     raise FileNotFoundError(
         f"{path} holds no checkpoint; expected one of {', '.join(_NAMES)}, or one file that ends "
-        f"in {', '.join(_SUFFIXES[1:])}.{hint if sharded else ''}"
+        f"in {', '.join(_SUFFIXES[1:])}.{hint}"
     )

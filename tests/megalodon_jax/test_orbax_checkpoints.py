@@ -17,6 +17,7 @@ import pytest
 from megalodon_jax import orbax_checkpoints
 from megalodon_jax.convert import load_from_pretrained
 from megalodon_jax.orbax_checkpoints import OrbaxCheckpoints, latest, restore
+from megalodon_jax.pretrained import checkpoint_file
 from megalodon_jax.roles import named_leaves
 from megalodon_jax.sharding import make_mesh, partition_specs, shard_model, shard_state
 from tests.helpers import ROOT, TINY, adapted, model_of, same_leaves, tiny
@@ -179,6 +180,24 @@ def test_a_run_loads_as_a_pretrained_model(run) -> None:
         assert loaded.config == NARROW
     with pytest.raises(ValueError, match="does not fit the configuration"):
         load_from_pretrained(folder, tiny())
+
+
+def test_a_tool_that_wants_a_file_says_who_reads_the_steps(run) -> None:
+    with pytest.raises(FileNotFoundError, match="It holds steps of Orbax, which load_from_pre"):
+        checkpoint_file(run[0])
+
+
+def test_training_goes_on_in_the_same_buffers_while_a_step_is_written(tmp_path: Path) -> None:
+    """Donated buffers are written over by the next step; the save must not see it."""
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state = {"moment": jnp.zeros((1 << 20,))}
+    with OrbaxCheckpoints(tmp_path / "run") as checkpoints:
+        checkpoints.save(1, model_of(TINY), opt_state=state)
+        for _ in range(20):
+            state = step(state)
+    found = restore(tmp_path / "run", opt_state_like=state).opt_state
+    assert not np.any(np.asarray(found["moment"]))
+    assert np.all(np.asarray(state["moment"]) == 20)
 
 
 def test_without_orbax_the_extra_is_named(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,138 @@
+"""What Orbax stores of a step, and how it comes back: leaves by name, and JSON that says what they
+are.
+
+Orbax knows arrays with elements. Keys are stored as their numbers, leaves without elements and
+weak types as notes in the JSON. Source: docs/guide.md "Checkpoints of a long run".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from megalodon_jax.checkpoint import specs
+
+KIND, SCHEMA = "megalodon_jax orbax checkpoint", 1
+META = "meta"
+
+
+def orbax_package() -> Any:
+    """Return Orbax's package, imported where it is used: it is an extra.
+
+    Raises:
+        ImportError: it is not installed; the message names the extra.
+    """
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError as error:
+        raise ImportError(
+            "Orbax is not installed: pip install 'megalodon-numerics[orbax]', or use "
+            "megalodon_jax.checkpoint, which needs nothing else."
+        ) from error
+    return ocp
+
+
+def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return items of a step's folder by name, each restored by its Orbax arguments."""
+    ocp = orbax_package()
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        return reader.restore(place, args=ocp.args.Composite(**plans))
+
+
+def read_meta(place: Path) -> dict[str, Any]:
+    """Return the JSON of a step's folder.
+
+    Raises:
+        ValueError: another program or version wrote it.
+    """
+    meta = load_items(place, {META: orbax_package().args.JsonRestore()})[META]
+    found = (meta.get("kind"), meta.get("schema")) if isinstance(meta, dict) else (None, None)
+    if found != (KIND, SCHEMA):
+        raise ValueError(
+            f"{place} is of kind {found[0]!r} and schema {found[1]!r}, expected {KIND!r} and "
+            f"{SCHEMA}: it was not saved by megalodon_jax.orbax_checkpoints of this version."
+        )
+    return meta
+
+
+def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what each leaf is, beside what Orbax says of its array."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, leaf in leaves.items():
+        rows[name] = {"is": specs({name: leaf})[name], "shape": list(leaf.shape)}
+        if _is_key(leaf):
+            rows[name]["prng"] = str(jax.random.key_impl(leaf))
+        elif getattr(leaf, "weak_type", False):
+            # A strongly typed scalar would promote where this one does not.
+            rows[name]["weak"] = True
+        elif not leaf.size:
+            rows[name]["dtype"] = str(leaf.dtype)
+    return rows
+
+
+def stored_arrays(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays to store; Orbax has none without elements."""
+    arrays = {n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()}
+    return {name: array for name, array in arrays.items() if 0 not in array.shape}
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def shape_of(row: Mapping[str, Any]) -> Any:
+    """Return the shape of a PRNG key by its row, typed or as numbers."""
+    if "prng" in row:
+        return jax.eval_shape(
+            lambda: jnp.broadcast_to(jax.random.key(0, impl=row["prng"]), tuple(row["shape"]))
+        )
+    return jax.ShapeDtypeStruct(tuple(row["shape"]), jnp.dtype(row["is"].partition(" ")[0]))
+
+
+def read_leaves(
+    place: Path,
+    rows: Mapping[str, Any],
+    likes: Mapping[str, Mapping[str, Any]],
+    layout: Mapping[str, Mapping[str, PartitionSpec]],
+    mesh: Mesh | None,
+) -> dict[str, dict[str, Any]]:
+    """Read items onto their devices; return leaves by item and name."""
+    ocp = orbax_package()
+    plans, shardings = {}, {}
+    for item, like in likes.items():
+        shardings[item] = {
+            name: _sharding(mesh, layout.get(item, {}).get(name, PartitionSpec())) for name in like
+        }
+        plan = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=shardings[item][name])
+            for name, array in jax.eval_shape(stored_arrays, dict(like)).items()
+        }
+        arguments = ocp.checkpoint_utils.construct_restore_args(plan)
+        plans[item] = ocp.args.PyTreeRestore(plan, restore_args=arguments)
+    found = load_items(place, plans)
+    return {
+        item: {
+            name: _leaf(found[item].get(name), rows[item][name], shardings[item][name])
+            for name in like
+        }
+        for item, like in likes.items()
+    }
+
+
+def _sharding(mesh: Mesh | None, spec: PartitionSpec) -> Sharding:
+    return SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, spec)
+
+
+def _leaf(array: Any, row: Mapping[str, Any], sharding: Sharding) -> Any:
+    if array is None:
+        return jax.device_put(jnp.zeros(tuple(row["shape"]), row["dtype"]), sharding)
+    if "prng" in row:
+        return jax.random.wrap_key_data(array, impl=row["prng"])
+    if "weak" in row:
+        return jax.device_put(jnp.asarray(array.addressable_data(0).item()), sharding)
+    return array
