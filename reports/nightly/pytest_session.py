@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,10 +41,14 @@ class NoExit:
 
     @pytest.hookimpl(wrapper=True)
     @no_type_check  # pluggy asks whether it is a generator function, which a checked one hides
-    def pytest_make_collect_report(self) -> Iterator[Any]:
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[Any]:
         """Collect a module without ending by it."""
-        with suppress(OsExit), os_exit_raises():
-            return (yield)
+        try:
+            with os_exit_raises():
+                return (yield)
+        except OsExit as error:
+            why = f"{collector.nodeid} called os._exit({error.code})"
+            return pytest.CollectReport(collector.nodeid, "failed", why, [])
 
     @pytest.hookimpl(wrapper=True)
     @no_type_check

@@ -64,7 +64,7 @@ def examine(folder: Path, only: bool = False) -> Examined:
 
 def _gates(table: pa.Table) -> pa.Table:
     """Return the rows that are gates, judged by their numbers as `Measurement.settled` does."""
-    words = np.asarray(table["verdict"].combine_chunks().cast(pa.string()).to_numpy(False))
+    words = _texts(table["verdict"].combine_chunks())
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
     gated = (words != Verdict.INFO.value) | ~np.isnan(tolerance)
     asked = (words == Verdict.PASS.value) | ((words == Verdict.INFO.value) & gated)
@@ -83,7 +83,15 @@ def _gates(table: pa.Table) -> pa.Table:
         columns["deterministic"] = table["deterministic"]
     else:
         columns["deterministic"] = pa.nulls(table.num_rows, pa.bool_())
-    return pa.table(columns).filter(pa.array(gated))
+    gates = pa.table(columns)
+    return gates if gated.all() else gates.filter(pa.array(gated))
+
+
+def _texts(column: pa.Array) -> np.ndarray:
+    """Return texts as NumPy has them, each text of a dictionary made once."""
+    if pa.types.is_dictionary(column.type) and len(column.dictionary):
+        return np.asarray(column.dictionary.to_pylist())[column.indices.to_numpy(False)]
+    return np.asarray(column.cast(pa.string()).to_numpy(False))
 
 
 def _work(table: pa.Table) -> str:

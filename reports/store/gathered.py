@@ -109,16 +109,23 @@ class Gathered:
 
 def gather(gathered: Gathered, found: Sequence[Examined]) -> str:
     """Write the gates of these runs to one file and return its name."""
-    tables = []
-    for one in found:
-        if one.rows is not None:
-            plain = {
-                n: c.cast(pa.string()) if pa.types.is_dictionary(c.type) else c
-                for n, c in zip(one.rows.column_names, one.rows.columns, strict=True)
-            }
-            name = pa.array([one.name] * one.rows.num_rows, pa.string())
-            tables.append(pa.table({"run": name, **plain}))
-    return gathered.write(pa.concat_tables(tables)) if tables else ""
+    found = [one for one in found if one.rows is not None]
+    if not found:
+        return ""
+    # Together: a call for each column of each run would be most of the time.
+    rows = [one.rows for one in found if one.rows is not None]
+    alike = all(table.schema.equals(rows[0].schema) for table in rows)
+    together = _plain(pa.concat_tables(rows)) if alike else pa.concat_tables(map(_plain, rows))
+    names = pa.array([one.name for one in found], pa.string())
+    counts = np.repeat(np.arange(len(rows)), [table.num_rows for table in rows])
+    return gathered.write(together.add_column(0, "run", names.take(pa.array(counts))))
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Return a table whose texts are texts, and no entries of a dictionary."""
+    types = (pa.string() if pa.types.is_dictionary(f.type) else f.type for f in table.schema)
+    names = table.schema.names
+    return table.cast(pa.schema(list(map(pa.field, names, types))))
 
 
 def forget(gathered: Gathered, used: Iterable[str]) -> None:

@@ -105,13 +105,11 @@ def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[
     try:
         source = pa.BufferReader(content)
         names = [name for name in schema.names if name not in absent]
-        with pq.ParquetFile(source) as file:
-            _check_size(file.metadata, path)
-            _check_columns(file.schema_arrow, schema, names, path)
-            metadata = file.metadata
         # A text that repeats is one entry of a dictionary here, however many rows have it.
         texts = [name for name in names if schema.field(name).type == pa.string()]
-        with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
+        with _opened(source, texts) as file:
+            _check_size(file.metadata, path)
+            _check_columns(file.schema_arrow, schema, names, path)
             table = file.read(columns=names, use_threads=False).select(names)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
@@ -120,6 +118,15 @@ def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[
         ) from error
     _check_texts(table, path)
     return table
+
+
+def _opened(source: pa.BufferReader, texts: list[str]) -> pq.ParquetFile:
+    """Open a Parquet file whose texts come as dictionaries, where it has all of them."""
+    try:
+        return pq.ParquetFile(source, read_dictionary=texts)
+    except KeyError:
+        # One is not there, which is said by name.
+        return pq.ParquetFile(source)
 
 
 def _check_size(metadata: Any, path: Path) -> None:

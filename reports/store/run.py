@@ -121,8 +121,8 @@ def _check_keys(table: pa.Table, path: Path) -> None:
     for column in ("case", "edge", "quantity", "metric"):
         codes = table[column].combine_chunks()
         places = places * len(codes.dictionary) + codes.indices.to_numpy(False)
-    first = np.unique(places, return_index=True)[1]
-    if len(first) < table.num_rows:
+    if len(np.unique(places)) < table.num_rows:
+        first = np.unique(places, return_index=True)[1]
         row = int(np.setdiff1d(np.arange(table.num_rows), first)[0])
         key = " | ".join(str(table[c][row]) for c in ("case", "edge", "quantity", "metric"))
         raise StoreError(
