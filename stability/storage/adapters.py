@@ -101,8 +101,8 @@ def summary_of(found: Sequence[Finding]) -> list[str]:
     if not unchanged:
         return []
     return [
-        f"Merging {len(unchanged)} adapters: at most {max(unchanged):.0%} of a weight's elements stay "
-        f"what they were, and at least {min(applied):.0%} of its change is applied."
+        f"Merging {len(unchanged)} adapters: at most {max(unchanged):.0%} of a weight's elements "
+        f"stay what they were, and at least {min(applied):.0%} of its change is applied."
     ]
 
 
