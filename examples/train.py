@@ -1,6 +1,7 @@
 """Train a Megalodon on the bytes of a text. Copy this file and change what you like.
 
-    python examples/train.py                                     # Python's language reference
+    pip install -e .
+    python examples/train.py                                # reads Python's language reference
     python examples/train.py book.txt --steps 2000 --out book
     python examples/train.py book.txt --mesh data=2,fsdp=4 --wandb my-project
 
@@ -97,11 +98,14 @@ def loss_of(model, ids):
     return model.compute_loss(ids, ids)
 
 
-def restored(folder: Path, model, state):
-    """Return model, optimiser state and step of a checkpoint; what was given where there is none.
+# These two functions are all that knows how a checkpoint is stored.
+def save(folder: Path, model, state, step: int, mesh) -> None:
+    """Replace the checkpoint by a new one, whole or not at all: a kill leaves one or the other."""
+    save_checkpoint(folder, model, step=step, opt_state=state, mesh=dict(mesh.shape))
 
-    This and `save_checkpoint` below are the two places to change for other checkpoints.
-    """
+
+def restore(folder: Path, model, state):
+    """Return model, optimiser state and step of the checkpoint; what was given if there is none."""
     if not folder.exists():
         return model, state, 0
     found = load_checkpoint(folder, opt_state_like=state)
@@ -145,7 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
     optimiser = make_optimiser(args.lr, args.steps)
     model = MegalodonForCausalLM(CONFIG, key=key)
     state = optimiser.init(eqx.filter(model, eqx.is_array))
-    model, state, done = restored(args.out / "checkpoint", model, state)
+    model, state, done = restore(args.out / "checkpoint", model, state)
     model, state = shard_model(model, mesh), shard_state(state, model, mesh)
     step = make_step(optimiser, mesh)
 
@@ -161,8 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
         if done % args.log_every == 0:
             log(done, loss=float(loss), norm=float(state.report.norm))  # waits for the device
         if done % args.save_every == 0 or done == args.steps:
-            sizes = dict(mesh.shape)
-            save_checkpoint(args.out / "checkpoint", model, step=done, opt_state=state, mesh=sizes)
+            save(args.out / "checkpoint", model, state, done, mesh)
             losses = [float(loss_of(model, ids(held_out, i))) for i in range(4)]
             log(done, held_out=float(np.mean(losses)), skipped=int(state.total_skips))
     seconds = time.perf_counter() - start

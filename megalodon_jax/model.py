@@ -76,10 +76,10 @@ class MegalodonBlock(eqx.Module):
         `scale` stands for that of `ffn` where one program runs several layers; `positions` is the
         index of each token within its document, where rows hold several.
         """
+        self = with_dropout_keys(self, key)
         attn_key, ffn_key = split_key(key, 2)
-        block = with_dropout_keys(self, key)
-        y, cache = block.attn(x, mask, cache, return_cache, key=attn_key, positions=positions)
-        return checkpoint_name(block.ffn(y, x, key=ffn_key, scale=scale), "ffn"), cache
+        y, cache = self.attn(x, mask, cache, return_cache, key=attn_key, positions=positions)
+        return checkpoint_name(self.ffn(y, x, key=ffn_key, scale=scale), "ffn"), cache
 
 
 class MegalodonModel(eqx.Module):
@@ -460,9 +460,9 @@ def _dropout_key(
     model: MegalodonModel, deterministic: bool, key: jax.Array | None
 ) -> jax.Array | None:
     config = model.config
-    rates = [config.dropout, config.attention_dropout, config.hidden_dropout]
-    rates += [adapted.dropout for adapted in lora_maps(model).values()]
-    if deterministic or not any(rates):
+    rates = (config.dropout, config.attention_dropout, config.hidden_dropout)
+    of_adapters = (adapted.dropout for adapted in lora_maps(model).values())
+    if deterministic or not any((*rates, *of_adapters)):
         return None
     if key is None:
         raise ValueError(

@@ -9,7 +9,7 @@ added once, where a change below half a gap of the weight vanishes. Source: docs
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -88,6 +88,22 @@ def merge_findings(
     weights = _weights(adapters, leaves_of(base))
     for name, leaf in weights.items():
         yield from _merge(leaf.name, leaf.load(), adapters[name], fmt)
+
+
+def summary_of(found: Sequence[Finding]) -> list[str]:
+    """Return in a line what merging loses at most, also where no finding warns; none without any.
+
+    Args:
+        found: what `merge_findings` yields.
+    """
+    unchanged = [f.value for f in found if f.metric == "unchanged_fraction"]
+    applied = [f.value for f in found if (f.probe, f.metric) == ("merge", "fidelity")]
+    if not unchanged:
+        return []
+    return [
+        f"Merging {len(unchanged)} adapters: at most {max(unchanged):.0%} of a weight's elements "
+        f"stay what they were, and at least {min(applied):.0%} of its change is applied."
+    ]
 
 
 def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival:

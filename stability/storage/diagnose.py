@@ -36,7 +36,7 @@ from stability.core.parameter_leaves import (
     sample,
 )
 from stability.storage import ema_pole_findings, embedding_rows, simulate
-from stability.storage.adapters import merge_findings
+from stability.storage.adapters import merge_findings, summary_of
 from stability.storage.diagnosis import SHOWN, Diagnosis, StateUse
 from stability.storage.known_gradients import KnownGradients, RowGradients, nothing
 from stability.storage.optimiser_state import audit_state
@@ -180,6 +180,7 @@ def report(
         *_taken(files, states, used),
         *_basis(rule, whose, fmt, batches, gradients, push, leaves),
         *walk.left(),
+        *summary_of(merging),
     ]
     basis += [line for each in states for line in each.schedule()]
     return Diagnosis(

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import equinox as eqx
-import jax
 import numpy as np
 import pytest
 
@@ -162,4 +161,3 @@ def test_the_numbers_of_a_step_are_printed_and_logged(script, monkeypatch, capsy
 def test_the_axes_of_a_mesh_are_read(script) -> None:
     assert script.axes("data=2,fsdp=4") == {"data": 2, "fsdp": 4}
     assert dict(script.make_mesh(**script.axes("data=1")).shape) == {"data": 1}
-    assert jax.tree.leaves(script.CONFIG) == [script.CONFIG]

@@ -266,6 +266,18 @@ def test_every_adapter_drops_by_a_key_of_its_own() -> None:
     assert lora.with_dropout_keys(block, None) is block
 
 
+def test_other_dropouts_draw_what_they_drew_without_adapters() -> None:
+    base = model_of(tiny(hidden_dropout=0.3, num_layers=1))
+
+    @eqx.filter_jit
+    def in_training(model):
+        return model(IDS, deterministic=False, key=jax.random.key(1))[0]
+
+    # B is 0: whatever the adapter drops, it adds nothing.
+    start = adapted(base, dropout=0.5)
+    assert np.array_equal(in_training(start), in_training(base))
+
+
 def draws(block) -> bool:
     """Whether the program of a block, called as at evaluation, draws anything."""
     x = jnp.zeros((1, 4, CONFIG.model_dim))

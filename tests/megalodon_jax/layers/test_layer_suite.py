@@ -23,12 +23,14 @@ from megalodon_jax.layers import (
     ComplexEMA,
     LayerNorm,
     Linear,
+    LoRALinear,
     MegalodonAttention,
     NormalizedFFN,
     RMSNorm,
     RotaryEmbedding,
     TimestepNorm,
 )
+from megalodon_jax.layers.lora import init_adapter
 from megalodon_jax.types import AttentionCache, NormState
 from megalodon_jax.weights import abstract_model
 from tests.helpers import EXACT, TINY, rel_l2, rounding_bound, tiny
@@ -65,6 +67,11 @@ def position(state):
 def rotate(layer, inputs, state):
     start = position(state)
     return layer(*inputs, start), start + inputs[0].shape[1]
+
+
+def adapted(base: Linear, key: jax.Array) -> LoRALinear:
+    """The map with an adapter of rank 3."""
+    return LoRALinear(base, *init_adapter(base, 3, key=key), alpha=2.0)
 
 
 LAYERS = (
@@ -123,6 +130,12 @@ LAYERS = (
         lambda c, k: MegalodonBlock(c, 0, key=k),
         (FEATURES,),
         lambda m, x, s: m(*x, None, s, True),
+    ),
+    Layer(
+        "LoRALinear",
+        lambda c, k: adapted(Linear(D, H, c, key=k), k),
+        (FEATURES,),
+        lambda m, x, s: (m(*x), s),
     ),
 )
 every = pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
