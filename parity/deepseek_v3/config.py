@@ -82,6 +82,8 @@ class MLAMoEConfig:
     initializer_range: float = 0.02
     activation_limit: float | None = None
     """Hidden states are clipped to this magnitude after each block; None leaves them alone."""
+    dropout: float = 0.0
+    """Share of the embedding and of what attention and MLP add that training zeroes."""
 
     def __post_init__(self) -> None:
         for expected, holds in self._rules():
@@ -126,6 +128,7 @@ class MLAMoEConfig:
                 f"activation_limit={self.activation_limit} must be None or positive",
                 self.activation_limit is None or self.activation_limit > 0,
             ),
+            (f"dropout={self.dropout} must be from 0 to below 1", 0.0 <= self.dropout < 1.0),
             (
                 f"scoring_func={self.scoring_func!r} must be 'sigmoid' or 'softmax'",
                 self.scoring_func in ("sigmoid", "softmax"),
@@ -170,8 +173,11 @@ class MLAMoEConfig:
         """Return the fields as a DeepSeek-V3 `config.json` has them."""
         held = asdict(self)
         held["first_k_dense_replace"] = held.pop("min_moe_layer")
+        # Fields of training that DeepSeek-V3 lacks are written where they are used only.
         if self.activation_limit is None:
             held.pop("activation_limit")
+        if not self.dropout:
+            held.pop("dropout")
         if self.rope_scaling is not None:
             held["rope_scaling"] = {"type": "yarn", **held["rope_scaling"]}
             reach = self.rope_scaling.factor * self.rope_scaling.original_max_position_embeddings

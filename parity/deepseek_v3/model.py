@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Num
 
 from megalodon_jax.config import widened
+from megalodon_jax.layers.dropout import dropout, split_key
 from megalodon_jax.loss import next_token_loss
 from parity.deepseek_v3.attention import Attention, Draw, LayerCache, Linear, RMSNorm
 from parity.deepseek_v3.config import MLAMoEConfig
@@ -130,9 +131,11 @@ class Block(eqx.Module):
     post_attention_layernorm: RMSNorm
     mlp: MLP | MoE
     limit: float | None = eqx.field(static=True)
+    dropout: float = eqx.field(static=True)
 
     def __init__(self, config: MLAMoEConfig, layer: int, draw: Draw):
         D, eps, self.limit = config.hidden_size, config.rms_norm_eps, config.activation_limit
+        self.dropout = config.dropout
         self.input_layernorm, self.self_attn = RMSNorm(D, eps), Attention(config, draw)
         self.post_attention_layernorm = RMSNorm(D, eps)
         dense = config.intermediate_size
@@ -147,20 +150,22 @@ class Block(eqx.Module):
         *,
         absorbed: bool = False,
         scope: str = "",
+        key: jax.Array | None = None,
     ) -> BlockOutput:
-        """Map (B, L, D); arguments as for `Attention`."""
+        """Map (B, L, D); arguments as for `Attention`, and the key of dropout, None for none."""
+        attention_key, mlp_key = split_key(key, 2)
         normed = checkpoint_name(self.input_layernorm(x), f"{scope}attn_norm")
         attended, kept = self.self_attn(
             normed, positions, past, filled, absorbed=absorbed, scope=scope
         )
-        x = x + attended
+        x = x + dropout(attended, self.dropout, attention_key)
         normed, routing = self.post_attention_layernorm(x), None
         normed = checkpoint_name(normed, f"{scope}mlp_norm")
         if isinstance(self.mlp, MoE):
             said, routing = self.mlp(normed, scope)
         else:
             said = self.mlp(normed)
-        x = x + checkpoint_name(said, f"{scope}mlp")
+        x = x + dropout(checkpoint_name(said, f"{scope}mlp"), self.dropout, mlp_key)
         if self.limit is not None:
             x = jnp.clip(x, -self.limit, self.limit)
         return BlockOutput(checkpoint_name(x, f"{scope}block"), routing, kept)
@@ -197,6 +202,7 @@ class MLAMoEForCausalLM(eqx.Module):
         cache: Cache | None = None,
         *,
         absorbed: bool | None = None,
+        key: jax.Array | None = None,
     ) -> Output:
         """Return logits (B, L, V), where tokens were routed, and the cache after them.
 
@@ -205,17 +211,21 @@ class MLAMoEForCausalLM(eqx.Module):
             positions: None counts from 0, or on from the cache.
             cache: from `empty_cache`, or a call before; None attends to `ids` alone.
             absorbed: see `Attention`; None means with a cache.
+            key: of dropout, while training; None drops nothing.
         """
         B, L = ids.shape
         filled = 0 if cache is None else cache.length
         if positions is None:
             positions = jnp.broadcast_to(filled + jnp.arange(L, dtype=jnp.int32), (B, L))
         absorbed = cache is not None if absorbed is None else absorbed
+        first, *keys = split_key(key, 1 + len(self.model.layers))
         x = checkpoint_name(self.model.embed_tokens.weight[ids], "embed")
+        x = dropout(x, self.config.dropout, first)
         kept, routed = [], {}
         for i, block in enumerate(self.model.layers):
             past = None if cache is None else cache.layers[i]
-            out = block(x, positions, past, filled, absorbed=absorbed, scope=f"layers.{i}.")
+            scope = f"layers.{i}."
+            out = block(x, positions, past, filled, absorbed=absorbed, scope=scope, key=keys[i])
             x = out.hidden
             kept.append(out.cache)
             routed |= {} if out.routing is None else {i: out.routing}
@@ -225,10 +235,17 @@ class MLAMoEForCausalLM(eqx.Module):
         return Output(logits, routed, Cache(tuple(kept), jnp.asarray(filled + L, jnp.int32)))
 
     def losses(
-        self, ids: Int[Array, "B L"], positions: Num[Array, "B L"] | None = None
+        self,
+        ids: Int[Array, "B L"],
+        positions: Num[Array, "B L"] | None = None,
+        *,
+        key: jax.Array | None = None,
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """Return the next-token loss in nats, and the router's z-loss apart; 0 without a router."""
-        out = self(ids, positions)
+        """Return the next-token loss in nats, and the router's z-loss apart; 0 without a router.
+
+        With a key dropout is on, as in training.
+        """
+        out = self(ids, positions, key=key)
         loss = next_token_loss(out.logits, ids, dtype=widened(out.logits.dtype))
         z = [z_loss(r.logits) for r in out.routing.values()]
         return loss, {"router_z": jnp.mean(jnp.stack(z)) if z else jnp.zeros((), loss.dtype)}

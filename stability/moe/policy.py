@@ -6,9 +6,12 @@ Source: docs/mla-moe.md "The stability guide"; DeepSeek-V3 report (arXiv 2412.19
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from megalodon_jax.weights import named_leaves
+from megalodon_jax.quantization.formats import nearest
+from megalodon_jax.weights import named_leaves, replace_leaves
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.core.dtype_rules import Policy
 from stability.core.findings import Finding, judge
@@ -53,6 +56,31 @@ def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
             judge("fp8 storage", name, "relative_rms", off, MOST_LOST, source, message, remedy)
         )
     return findings
+
+
+def emulated(model: MLAMoEForCausalLM, policy: Policy) -> MLAMoEForCausalLM:
+    """Return a float32 model whose parameters have the values that a policy would store.
+
+    A float8 leaf is stored with a power of two as its scale, each expert's apart. Gradients pass
+    through the rounding unchanged, in float32: float8 would round them as well, and lose most.
+    """
+    leaves = named_leaves(model)
+    return replace_leaves(model, {n: _stored(x, policy.dtype(n)) for n, x in leaves.items()})
+
+
+def _stored(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    if dtype.itemsize >= x.dtype.itemsize:
+        return x
+    if dtype.itemsize > 1:
+        rounded = nearest(x, dtype)
+    else:
+        # Matrices are the last two axes: what is before them counts experts.
+        amax = jnp.max(jnp.abs(x), axis=(-2, -1)[-x.ndim :], keepdims=True)
+        room = jnp.log2(float(jnp.finfo(dtype).max) / jnp.maximum(amax, 1e-30))
+        # ldexp and not exp2: a scale must be a power of two exactly.
+        scale = jnp.ldexp(jnp.float32(1.0), jnp.floor(room).astype(jnp.int32))
+        rounded = nearest(x * scale, dtype) / scale
+    return x + jax.lax.stop_gradient(rounded - x)
 
 
 def _error(values: np.ndarray, scale: float) -> float:

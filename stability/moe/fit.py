@@ -1,0 +1,297 @@
+"""Trains MLA + MoE in a folder by its options, and resumes an unstable run with tighter ones.
+
+The folder holds `options.json`, a checkpoint per `save_every` updates, and `training.json` with the
+losses. Text is the byte text of `stability.experiments.train`. Source: docs/mla-moe.md "Training".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from megalodon_jax.files import read_json_object, written_aside
+from megalodon_jax.optimiser import optimiser_update
+from parity.deepseek_v3.model import MLAMoEForCausalLM
+from stability.core.dtype_rules import Policy
+from stability.experiments.train import read_text, spread_windows, windows
+from stability.moe.options import OPTIONS, Options, optimiser, read_options, write_options
+from stability.moe.policy import emulated
+from stability.moe.training import ROUTER, folder_of
+from stability.recovery.guard import GuardConfig, GuardState, Verdict, guard
+from stability.recovery.rollback import (
+    CheckpointFolder,
+    Event,
+    RecoveryConfig,
+    RecoveryFailedError,
+    guarded_run,
+)
+
+TRAINING = "training.json"
+LOST = 20
+"""Micro-batches in a row with a loss or gradient that is not finite: a run without a guard ends."""
+HELD_OUT = 32
+"""Rows of held-out text that a run is judged by."""
+Say = Callable[[str], None]
+
+
+@dataclass
+class Trained:
+    """A run as it ended.
+
+    Attributes:
+        options: what it was trained with.
+        model: its parameters.
+        losses: micro-batch, loss in nats per byte, and the router's z-loss; skipped ones too.
+        held_out: loss on held-out text at the end, without dropout, in nats per byte.
+        events: decisions of the guard since the command began.
+    """
+
+    options: Options
+    model: MLAMoEForCausalLM
+    losses: list[tuple[int, float, float]] = field(default_factory=list)
+    held_out: float = math.nan
+    events: list[Event] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return in a line or two how it ended."""
+        kinds = [e.kind for e in self.events]
+        counts = (f"{kinds.count(k)} {k}s" for k in ("skip", "rollback", "cut"))
+        first, last = self.losses[0][1], self.losses[-1][1]
+        return (
+            f"{len(self.losses)} micro-batches, training loss {first:.3f} to {last:.3f}, held-out "
+            f"loss {self.held_out:.3f} nats per byte; {', '.join(counts)}"
+        )
+
+
+def fit(
+    options: Options,
+    folder: Path,
+    say: Say = lambda line: None,
+    start: MLAMoEForCausalLM | None = None,
+) -> Trained:
+    """Train to the end of the options; a folder that holds a part of this run is continued.
+
+    Args:
+        options: of the run.
+        folder: where options, checkpoints and losses go.
+        say: progress.
+        start: parameters to begin with; None draws them from the seed.
+
+    Raises:
+        ValueError: the folder holds a run of other options.
+        RecoveryFailedError: loss or gradient stay not finite, or the guard does not bring it to its end.
+    """
+    if (folder / OPTIONS).is_file() and read_options(folder) != options:
+        raise ValueError(
+            f"{folder} holds a run of other options; continue it with its own, or name another "
+            "folder."
+        )
+    write_options(folder, options)
+    model, transform, state, store = _fresh(options, folder, start)
+    trained = Trained(options, model, _stored_losses(folder))
+    compiled = make_step(options, transform)
+    text = read_text()[0]
+    key = jax.random.key(options.seed)
+
+    def data(number: int) -> tuple[jax.Array, jax.Array]:
+        number += options.first_batch
+        rng = np.random.default_rng((options.seed, number))
+        starts = rng.integers(0, len(text) - options.block_size, options.batch_size)
+        return windows(text, starts, options.block_size), jax.random.fold_in(key, number)
+
+    lost = 0
+
+    def step(model: Any, state: GuardState, batch: Any) -> tuple[Any, GuardState]:
+        nonlocal lost
+        model, state = compiled(model, state, batch)
+        report = jax.device_get(state.report)
+        loss, z = float(report.loss), float(report.auxiliary[ROUTER[0]])
+        trained.losses.append((len(trained.losses), loss, z))
+        # Without a guard nothing but what is not finite is skipped, and nothing rolls it back.
+        lost = 0 if int(report.verdict) <= Verdict.CLIPPED else lost + 1
+        if lost == LOST and not options.guarded:
+            write_losses(folder, trained)
+            raise RecoveryFailedError(
+                f"{folder}: loss or gradient was not finite {LOST} times in a row; "
+                f"`megalodon-numerics subject emergency {folder}` resumes from before."
+            )
+        return model, state
+
+    def log(event: Event) -> None:
+        if event.kind == "save":
+            write_losses(folder, trained)
+        else:
+            say(f"  {event.describe()}")
+
+    each = options.accumulation
+    run = guarded_run(
+        step,
+        model,
+        state,
+        data,
+        steps=options.steps * each,
+        folder=folder,
+        guard_config=_guard_config(options),
+        config=RecoveryConfig(save_every=options.save_every * each, keep=options.keep),
+        log=log,
+        store=store,
+    )
+    if run.step not in store.steps():
+        store.save(run.step, run.batch, run.model, run.state, options.keep)
+    trained.model, trained.events = run.model, run.events
+    trained.held_out = held_out_loss(run.model, options)
+    write_losses(folder, trained)
+    return trained
+
+
+def emergency(
+    folder: Path, out: Path | None = None, steps: int | None = None, say: Say = lambda line: None
+) -> Trained:
+    """Resume an unstable run with `Options.emergency`, from its best checkpoint.
+
+    The moments of the optimiser start anew, since they remember the instability, and so does the
+    schedule, from a rate of 0. The run that is resumed stays as it is.
+
+    Args:
+        folder: of the run.
+        out: folder of the new run; None means `emergency` in the old one. Where it holds a part of
+            the new run, that is continued.
+        steps: updates to make; None means those that the old run had left at the checkpoint.
+        say: progress.
+
+    Raises:
+        ValueError: there is no run, no good checkpoint, or nothing left to train.
+        RecoveryFailedError: the guard does not bring it to its end.
+    """
+    options, out = read_options(folder), folder / "emergency" if out is None else out
+    if (out / OPTIONS).is_file():
+        say(f"continuing {out}")
+        return fit(read_options(out), out, say)
+    step, batch, model = last_good(folder, options, say)
+    left = options.steps - step // options.accumulation if steps is None else steps
+    if left < 2:
+        raise ValueError(f"{folder}: {left} updates are left after step {step}; pass --steps.")
+    first = options.first_batch + max(batch, len(_stored_losses(folder)))
+    calm = options.emergency(left, first)
+    say(f"from step {step} of {folder}, {left} updates at rates up to {calm.learning_rate:g}")
+    # Clipped activations are part of the structure: leaves move to a model that has them.
+    frame = eqx.filter_eval_shape(MLAMoEForCausalLM, calm.config(), key=jax.random.key(0))
+    leaves = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+    return fit(calm, out, say, jax.tree.unflatten(jax.tree.structure(frame), leaves))
+
+
+def last_good(
+    folder: Path, options: Options, say: Say = lambda line: None
+) -> tuple[int, int, MLAMoEForCausalLM]:
+    """Return step, next batch and model of the checkpoint with the lowest held-out loss.
+
+    While training is sound the newest is the best, but for noise; after it broke an older one is.
+    A checkpoint that cannot be read, or with parameters that are not finite, is none.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+    _, _, state, store = _fresh(options, folder, None)
+    best: tuple[float, int, int, Any] | None = None
+    for step in store.steps():
+        try:
+            model, _, batch = store.load(step, state)
+        except (ValueError, OSError) as error:
+            say(f"  {store.path(step).name}: {str(error).partition(chr(10))[0]}")
+            continue
+        finite = all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(model))
+        loss = held_out_loss(model, options) if finite else math.nan
+        say(f"  {store.path(step).name}: held-out loss {loss:.3f}")
+        if math.isfinite(loss) and (best is None or loss < best[0]):
+            best = loss, step, batch, model
+    if best is None:
+        raise ValueError(f"{folder}: no checkpoint can be read and is finite; start again.")
+    return best[1:]
+
+
+def make_step(options: Options, transform: Any) -> Callable[..., Any]:
+    """Return the compiled step of a micro-batch: (model, state, (ids, key)) -> (model, state)."""
+    stored = _storage(options.policy)
+
+    @eqx.filter_jit
+    def step(model: MLAMoEForCausalLM, state: Any, batch: Any) -> Any:
+        ids, key = batch
+
+        def total(model: MLAMoEForCausalLM) -> tuple[jax.Array, Any]:
+            loss, router = stored(model).losses(ids, key=key if options.dropout else None)
+            return loss + options.router_z_loss_coef * router[ROUTER[0]], (loss, router)
+
+        gradients, (loss, router) = eqx.filter_grad(total, has_aux=True)(model)
+        params = eqx.filter(model, eqx.is_array)
+        losses = {"value": loss, "auxiliary": router}
+        moves, state = optimiser_update(transform, gradients, state, params, **losses)
+        return eqx.apply_updates(model, moves), state
+
+    return step
+
+
+def held_out_loss(model: MLAMoEForCausalLM, options: Options) -> float:
+    """Return the loss on held-out text in nats per byte: stored as in training, no dropout."""
+    ids = spread_windows(read_text()[1], HELD_OUT, options.block_size)
+    return float(_evaluate(model, ids, options.policy))
+
+
+@eqx.filter_jit
+def _evaluate(model: MLAMoEForCausalLM, ids: jax.Array, policy: Policy | None) -> jax.Array:
+    return _storage(policy)(model).losses(ids)[0]
+
+
+def _storage(policy: Policy | None) -> Callable[[MLAMoEForCausalLM], MLAMoEForCausalLM]:
+    return lambda model: model if policy is None else emulated(model, policy)
+
+
+def _guard_config(options: Options) -> GuardConfig:
+    # The optimiser clips, on the mean gradient of an update.
+    if options.guarded:
+        return GuardConfig(max_norm=None)
+    return GuardConfig(deviations=1e9, patience=10**6, max_norm=None)
+
+
+def _fresh(
+    options: Options, folder: Path, start: MLAMoEForCausalLM | None
+) -> tuple[MLAMoEForCausalLM, Any, GuardState, CheckpointFolder]:
+    model = start
+    if model is None:
+        draw = eqx.filter_jit(MLAMoEForCausalLM)
+        model = draw(options.config(), key=jax.random.key(options.seed))
+    transform = guard(optimiser(options), _guard_config(options), auxiliary=ROUTER)
+    state: Any = transform.init(eqx.filter(model, eqx.is_array))
+    return model, transform, state, folder_of(folder, model)
+
+
+def _stored_losses(folder: Path) -> list[tuple[int, float, float]]:
+    file = folder / TRAINING
+    if not file.is_file():
+        return []
+    rows = read_json_object(file)["losses"]
+    return [(n, *(math.nan if x is None else x for x in values)) for n, *values in rows]
+
+
+def write_losses(folder: Path, trained: Trained) -> None:
+    """Write `training.json`: options, losses, held-out loss; numbers not finite are null."""
+
+    def plain(x: float) -> float | None:
+        return x if math.isfinite(x) else None
+
+    content = {
+        "options": asdict(trained.options),
+        "unit": "nats per byte",
+        "held_out": plain(trained.held_out),
+        "losses": [(n, plain(loss), plain(z)) for n, loss, z in trained.losses],
+    }
+    with written_aside(folder / TRAINING) as aside:
+        aside.write_text(json.dumps(content) + "\n", encoding="utf-8")

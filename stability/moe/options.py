@@ -1,0 +1,217 @@
+"""Options of a training run of MLA + MoE: optimiser, rates, accumulation, dropout, storage.
+
+Everything that decides a run besides its text; `OPTIONS` of a folder says what it was trained with.
+Optimisers and schedules are optax's. Source: docs/mla-moe.md "Training" and "The stability guide".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from megalodon_jax.files import read_json_object, written_aside
+from parity.deepseek_v3.config import MLAMoEConfig, by_size
+from stability.core.dtype_rules import Policy
+from stability.moe import policy
+from stability.moe.training import TINY_LM
+
+OPTIONS = "options.json"
+OPTIMISERS = ("adam", "lion")
+SCHEDULES = ("cosine", "cyclic")
+STORAGE: dict[str, Policy | None] = {
+    "float32": None,
+    "bfloat16": policy.BFLOAT16,
+    "float8": policy.FP8,
+}
+TINY = "tiny"
+"""The size that a processor trains in a minute; the others are those of `by_size`."""
+SLOWER, LONGER = 3, 3
+"""What an emergency divides the rate by and multiplies the warm-up by: those of the drill."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is trained with; the defaults are the guide's.
+
+    Attributes:
+        size: "tiny", "small", "medium", "large" or "xl".
+        steps: updates of the parameters.
+        batch_size: rows of a micro-batch.
+        block_size: tokens of a row.
+        accumulation: micro-batches whose mean gradient makes one update.
+        optimizer_type: "adam" or "lion".
+        learning_rate: the largest rate.
+        min_lr: rate at the end, and at the end of every cycle.
+        warmup_iters: updates over which the rate rises, in each cycle.
+        schedule: "cosine", down to `min_lr` once, or "cyclic", `cycles` times.
+        cycles: of the cyclic schedule.
+        grad_clip: largest norm of the gradient of one update.
+        router_z_loss_coef: weight of the router's z-loss in what is minimised.
+        dropout: while training; evaluation has none.
+        storage: values that parameters have while they are used: "float32", "bfloat16" or
+            "float8"; the optimizer keeps float32. Emulated: products are float32.
+        fp8_mla_params: store MLA's parameters in float8 too. Only where one is sure.
+        activation_limit: hidden states are clipped to this magnitude; None leaves them alone.
+        guarded: skip spikes, roll back and cut the rate, as `stability.recovery` does.
+        save_every: updates between checkpoints.
+        keep: checkpoints kept, newest first: what an emergency can go back to.
+        seed: of weights, batches and dropout.
+        first_batch: number of the first micro-batch; a resumed run sees none twice.
+
+    Raises:
+        ValueError: a field is outside its range, or two contradict each other.
+    """
+
+    size: str = TINY
+    steps: int = 2000
+    batch_size: int = 8
+    block_size: int = 64
+    accumulation: int = 1
+    optimizer_type: str = "adam"
+    learning_rate: float = 3e-4
+    min_lr: float = 3e-5
+    warmup_iters: int = 1000
+    schedule: str = "cosine"
+    cycles: int = 1
+    grad_clip: float = 1.0
+    router_z_loss_coef: float = 1e-3
+    dropout: float = 0.0
+    storage: str = "float32"
+    fp8_mla_params: bool = False
+    activation_limit: float | None = None
+    guarded: bool = True
+    save_every: int = 100
+    keep: int = 10
+    seed: int = 0
+    first_batch: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulation", "cycles", "save_every", "keep"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("block_size", self.block_size >= 2, "at least 2: one token predicts none")
+        self._require("optimizer_type", self.optimizer_type in OPTIMISERS, f"one of {OPTIMISERS}")
+        self._require("schedule", self.schedule in SCHEDULES, f"one of {SCHEDULES}")
+        self._require("storage", self.storage in STORAGE, f"one of {tuple(STORAGE)}")
+        self._require("learning_rate", self.learning_rate > 0, "positive")
+        bound = f"between 0 and learning_rate={self.learning_rate}"
+        self._require("min_lr", 0 <= self.min_lr <= self.learning_rate, bound)
+        self._require("grad_clip", self.grad_clip > 0, "positive")
+        self._require("router_z_loss_coef", self.router_z_loss_coef >= 0, "at least 0")
+        self._require("first_batch", self.first_batch >= 0, "at least 0")
+        one = "1 where the schedule is not cyclic"
+        self._require("cycles", self.schedule == "cyclic" or self.cycles == 1, one)
+        cycle = f"from 0 to below the {self.cycle} updates of a cycle"
+        self._require("warmup_iters", 0 <= self.warmup_iters < self.cycle, cycle)
+        wide = "False where storage is not float8"
+        self._require("fp8_mla_params", self.storage == "float8" or not self.fp8_mla_params, wide)
+        self.config()
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ValueError(f"Options: {name}={getattr(self, name)!r} must be {rule}.")
+
+    @property
+    def cycle(self) -> int:
+        """Updates of one cycle of the schedule."""
+        return self.steps // self.cycles
+
+    @property
+    def policy(self) -> Policy | None:
+        """Dtypes whose values parameters have while they are used; None for float32."""
+        return policy.FP8_MLA if self.fp8_mla_params else STORAGE[self.storage]
+
+    def config(self) -> MLAMoEConfig:
+        """Return the architecture."""
+        base = TINY_LM if self.size == TINY else by_size(self.size)
+        return replace(base, dropout=self.dropout, activation_limit=self.activation_limit)
+
+    def emergency(self, steps: int, first_batch: int) -> Options:
+        """Return the guide's emergency of these options; what is tighter already stays.
+
+        A third of the rate, clipping at 0.5, a z-loss of 0.0001, a warm-up three times as long but
+        no more than half of the steps, no second cycle, clipped activations, MLA out of float8, and
+        the guard.
+
+        Args:
+            steps: updates left.
+            first_batch: number of the first micro-batch that nobody has seen.
+        """
+        limit = 100.0 if self.activation_limit is None else min(100.0, self.activation_limit)
+        return replace(
+            self,
+            steps=steps,
+            first_batch=first_batch,
+            schedule="cosine",
+            cycles=1,
+            learning_rate=self.learning_rate / SLOWER,
+            min_lr=self.min_lr / SLOWER,
+            warmup_iters=min(LONGER * max(self.warmup_iters, 1), steps // 2),
+            grad_clip=min(self.grad_clip, 0.5),
+            router_z_loss_coef=min(self.router_z_loss_coef, 1e-4),
+            activation_limit=limit,
+            fp8_mla_params=False,
+            guarded=True,
+        )
+
+
+def schedule(options: Options) -> Callable[[Any], Any]:
+    """Return the learning rate by the number of updates made."""
+    o = options
+    first, later = (
+        {
+            "init_value": start,
+            "peak_value": o.learning_rate,
+            "warmup_steps": o.warmup_iters,
+            "decay_steps": o.cycle,
+            "end_value": o.min_lr,
+        }
+        for start in (0.0, o.min_lr)
+    )
+    if o.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(**first)
+    return optax.sgdr_schedule([first, *[later] * (o.cycles - 1)])
+
+
+def optimiser(options: Options) -> optax.GradientTransformationExtraArgs:
+    """Return the optimiser of micro-batches: accumulate, clip, and move by Adam or Lion.
+
+    The clipping is of the mean gradient of an update, where the guard's would be of a micro-batch:
+    give `GuardConfig(max_norm=None)`.
+    """
+    kind = {"adam": optax.adam, "lion": optax.lion}[options.optimizer_type]
+    # Lion's decay is off, as Adam's: the guide decays nothing.
+    decay = {"weight_decay": 0.0} if options.optimizer_type == "lion" else {}
+    moves = kind(schedule(options), **decay)
+    clipped = optax.chain(optax.clip_by_global_norm(options.grad_clip), moves)
+    steps = optax.MultiSteps(clipped, options.accumulation)
+    return optax.with_extra_args_support(steps.gradient_transformation())
+
+
+def write_options(folder: Path, options: Options) -> None:
+    """Write the options of a run into its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with written_aside(folder / OPTIONS) as aside:
+        aside.write_text(json.dumps(asdict(options), indent=1) + "\n", encoding="utf-8")
+
+
+def read_options(folder: Path) -> Options:
+    """Read the options of a run from its folder.
+
+    Raises:
+        ValueError: there are none, or they are not those of a run.
+    """
+    file = folder / OPTIONS
+    if not file.is_file():
+        raise ValueError(f"{file} not found: expected the folder of a run of `subject fit`.")
+    held, known = read_json_object(file), {f.name for f in fields(Options)}
+    if unknown := sorted(set(held) - known):
+        raise ValueError(f"{file}: unknown options {', '.join(unknown)}.")
+    try:
+        return Options(**held)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
