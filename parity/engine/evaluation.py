@@ -236,13 +236,16 @@ class Evaluation:
         first = [_widen(x) for x in inputs[p["cond_nconsts"] + p["body_nconsts"] :]]
 
         def goes_on(carry: Any) -> Any:
-            return self._call(p["cond_jaxpr"], [*condition, *carry], Marks(), {})[0]
+            turn, values = carry
+            return self.at(turn)._call(p["cond_jaxpr"], [*condition, *values], Marks(), {})[0]
 
         def step(carry: Any) -> Any:
-            outputs = self._call(p["body_jaxpr"], [*constants, *carry], Marks(), {})
-            return [_of_type(x, y) for x, y in zip(outputs, carry, strict=True)]
+            turn, values = carry
+            body = self.at(turn)
+            following = body._call(p["body_jaxpr"], [*constants, *values], Marks(), {})
+            return turn + 1, [_of_type(x, y) for x, y in zip(following, values, strict=True)]
 
-        return jax.lax.while_loop(goes_on, step, first)
+        return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
 
     def at(self, turn: Any) -> Evaluation:
         """Return the evaluation of one turn of a loop, whose signs are its own."""

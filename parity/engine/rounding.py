@@ -24,6 +24,11 @@ SPAN = 1 << 14
 STEP = 5_741
 TURN = 9_973
 """How much further a turn of a loop reads than the one before."""
+OUTER = 10_125
+"""Turns of an inner loop that a turn of the loop around it is worth: the golden ratio of `SPAN`, so
+that turns of two loops read the same signs only where the inner one has hundreds. Counted as one,
+turn 1 of turn 0 would read those of turn 0 of turn 1, and errors that are independent would add up.
+"""
 SIGNIFICANT = 12
 """Bits up to which a literal is taken to mean itself: 0.5 and -1e4 do, 1e-6 is rounded."""
 
@@ -53,7 +58,8 @@ class Signs:
 
     def at(self, turn: Any) -> Signs:
         """Return the signs of a turn of a loop."""
-        return dataclasses.replace(self, turn=self.turn + turn + 1)
+        # Below `SPAN`, so that no product of 32 bits overflows.
+        return dataclasses.replace(self, turn=(self.turn * OUTER + turn + 1) % SPAN)
 
     def moved(self, value: Any, roundoff: float) -> Any:
         """Return a float64 value as an operation of this unit roundoff leaves it."""

@@ -128,6 +128,27 @@ def test_a_fully_masked_call_keeps_the_state() -> None:
     assert_states_equal(after, before)
 
 
+def test_a_stream_of_single_tokens_rounds_its_variance_once_per_token() -> None:
+    """A variance that is rebuilt from the sum of squares would be rounded three times."""
+    turns, groups = 512, 64
+    x = np.random.default_rng(0).normal(size=(8, turns, groups)).astype(np.float32)
+    fresh = NormState.fresh(8, groups, jnp.float32)
+    norm = TimestepNorm(groups, groups, affine=False)
+
+    def step(state: NormState, token: jax.Array) -> tuple[NormState, None]:
+        return norm(token[:, None], state)[1], None
+
+    last, _ = eqx.filter_jit(jax.lax.scan)(step, fresh, jnp.swapaxes(jnp.asarray(x), 0, 1))
+    # A fresh stream has the variance 1, which counts like one token's.
+    wide = x.astype(np.float64)
+    exact = (1 + np.square(wide - wide.mean(1, keepdims=True)).sum(1)) / turns
+    error = np.sqrt(np.mean(np.square(np.asarray(last.var, np.float64) / exact - 1)))
+    # A rounding error is uniform and a leading digit logarithmic: 0.18 of the square of a unit.
+    # Of what token k lost the share k / turns is left, a third of the squares.
+    once = np.finfo(np.float32).eps / 2 * np.sqrt(0.18 * turns / 3)
+    assert once / 1.5 < error < 1.5 * once
+
+
 def test_a_large_common_offset_costs_fewer_digits_than_plain_sums() -> None:
     x = signal(512, offset=1000.0).astype(np.float32)
     expected = by_definition(x, np.float64)

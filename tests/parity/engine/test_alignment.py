@@ -12,7 +12,7 @@ import pytest
 
 from parity import pins
 from parity.engine.alignment import AlignedBy, Alignment, AlignmentError, Pin, align
-from parity.engine.closeness import EQUAL
+from parity.engine.closeness import EQUAL, MASKED, distance
 
 Stages = dict[str, np.ndarray]
 BATCH, TIME, HEADS, SIZE = 2, 8, 4, 4
@@ -149,6 +149,40 @@ def test_a_stage_is_found_however_its_axes_lie(
     for pair in alignment.pairs:
         assert same(pair.layout(original[pair.original]), port[pair.port])
         assert names(alignment) == {name: name for name in original}
+
+
+@pytest.mark.parametrize("mask", [MASKED, -MASKED, -3.4e38, 1.7e308, np.inf, -np.inf])
+def test_masks_that_are_equal_are_no_part_of_a_distance(mask: float) -> None:
+    """Neither of what differs nor of the size it is relative to, however many there are."""
+    rng = np.random.default_rng(4)
+    e = rng.normal(size=(3, 5))
+    y = e + rng.normal(size=(3, 5)) / 10
+    alone = distance(y, e)
+    for masks in (1, 4):
+        masked = [np.concatenate([x, np.full((3, masks), mask)], axis=1) for x in (y, e)]
+        assert distance(*masked) == alone
+    # A mask that one side alone has is a difference, and of infinities no number.
+    other = np.concatenate([y, np.zeros((3, 4))], axis=1)
+    assert not distance(other, masked[1]) <= alone
+
+
+@pytest.mark.parametrize("here", [0, 1, 2, 3])
+@pytest.mark.parametrize("there", [0, 1, 2, 3])
+def test_stages_are_paired_by_their_place_where_there_are_as_many_on_both_sides(
+    here: int, there: int
+) -> None:
+    """Of other values and names each, behind stages of equal values that nothing follows."""
+    rng = np.random.default_rng(5)
+
+    def stages(words: str, count: int) -> Stages:
+        return {word: rng.normal(size=(4, 6)) for word in words.split()[:count]}
+
+    shared = {f"first.{n}": rng.normal(size=(4, 6)) for n in range(3)}
+    ours, theirs = stages("alpha beta gamma", here), stages("red green blue", there)
+    found = align(shared | theirs, shared | ours)
+    placed = {p.port: p.original for p in found.pairs if p.by is AlignedBy.ORDER}
+    assert placed == (dict(zip(ours, theirs, strict=True)) if here == there else {})
+    assert len(found.pairs) == len(shared) + len(placed)
 
 
 def test_an_unrelated_order_of_elements_is_no_layout() -> None:

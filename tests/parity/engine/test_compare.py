@@ -375,6 +375,10 @@ def test_rounding_of_a_sum_is_what_sums_in_float32_lose():
     told = math.sqrt(rounding_noise.summed(terms) ** 2 - rounding_noise.UNIT_ROUNDOFF**2)
     # A rounding error is not quite uniform, and neither is a leading digit logarithmic.
     assert 0.8 < measured / told < 1.25
+    # One term alone was rounded once, and each more adds to that.
+    few = [rounding_noise.summed(n) for n in range(12)]
+    assert few[0] == rounding_noise.UNIT_ROUNDOFF
+    assert few == sorted(set(few))
     assert rounding_noise.floor([3.0, 4.0]) == pytest.approx(math.sqrt(12.5))
 
 

@@ -385,6 +385,23 @@ ROUNDED = {
         lambda x, w: jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=8)[0],
         lambda: (normal(16, 32), normal(32, 32) / 6),
     ),
+    # Of signs that are the same in every turn each element would drift, sqrt(turns) times as far.
+    "many turns": (
+        lambda x, w: jax.lax.scan(lambda c, w: (c * w, None), x, w)[0],
+        lambda: (normal(64), np.exp(normal(1024, 64) / 64)),
+    ),
+    "many turns of two loops": (
+        lambda x, w: jax.lax.scan(
+            lambda c, w: (jax.lax.scan(lambda c, w: (c * w, None), c, w)[0], None), x, w
+        )[0],
+        lambda: (normal(64), np.exp(normal(32, 32, 64) / 64)),
+    ),
+    "many turns of a while loop": (
+        lambda x, w: jax.lax.while_loop(
+            lambda s: s[0] < len(w), lambda s: (s[0] + 1, s[1] * w[s[0]]), (jnp.int32(0), x)
+        )[1],
+        lambda: (normal(64), np.exp(normal(1024, 64) / 64)),
+    ),
 }
 
 

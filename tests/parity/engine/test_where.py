@@ -117,6 +117,23 @@ def test_without_the_culprits_a_tensor_would_hold(seed: int, tolerance: float) -
         assert relative_l2(mended, expected) > tolerance * (1 - SLACK)
 
 
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan, math.inf, 1e-300, 1e-3, 1.0])
+@pytest.mark.parametrize("wrong", [0, 1, 7, 12])
+def test_what_is_right_is_never_a_culprit(tolerance: float, wrong: int) -> None:
+    """Whatever passes: an element without an error breaks nothing."""
+    rng = np.random.default_rng(wrong)
+    expected = rng.normal(size=12)
+    actual = expected.copy()
+    actual[rng.permutation(12)[:wrong]] += 1.0
+    for scale in (expected, np.zeros(12)):
+        found = culprits(actual - expected + scale, scale, tolerance)
+        differs = actual - expected + scale != scale
+        assert not (found & ~differs).any()
+        # Without room for any error, each of them is one.
+        if not tolerance > 1e-9 or not math.isfinite(tolerance):
+            assert (found == differs).all()
+
+
 def test_what_is_not_finite_is_a_culprit_unless_both_sides_have_it() -> None:
     expected = np.asarray([1.0, math.inf, -math.inf, 2.0, math.inf])
     actual = np.asarray([1.0, math.inf, math.inf, math.nan, 3.0])

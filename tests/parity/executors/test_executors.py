@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from parity.executors import item as item_module
-from parity.executors.cluster import options
+from parity.executors.cluster import _fits, options
 from parity.executors.identity import Identity
 from parity.executors.item import ATTEMPTS, Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
@@ -305,6 +305,30 @@ def test_a_sweep_of_which_every_answer_is_needed_names_those_it_has_not(
 def test_an_item_may_kill_as_many_workers_on_a_cluster_as_here() -> None:
     """Needs no Ray: what it is told is plain data."""
     assert options(doubles(1)[0])["max_retries"] == ATTEMPTS - 1
+
+
+@pytest.mark.parametrize(
+    ("needs", "fits"),
+    [
+        (Needs(), True),
+        (Needs(cpus=4, gpus=2, memory=8), True),
+        (Needs(cpus=5), False),
+        (Needs(gpus=3), False),
+        (Needs(memory=9), False),
+        (Needs(cpus=0), True),
+        (Needs(gpus=1, device="H100"), True),
+        (Needs(gpus=1, device="A100"), False),
+        (Needs(cpus=4, gpus=2, memory=8, device="H100"), True),
+        (Needs(cpus=4, gpus=2, memory=9, device="H100"), False),
+    ],
+    ids=str,
+)
+def test_a_node_fits_if_it_has_all_that_is_needed_and_may_have_no_more(needs, fits) -> None:
+    node = {"CPU": 4.0, "GPU": 2.0, "memory": 8.0, "accelerator_type:H100": 1.0}
+    assert _fits(needs, node) is fits
+    # What a node does not speak of it does not have.
+    bare = {name: amount for name, amount in node.items() if name == "CPU"}
+    assert _fits(needs, bare) is (fits and not (needs.gpus or needs.memory or needs.device))
 
 
 def test_a_long_sweep_says_only_what_did_not_go_well() -> None:

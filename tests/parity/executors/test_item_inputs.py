@@ -144,6 +144,32 @@ def test_another_program_has_another_digest_and_is_refused(
     assert "it differs" in answer.reason and "on every machine" in answer.reason
 
 
+SAME = Identity("code", {"jax": "1", "numpy": "2"}, {"XLA_FLAGS": "--a", "OMP_NUM_THREADS": "2"})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, []),
+        ({"code": "other"}, ["code"]),
+        ({"versions": {"jax": "1"}}, ["numpy"]),
+        ({"versions": {**SAME.versions, "torch": "3"}}, ["torch"]),
+        ({"versions": {"jax": "2", "numpy": "2"}}, ["jax"]),
+        ({"settings": {}}, ["OMP_NUM_THREADS", "XLA_FLAGS"]),
+        ({"settings": {**SAME.settings, "MKL_CBWR": "AVX"}}, ["MKL_CBWR"]),
+        ({"settings": {**SAME.settings, "XLA_FLAGS": "--b"}}, ["XLA_FLAGS"]),
+        ({"code": "other", "versions": {}, "settings": {}}, [
+            "code", "jax", "numpy", "OMP_NUM_THREADS", "XLA_FLAGS",
+        ]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_whatever_one_process_has_and_another_has_not_is_a_difference(change, named) -> None:
+    other = replace(SAME, **change)
+    for one, two in ((SAME, other), (other, SAME)):
+        assert [line.split(" ")[0] for line in one.differences(two)] == named
+
+
 def test_settings_are_the_variables_that_change_numbers() -> None:
     environment = {
         "XLA_FLAGS": "--x", "JAX_ENABLE_X64": "1", "OMP_NUM_THREADS": "2", "MKL_CBWR": "",

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from parity.engine import rounding_noise
-from parity.engine.measurement import Kind
+from parity.engine.alignment import Alignment
+from parity.engine.compare import Comparison, Work
+from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import relative_l2, without_shared_infinities
-from parity.port.rounding_floors import floors_of, stage_bound, together
+from parity.engine.parameter_pairs import Matching
+from parity.engine.quantity import stage_kind
+from parity.port import narrow
+from parity.port.correspondence import Correspondence
+from parity.port.narrow import compare_narrow
+from parity.port.rounding_floors import PortBounds, floors_of, stage_bound, together
+from parity.port.side_runs import SideRuns
 from parity.port_tolerances import PortEdge
+from parity.sides.side import SideError
+from tests.helpers import double
 
 EXACT = np.array([1.0, 2.0, -np.inf, 4.0])
 MOVED = 2.0**-23
@@ -42,6 +53,38 @@ def test_where_the_exact_run_is_infinite_is_no_question():
     # Every finite element is moved by the same share, and rounding of it adds a unit or two.
     floor = floors_of({"stage": EXACT}, masked)["stage"]
     assert math.isclose(floor, MOVED)
+
+
+@pytest.mark.parametrize("value", [1.0, 1.25, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("floors", [{}, {"other": 0.1}, {"stage": 0.1, "other": 0.1}], ids=len)
+def test_what_is_no_number_in_bfloat16_fails_whatever_is_known_of_its_rounding(
+    floors: dict[str, float], value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any floor nothing else is judged, and without its own a stage was not measured."""
+    monkeypatch.setattr(narrow, "_floors", lambda *_: (floors, ()))
+    exact = {"stage": np.ones(4), "other": np.ones(4)}
+    low = {**exact, "stage": np.array([1.0, value, 1.0, 1.0])}
+
+    def refuses(how: object) -> None:
+        raise SideError("no bfloat16")
+
+    def ran(stages: dict[str, np.ndarray], run: object) -> SideRuns:
+        trace = SimpleNamespace(stages=stages, outputs=("stage",))
+        return double(SideRuns, wide=trace, best=trace, run=run, masked_outputs=False)
+
+    port = ran(exact, lambda how: SimpleNamespace(stages=low))
+    edge = PortEdge.PORTBF16_PORT64
+    work = Work("a port", "hash", ("stage", "other"))
+    comparison = Comparison(work, edge, PortBounds({}), edge.dtype, kinds=stage_kind)
+    names = Correspondence(Alignment((), {}, {}), Matching(()))
+    _, rows, _ = compare_narrow(comparison, names, ran(exact, refuses), port)
+    verdicts = {m.quantity: m.verdict for m in rows if m.metric == "rel_l2"}
+    if not math.isfinite(value):
+        assert verdicts.pop("stage") is Verdict.FAIL
+    elif floors:
+        known = Verdict.PASS if "stage" in floors else Verdict.NOT_COMPARABLE
+        assert verdicts.pop("stage") is known
+    assert verdicts == ({"other": Verdict.PASS} if floors else {})
 
 
 def test_responses_keep_what_is_no_number():

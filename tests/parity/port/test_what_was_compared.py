@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,12 +20,23 @@ from parity import FunctionSide, Port, PortError, TorchSide, compare
 from parity.engine.alignment import AlignmentError
 from parity.engine.exits import ExitError
 from parity.engine.measurement import Verdict
+from parity.engine.parameter_pairs import Matching
+from parity.port.compare import _digest
 from parity.port.exact import exact_partners
-from parity.port.ledger import ALL_DERIVATIVES, NO_OUTPUT, Entry, Role, has_output
+from parity.port.ledger import (
+    ALL_DERIVATIVES,
+    BETWEEN,
+    NO_OUTPUT,
+    Entry,
+    Role,
+    has_output,
+    ledger_of,
+)
 from parity.port.side_runs import covering
 from parity.port_tolerances import PortEdge
-from parity.sides.side import AS_IS, Precision, Rounding, SideError
+from parity.sides.side import AS_IS, Precision, Rounding, SideError, Trace
 from tests.parity.port.twins import flax_side, torch_side
+from tests.reports.nights import measurement
 
 WIDTH = 6
 X = np.random.default_rng(2).standard_normal((4, WIDTH)).astype(np.float32)
@@ -409,3 +421,76 @@ def test_masks_agree_in_bfloat16_too():
     assert both(lower, lower_jax, masked_outputs=True, bfloat16=True).holds
     report = both(lower, lower_jax, bfloat16=True)
     assert PortEdge.PORTBF16_PORT64 in {m.edge for m in report.failures}
+
+
+GATES = {
+    "held": {},
+    "failed": {"value": 1.0, "verdict": Verdict.FAIL},
+    "missing": {"value": math.inf, "tolerance": math.nan, "verdict": Verdict.FAIL},
+    "no bound": {"tolerance": math.nan, "verdict": Verdict.NOT_COMPARABLE},
+    "infinite bound": {"tolerance": math.inf, "verdict": Verdict.FAIL},
+    "a fact": {"tolerance": math.nan, "verdict": Verdict.INFO},
+    "another metric": {"metric": "max_abs"},
+    "another result": {"quantity": "hidden"},
+    "whole numbers": {"metric": "unequal"},
+}
+COMPARED = ("held", "failed", "whole numbers")
+
+
+@pytest.mark.parametrize("edge", PortEdge)
+@pytest.mark.parametrize("gate", GATES)
+def test_a_result_was_compared_where_a_gate_between_both_sides_was_measured(gate, edge) -> None:
+    """A side beside itself says nothing of the other, and a gate without a bound nothing at all."""
+    row = measurement(**{"edge": edge, "quantity": "output", **GATES[gate]})
+    trace = Trace({"output": X}, ("output",))
+    [entry, _] = ledger_of(
+        [row],
+        trace,
+        {"output": "output"},
+        Matching(()),
+        left_out={},
+        without_derivatives="nobody asked",
+    )
+    assert entry.compared is (gate in COMPARED and edge in BETWEEN)
+    assert {e for e in PortEdge if len({s.startswith("port") for s in e.sides}) == 2} == {*BETWEEN}
+
+
+@dataclass
+class Held:
+    """A side of which nothing but what it holds is asked."""
+
+    kind: str
+    weights: np.ndarray
+    x: np.ndarray
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {"w": self.weights}
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        return {"x": self.x}
+
+    def run(self, how: object) -> Trace:
+        raise AssertionError("not asked")
+
+
+def test_the_work_of_a_port_is_all_that_decides_its_numbers() -> None:
+    """Each part of it by itself: rows of other work are no history of one another."""
+
+    def digest(title="port", kinds=("torch", "jax"), **changed) -> str:
+        def side(which: int, kind: str) -> Held:
+            weights = changed.get(f"w{which}", np.ones((2, 3), np.float32))
+            return Held(kind, weights, changed.get(f"x{which}", np.zeros(4, np.float32)))
+
+        return _digest(Port(title, *map(side, range(2), kinds)))
+
+    same = np.ones((2, 3), np.float32)
+    other = same.copy()
+    other[1, 2] = np.nextafter(np.float32(1), np.float32(2))
+    digests = [digest(), digest("other"), digest(kinds=("torch", "flax"))]
+    for which in "01":
+        for w in (other, same.reshape(3, 2), same.view(np.int32), same.astype(np.float64)):
+            digests.append(digest(**{f"w{which}": w}))
+        for x in (np.ones(4, np.float32), np.zeros((2, 2), np.float32), np.zeros(5, np.float32)):
+            digests.append(digest(**{f"x{which}": x}))
+    assert len(set(digests)) == len(digests)
+    assert digest(w0=same.copy(), x1=np.zeros(4, np.float32)) == digests[0]

@@ -107,6 +107,34 @@ def test_a_share_is_that_of_a_gate_that_holds_or_beyond_the_tolerance(m: Measure
         assert largest_shares(rows) == {key: max(share, small.fraction) for key in shares}
 
 
+@pytest.mark.parametrize("status", ["ran", "failed", "skipped"])
+@pytest.mark.parametrize(("planned", "executed"), [(2, 2), (2, 1), (2, 0), (0, 0), (1, 2)])
+def test_a_suite_is_green_only_where_it_did_all_that_it_planned(status, planned, executed) -> None:
+    """Whatever it says of itself."""
+    suite = {**WHOLE, "name": "port", "status": status, "planned": planned, "executed": executed}
+    night = run(measurement(), suites=[WHOLE, suite])
+    whole = night.manifest.suites[1].whole
+    assert whole is ((status, planned, executed) == ("ran", 2, 2))
+    results = {f"{c.classname}/{c.name}": list(c.result) for s in parsed(night) for c in s}
+    assert ("suites/port" in results) is not whole
+    assert all(isinstance(result, Error) for result in results.get("suites/port", ()))
+    assert "suites/parity" not in results
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_tracker_counts_as_held_what_passes_and_nothing_else(verdict: Verdict) -> None:
+    gate = measurement(quantity="b", verdict=verdict)
+    if verdict in (Verdict.NOT_COMPARABLE, Verdict.INFO):
+        gate = measurement(quantity="b", verdict=verdict, tolerance=math.nan)
+    elif verdict is Verdict.FAIL:
+        gate = failing(quantity="b")
+    night = run(measurement(), gate, suites=[WHOLE])
+    values = step(night, decide(night, None)).values
+    assert values["gates/parity"] == 1 + (verdict is not Verdict.INFO)
+    assert values["gates_held/parity"] == 1 + (verdict is Verdict.PASS)
+    assert values["count/passed"] == values["gates_held/parity"]
+
+
 def test_a_comparison_without_a_tolerance_is_skipped_and_not_passed() -> None:
     night = run(measurement(), measurement(case="told", **INFO), suites=[WHOLE])
     document = parsed(night)

@@ -55,6 +55,23 @@ def test_a_group_holds_only_if_it_has_gates_and_all_of_them_hold(verdicts: list[
     assert (state == "info") == (not gates)
 
 
+@pytest.mark.parametrize("tolerance", [math.nan, math.inf, 1e-5])
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_a_gate_is_what_has_a_verdict_whatever_its_tolerance(verdict, tolerance) -> None:
+    """What could not be compared has none, and is a gate that does not hold."""
+    row = measurement(quantity="b", verdict=verdict, tolerance=tolerance)
+    data = tables.frame([measurement(), row])
+    gated = verdict is not Verdict.INFO
+    assert len(tables.gates_of(data)) == 1 + gated
+    [first] = tables.overview(data, History())
+    assert (first["gates"], first["passed"]) == (1 + gated, 1 + (verdict is Verdict.PASS))
+    assert (first["state"] == "pass") is (verdict in (Verdict.PASS, Verdict.INFO))
+    matrix = tables.matrix(data, Kind.LOGITS)
+    assert (matrix["gates"], matrix["failing"]) == (
+        1 + gated, int(verdict not in (Verdict.PASS, Verdict.INFO))
+    )  # fmt: skip
+
+
 @BAD
 @VALUES
 def test_the_first_table_counts_what_holds_and_shows_what_does_not(verdict, value) -> None:

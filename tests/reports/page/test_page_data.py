@@ -112,6 +112,17 @@ def test_gates_that_left_their_median_are_named(now, moved):
     assert math.isnan(points[3][1])
 
 
+@pytest.mark.parametrize("odd", range(7))
+@pytest.mark.parametrize("now", [0.5, 0.75])
+def test_a_gate_moved_from_the_median_of_all_nights_whichever_of_them_was_odd(now, odd):
+    """Neither the night before nor a mean, which one odd night would move."""
+    shares = [0.5, 0.5, None, 0.5, 0.5, math.nan, 0.5]
+    shares[odd] = 0.9
+    m = measurement(value=now * 4e-6)
+    moved = trends(frame([m]), nights(m, shares))["moved"]
+    assert [row["factor"] for row in moved] == ([pytest.approx(1.5)] if now == 0.75 else [])
+
+
 def test_a_trend_shows_a_night_that_was_not_finite_as_a_gap():
     m = failing(value=math.nan)
     result = trends(frame([m]), nights(m, [math.inf, 0.5]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,6 +110,31 @@ def test_a_port_that_holds_has_no_place_where_it_starts() -> None:
     assert "Where it starts" not in page and "it starts here" not in page
     assert "2 of 2 are the original" in page
     assert "PASS" in page
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("verdict", [*Verdict, None], ids=str)
+def test_a_port_is_green_where_its_report_and_its_gates_are(
+    says: bool, verdict: Verdict | None
+) -> None:
+    """Neither alone: a report may know more than its gates, such as that no result was compared."""
+    gate = measurement(
+        case="port", suite="port", edge="port64:original64", quantity="x", tolerance=1.0,
+        value=2.0 if verdict is Verdict.FAIL else 0.5,
+    )  # fmt: skip
+    if verdict in (Verdict.NOT_COMPARABLE, Verdict.INFO):
+        gate = replace(gate, tolerance=math.nan)
+    rows = [] if verdict is None else [replace(gate, verdict=verdict)]
+    night = run(*rows, kind="port", ports=[document("port", holds=says)])
+    [shown] = ports.ports(night)
+    assert (shown["state"] == "pass") is (says and verdict is Verdict.PASS)
+    whole = document("another", holds=True)
+    held = replace(gate, case="another", suite="another", value=0.5, tolerance=1.0)
+    both = run(*rows, held, kind="port", ports=[whole, document("port", holds=says)])
+    # Those that do not hold come first.
+    assert next(p["title"] for p in ports.ports(both)) == (
+        "another" if shown["state"] == "pass" else "port"
+    )
 
 
 def test_ports_that_diverge_come_first_and_are_counted_in_the_sentence() -> None:

@@ -98,9 +98,19 @@ def test_the_threshold_is_median_and_mad_of_what_was_accepted() -> None:
     assert int(state.losses.seen) == len(HEALTHY)
 
 
-def test_nothing_is_a_spike_before_the_window_has_warmed_up() -> None:
-    state = after(*HEALTHY[: CONFIG.warmup - 1], 1e6)
-    assert verdict(state) is Verdict.ACCEPTED
+@pytest.mark.parametrize("accepted", range(CONFIG.warmup + 2))
+@pytest.mark.parametrize("rejected", [0, 3])
+def test_a_spike_is_one_from_the_first_value_on_after_the_window_has_warmed_up(
+    accepted: int, rejected: int
+) -> None:
+    """What was skipped warms nothing up."""
+    healthy = [1.0 + 0.01 * (i % 2) for i in range(accepted)]
+    state = after(*[jnp.nan] * rejected, *healthy, 1e6)
+    expected = Verdict.SKIPPED_SPIKE if accepted >= CONFIG.warmup else Verdict.ACCEPTED
+    assert verdict(state) is expected
+    assert np.isinf(float(state.report.loss_limit)) == (accepted < CONFIG.warmup)
+    norms = np.isinf(float(state.report.norm_limit))
+    assert norms == (accepted < CONFIG.warmup)
 
 
 def test_a_loss_that_stands_still_is_not_a_row_of_spikes() -> None:

@@ -13,7 +13,7 @@ from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import Leaf, leaves_of
 from stability.storage.diagnose import report
 from stability.storage.known_gradients import KnownGradients, RowGradients
-from stability.storage.schedule import Schedule, parse
+from stability.storage.schedule import KINDS, Schedule, parse
 from stability.storage.simulate import FLOAT32, GRADIENTS, SAMPLE, STEPS, Storage, run
 from stability.storage.torch_recipe import recipe
 from stability.storage.torch_state import idle_rows, read_state, trained_by
@@ -209,6 +209,23 @@ def test_factors_of_a_schedule_are_those_of_torch() -> None:
     assert parse("constant:steps=10,warmup=4").factor(np.array([0.1, 0.2, 0.4, 1.0])) == (
         pytest.approx([0.25, 0.5, 1.0, 1.0])
     )
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 10, 39])
+@pytest.mark.parametrize("end", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rate_grows_to_the_whole_of_it_and_falls_to_its_end(
+    kind: str, end: float, warmup: int
+) -> None:
+    schedule, steps = Schedule(kind, 40, warmup, end), np.arange(41)
+    factors = schedule.factor(steps / 40)
+    assert factors[0] == (0.0 if warmup else 1.0) and factors[warmup] == 1.0
+    assert factors[:warmup] == pytest.approx(steps[:warmup] / max(warmup, 1))
+    assert factors[-1] == pytest.approx(1.0 if kind == "constant" else end)
+    assert (np.diff(factors[warmup:]) <= 0).all()
+    # Behind its warmup it is that of a run without one, of the steps that are left.
+    alone = Schedule(kind, 40 - warmup, 0, end).factor(np.linspace(0, 1, 41 - warmup))
+    assert factors[warmup:] == pytest.approx(alone)
 
 
 @pytest.mark.parametrize(
