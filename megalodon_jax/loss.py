@@ -88,7 +88,9 @@ def loss_sum_and_count(
     """
     # Explicit axes of a mesh would ask every operation where its result lies.
     return automatic(
-        lambda call: _sum_and_count(*call, ignore_index, dtype, vocab_size),
+        lambda call: _sum_and_count(
+            call[0], call[1], call[2], call[3], ignore_index, dtype, vocab_size
+        ),
         (logits, labels, mask, segment_ids),
         lambda mesh: (PartitionSpec(), PartitionSpec()),
     )
@@ -237,7 +239,7 @@ def accumulate_gradients(
 
 
 def _following(
-    labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Array | None
+    labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Any
 ) -> tuple[Array, Array]:
     """Return the label that follows each position, and whether it counts; the last has none."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")

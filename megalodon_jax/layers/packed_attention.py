@@ -69,7 +69,8 @@ def packed_attention(
     short = -L % stripe
     q, k, v = (jnp.pad(a, ((0, 0), (0, short), (0, 0))) for a in (q, k, v))
     offsets, valid = (jnp.pad(a, ((0, 0), (0, short))) for a in (positions % chunk, valid))
-    return _windows(mix, C, q, k, v, Tokens(offsets, valid, key))[:, :L]
+    out: Array = _windows(mix, C, q, k, v, Tokens(offsets, valid, key))
+    return out[:, :L]
 
 
 def _with_earlier(x: Array, count: int, parts: int) -> Array:
@@ -156,7 +157,7 @@ def _windows_forward(mix: Mix, C: int, *inputs: Any) -> tuple[Array, tuple[Any, 
 def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
     q, k, v, tokens = inputs
     # Up to nine stripes add to one key: not in bfloat16.
-    zeros = tuple(jnp.zeros_like(a, widened(a.dtype)) for a in (k, v))
+    zeros = jnp.zeros_like(k, widened(k.dtype)), jnp.zeros_like(v, widened(v.dtype))
 
     def step(sums: tuple[Array, Array], begin: Array) -> tuple[tuple[Array, Array], Array]:
         seen, index, sizes = _stripe(C, q, k, v, tokens, begin)
@@ -178,7 +179,7 @@ def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> 
             held = held + part.astype(total.dtype)
             return jax.lax.dynamic_update_slice_in_dim(total, held, begin, axis=1)
 
-        return tuple(map(added, sums, bars)), bar_q
+        return (added(sums[0], bars[0]), added(sums[1], bars[1])), bar_q
 
     (bar_k, bar_v), bar_q = jax.lax.scan(step, zeros, _begins(C, q))
     return _joined(bar_q), bar_k.astype(k.dtype), bar_v.astype(v.dtype), None

@@ -292,4 +292,5 @@ def _context(
     config: MegalodonConfig, shape: tuple[int, ...], hook: Callable[[str, Any], Any]
 ) -> oracle.Context:
     visible = oracle.visibility(config, shape[1], ())
-    return oracle.Context(config, np.ones(shape, bool), visible, True, hook, {}, frozenset())
+    mask, positions = np.ones(shape, bool), np.broadcast_to(np.arange(shape[1]), shape)
+    return oracle.Context(config, mask, visible, positions, True, hook, {}, frozenset())

@@ -88,7 +88,7 @@ def fit(
 
     Raises:
         ValueError: the folder holds a run of other options.
-        RecoveryFailedError: loss or gradient stay not finite, or the guard does not bring it to its end.
+        RecoveryFailedError: loss or gradient stay not finite, or the guard cannot finish the run.
     """
     if (folder / OPTIONS).is_file() and read_options(folder) != options:
         raise ValueError(
@@ -278,7 +278,11 @@ def _stored_losses(folder: Path) -> list[tuple[int, float, float]]:
     if not file.is_file():
         return []
     rows = read_json_object(file)["losses"]
-    return [(n, *(math.nan if x is None else x for x in values)) for n, *values in rows]
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    return [(n, number(loss), number(norm)) for n, loss, norm in rows]
 
 
 def write_losses(folder: Path, trained: Trained) -> None:

@@ -117,7 +117,8 @@ class LiveReference:
         """
         import torch
 
-        total, targets, pieces = 0.0, 0, []
+        total: Any = 0.0
+        targets, pieces = 0, []
         for alone in documents(case):
             found: dict[str, np.ndarray] = {}
             hooks = _hooks(model, found)
