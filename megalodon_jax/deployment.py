@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from megalodon_jax.checkpoint import differences, package_versions, refuse
@@ -110,7 +111,7 @@ def write_pretrained(
             "packages": package_versions(),
             "tensors": len(tensors),
             "bytes": sum(file.stat().st_size for file in written),
-            "dtype": None if dtype is None else str(next(iter(tensors.values())).dtype),
+            "dtype": None if dtype is None else jnp.dtype(dtype).name,
             "weights": [file.name for file in written],
             "tokenizer": [file.name for file in copied],
             "generation": settings is not None,

@@ -22,7 +22,7 @@ from megalodon_jax.sharding import (
 )
 from megalodon_jax.sharding.sequence import following
 from megalodon_jax.weights import EMBEDDING, HEAD, abstract_model, named_leaves, weight_table
-from tests.helpers import EXACT_GRADIENT, model_of, rel_l2, same_leaves, tiny, tokens
+from tests.helpers import EXACT_GRADIENT, adapted, model_of, rel_l2, same_leaves, tiny, tokens
 from tests.megalodon_jax.sharding.programs import SMALL, mesh_named, ragged
 
 WIDE = tiny(vocab_size=18, output_size=20, num_heads=2)
@@ -44,6 +44,13 @@ def test_every_parameter_lies_where_its_role_says() -> None:
         assert specs[block + name] == P("tensor")
     assert specs[block + "attn.cema.alpha"] == P("tensor", None, None)
     assert specs[block + "attn.gamma"] == P(None, "tensor")
+
+
+def test_a_parameter_without_a_role_is_whole_everywhere() -> None:
+    specs = partition_specs(jax.eval_shape(adapted), mesh_named("fsdp=2 tensor=2"))
+    wrapped = "model.layers.0.attn.wz."
+    assert {specs[wrapped + name] for name in ("lora_a", "steps", "key")} == {P()}
+    assert specs[f"{wrapped}weight"] == P("tensor", "fsdp")
 
 
 def test_a_vocabulary_that_does_not_divide_is_cut_by_columns() -> None:
