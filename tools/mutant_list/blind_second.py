@@ -35,7 +35,7 @@ REPORTS_VERDICT_ANCHORS = of(
         "of two anchors that have a level the newer counts",
         "levels = {**pin_of(old, {}).groups, **levels}",
         "levels = {**levels, **pin_of(old, {}).groups}",
-        "test_hosts.py test_first_night.py test_evidence.py",
+        "test_hosts.py",
     ),
 )
 REPORTS_VERDICT_CHANGE_POINTS = of(
@@ -55,14 +55,14 @@ REPORTS_VERDICT_CHANGES = of(
         "what could not be compared before counts as fixed",
         "if old.verdict is Verdict.FAIL and m.verdict is Verdict.PASS:",
         "if old.verdict is not Verdict.PASS and m.verdict is Verdict.PASS:",
-        "test_verdicts.py test_hosts.py test_first_night.py test_page_data.py",
+        "test_verdicts.py",
     ),
     (
         "drift_tolerance_of_now",
         "the tolerance of a drift follows what drifted",
         "tolerance=drift.before * drift.limit if grew",
         "tolerance=drift.now * drift.limit if grew",
-        "test_verdicts.py test_hosts.py test_first_night.py test_page_data.py",
+        "test_first_night.py test_hosts.py",
     ),
 )
 REPORTS_VERDICT_COMPLETENESS = of(
@@ -72,7 +72,7 @@ REPORTS_VERDICT_COMPLETENESS = of(
         "runs of ports have no contract",
         "frozenset((RunKind.NIGHTLY, RunKind.SHARD, RunKind.PORT))",
         "frozenset((RunKind.NIGHTLY, RunKind.SHARD))",
-        "test_completeness.py test_verdicts.py test_port_command.py",
+        "test_completeness.py test_verdicts.py",
     ),
     (
         "suite_in_the_contract_alone",
@@ -89,21 +89,21 @@ REPORTS_VERDICT_DECIDE = of(
         "the selection of the other run decides which suites are missing",
         "if baseline is None or run.manifest.selected:",
         "if baseline is None or baseline.manifest.selected:",
-        "test_verdicts.py test_completeness.py test_hosts.py test_fan_out.py",
+        "test_verdicts.py",
     ),
     (
         "unknown_hosts_are_one",
         "two hosts that nobody knows are one",
         "bool(now(case)) and now(case) == then(case)",
         "now(case) == then(case)",
-        "test_verdicts.py test_completeness.py test_hosts.py test_fan_out.py",
+        "test_verdicts.py test_evidence.py test_fan_out.py",
     ),
     (
         "no_suite_is_whole",
         "a run that names no suite is whole",
         "if not whole and (suites or counts.gates):",
         "if not whole and suites:",
-        "test_verdicts.py test_completeness.py test_hosts.py test_fan_out.py",
+        "test_verdicts.py",
     ),
 )
 REPORTS_VERDICT_DRIFT = of(
@@ -143,7 +143,7 @@ REPORTS_VERDICT_PINS = of(
         "the newest pin is the one of the newest run",
         "key=lambda pin: (pin.pinned, pin.run), reverse=True",
         "key=lambda pin: (pin.run, pin.pinned), reverse=True",
-        "test_pins.py test_hosts.py test_store_commands.py",
+        "test_pins.py",
     ),
     (
         "damaged_pin_protects_nothing",
@@ -170,7 +170,7 @@ REPORTS_VERDICT_SENTENCES = of(
         "a night whose own pin has no level of its work is no first night",
         "if any(h.same and h.comparable for h in comparisons):",
         "if any(h.same for h in comparisons):",
-        "test_first_night.py test_hosts.py test_verdicts.py",
+        "test_first_night.py",
     ),
 )
 REPORTS_STORE_CLAIMS = of(
@@ -200,7 +200,7 @@ REPORTS_STORE_FAILURES = of(
         "a deleted file of failures is none that was stored",
         "if not os.path.lexists(path) and path.name not in (checksums or {}):",
         "if not os.path.lexists(path):",
-        "test_store.py test_account_columns.py test_seal.py test_attacks.py",
+        "test_store.py test_page_data.py",
     ),
 )
 REPORTS_STORE_MANIFEST = of(
@@ -217,7 +217,7 @@ REPORTS_STORE_MANIFEST = of(
         "a run whose document names no files is not checked",
         "else self.files or {}",
         "else self.files",
-        "test_store.py test_seal.py test_verdicts.py test_evidence.py test_hosts.py",
+        "test_store.py test_hostile_folders.py",
     ),
     (
         "subject_of_fewer_ports",
@@ -251,7 +251,7 @@ REPORTS_STORE_SHARED = of(
         "a run with a verdict and without its page gets no page",
         "young and not all((folder / file).exists() for file in LATE)",
         "young and not any((folder / file).exists() for file in LATE)",
-        "test_claims.py test_shared.py test_lost_replies.py",
+        "test_shared.py",
     ),
 )
 REPORTS_STORE_TIMINGS = of(
@@ -288,14 +288,14 @@ REPORTS_REGISTRY_LOOKBACK = of(
         "without nights a question is about the oldest kind of run",
         "not kinds else kinds[-1]",
         "not kinds else kinds[0]",
-        "test_store_commands.py test_attacks.py",
+        "test_store_commands.py::test_a_question_that_names_no_kind_is_about_nights_or_else_the_newest_runs",
     ),
     (
         "latest_are_the_oldest",
         "gates of the oldest runs are listed as the latest",
         "for created in dates[-LATEST:]",
         "for created in dates[:LATEST]",
-        "test_store_commands.py test_attacks.py",
+        "test_store_commands.py::test_a_gate_is_listed_while_one_of_the_newest_runs_has_it",
     ),
 )
 REPORTS_REGISTRY_LOOKUP = of(
@@ -305,7 +305,7 @@ REPORTS_REGISTRY_LOOKUP = of(
         "a regression is withheld where a newer run is damaged",
         "if not found.newer or decision.exit_code is not ExitCode.PASS:",
         "if not found.newer:",
-        "test_attacks.py test_store_commands.py test_evidence.py test_gpu_workflow.py",
+        "test_attacks.py",
     ),
     (
         "age_limit_may_be_nan",
@@ -319,7 +319,7 @@ REPORTS_REGISTRY_LOOKUP = of(
         "a night from before contracts anchors no level",
         "decide(old, None, {}, pinned.pins, old_schema_may_pass=True)",
         "decide(old, None, {}, pinned.pins)",
-        "test_hosts.py test_store_commands.py test_evidence.py",
+        "test_hosts.py",
     ),
 )
 REPORTS_REGISTRY_PIN = of(
@@ -346,7 +346,7 @@ REPORTS_REGISTRY_RETENTION = of(
         "an interrupted deletion leaves a run without some of its files",
         "        os.rename(folder, aside)\n        shutil.rmtree(aside)",
         "        shutil.rmtree(folder)",
-        "test_evidence.py test_store_commands.py test_hosts.py test_shared.py",
+        "test_store.py",
     ),
 )
 REPORTS_REGISTRY_RUNS_PAGE = of(
@@ -400,7 +400,7 @@ REPORTS_NIGHTLY_SUITES = of(
         "the contract of a port is what the same run found",
         "suite.contract += again.contract",
         "suite.contract += once.contract",
-        "test_suites.py test_nightly.py test_red_night.py",
+        "test_suites.py",
     ),
     (
         "one_more_explained",
@@ -417,7 +417,7 @@ REPORTS_NIGHTLY_SHARDS = of(
         "a suite ran if it ran in one shard",
         'status="ran" if all(part.status == "ran" for part in parts)',
         'status="ran" if any(part.status == "ran" for part in parts)',
-        "test_shards.py test_workflows.py",
+        "test_shards.py",
     ),
     (
         "shards_of_two_faults",
@@ -431,14 +431,14 @@ REPORTS_NIGHTLY_SHARDS = of(
         "shards of hosts of one name are of one machine",
         "if all(environment.machine == all_of[0].machine for",
         "if all(environment.device == all_of[0].device for",
-        "test_shards.py test_workflows.py",
+        "test_shards.py test_fan_out.py",
     ),
     (
         "any_reason_for_all_missing",
         "a reason for one missing shard excuses all",
         "not known.keys() >= set(missing)",
         "not known.keys() & set(missing)",
-        "test_shards.py test_workflows.py",
+        "test_shards.py",
     ),
 )
 REPORTS_NIGHTLY_FAN_OUT = of(
@@ -509,7 +509,7 @@ PARITY_ENGINE_METRICS = of(
         "an overflow of both sides is a mask",
         "same = np.isinf(e) & (a == e) & (truth == e)",
         "same = np.isinf(e) & (a == e)",
-        "test_compare.py test_tables_and_masks.py",
+        "test_nan_under_rounding.py test_compare.py",
     ),
 )
 PARITY_ENGINE_CLOSENESS = of(
@@ -519,7 +519,7 @@ PARITY_ENGINE_CLOSENESS = of(
         "masks drown the numbers beside them",
         "scale = _norm(e[np.abs(e) < MASKED])",
         "scale = _norm(e)",
-        "test_alignment.py test_tables_and_masks.py",
+        "test_alignment.py",
     ),
 )
 PARITY_ENGINE_WHERE = of(
@@ -569,7 +569,7 @@ PARITY_ENGINE_EVALUATION = of(
         "every turn of a loop is rounded by the same signs",
         "outputs = self.at(turn)._call(",
         "outputs = self._call(",
-        "test_evaluation.py test_rounding_floors.py",
+        "test_evaluation.py",
     ),
 )
 PARITY_PORT_CONSEQUENCES = of(
@@ -623,7 +623,7 @@ PARITY_PORT_NARROW = of(
         "a NaN in bfloat16 fails nothing where rounding was not measured",
         "if floors or math.isnan(stage.port):",
         "if floors:",
-        "test_nan_under_rounding.py test_port_compare.py",
+        "test_nan_under_rounding.py",
     ),
 )
 PARITY_PORT_ROUNDING_FLOORS = of(
@@ -650,7 +650,7 @@ PARITY_PORT_COMPARE = of(
         "runs of other inputs are the same work",
         "for name, array in (*side.parameters().items(), *side.inputs().items()):",
         "for name, array in side.parameters().items():",
-        "test_port_compare.py test_what_was_compared.py",
+        "test_what_was_compared.py",
     ),
 )
 PARITY_PORT_REPORT = of(
@@ -660,7 +660,7 @@ PARITY_PORT_REPORT = of(
         "what has no share of a tolerance is the nearest, not the furthest",
         "return math.inf if math.isnan(fraction) else fraction",
         "return 0.0 if math.isnan(fraction) else fraction",
-        "test_port_document.py test_derivative_order.py test_port_compare.py",
+        "test_derivative_order.py test_port_document.py",
     ),
 )
 PARITY_EXECUTORS_IDENTITY = of(
@@ -677,7 +677,7 @@ PARITY_EXECUTORS_IDENTITY = of(
         "bytecode is trusted by a time that can be set back",
         "if stored.stat().st_mtime_ns >= source.stat().st_ctime_ns:",
         "if stored.stat().st_mtime_ns >= source.stat().st_mtime_ns:",
-        "test_item_inputs.py test_executors.py",
+        "test_attacks.py test_item_inputs.py",
     ),
 )
 PARITY_EXECUTORS_ITEM = of(
@@ -831,7 +831,7 @@ STABILITY_STORAGE_REMEDIES = of(
         "a remedy that diverges has no place in the order",
         "return math.inf if math.isnan(miss) else miss",
         "return miss",
-        "test_simulate.py test_remedies_in_training.py",
+        "test_shares.py test_simulate.py",
     ),
 )
 STABILITY_CORE_FINDINGS = of(
@@ -861,7 +861,7 @@ REPORTS_PAGE_SECTIONS_PORTS = of(
         "a port whose report says that it does not hold is shown as holding",
         'return bool(document["holds"]) and state_of(_gates(document, run)) == "pass"',
         'return state_of(_gates(document, run)) == "pass"',
-        "test_port_page.py",
+        "test_port_page.py test_not_measured.py",
     ),
 )
 REPORTS_PAGE_SECTIONS_TRENDS = of(
@@ -921,7 +921,7 @@ REPORTS_PAGE_SIDE_BY_SIDE = of(
         "what could not be compared held, on the page of two runs",
         "held = sum(m.verdict is Verdict.PASS for m in gates)\n    severities",
         "held = sum(m.verdict is not Verdict.FAIL for m in gates)\n    severities",
-        "test_compare_page.py",
+        "test_compare_several.py test_compare_page.py",
     ),
 )
 REPORTS_EXPORTS_JUNIT = of(
@@ -941,7 +941,7 @@ REPORTS_EXPORTS_LEVELS = of(
         "a gate that failed with a value below its tolerance is drawn as near it",
         "if not measured or (m.verdict is not Verdict.PASS and m.fraction <= 1.0):",
         "if not measured:",
-        "test_export_trackers.py test_export_command.py",
+        "test_export_verdict.py test_export_trackers.py",
     ),
 )
 REPORTS_EXPORTS_STEPS = of(
@@ -951,7 +951,7 @@ REPORTS_EXPORTS_STEPS = of(
         "what could not be compared held, in a tracker",
         "for m in gates if m.verdict is Verdict.PASS)",
         "for m in gates if m.verdict is not Verdict.FAIL)",
-        "test_export_trackers.py",
+        "test_export_verdict.py test_export_trackers.py",
     ),
 )
 MUTANTS = (
