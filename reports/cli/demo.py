@@ -41,7 +41,7 @@ from reports.cli.names import CASE, FAULT
 @quiet_option
 @click.pass_context
 def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> None:
-    """Show in two minutes what a night is: one that holds, and one with a bug planted in it.
+    """Show in a minute what a night is: one that holds, and one with a bug planted in it.
 
     Both are real runs of one case, compared with the recordings of megalodon-hf, so that nothing
     but this package is needed. Exit code 0: the first held and the bug was found in the second.
@@ -63,7 +63,8 @@ def demo(ctx, out: Path, case: str, fault: str, opened: bool, quiet: bool) -> No
         click.echo(f"{decision.word}: {page.resolve()}")
     click.echo("\n".join(_what_to_look_at(healthy.decision, broken.decision, by_name(fault))))
     where = "" if out == Path("runs") else f" --out {shlex.quote(str(out))}"
-    click.echo(f"ask these runs: `megalodon-numerics list{where}`, `gate latest{where}`")
+    ask = [f"`megalodon-numerics {command}{where}`" for command in ("list", "gate latest")]
+    click.echo(f"ask these runs: {', '.join(ask)}")
     if opened:
         for outcome in (healthy, broken):
             webbrowser.open(outcome.page.resolve().as_uri())

@@ -120,7 +120,8 @@ def selection(run: Run) -> str:
         return ""
     names = ", ".join(label(name, 40) for name in manifest.selected[:3])
     more = f" and {len(manifest.selected) - 3} more" if len(manifest.selected) > 3 else ""
-    return f"Of the night only {names}{more} was measured. "
+    were = "was" if len(manifest.selected) == 1 else "were"
+    return f"Of the night only {names}{more} {were} measured. "
 
 
 def tightest(run: Run) -> str:
@@ -195,9 +196,11 @@ def against(comparison: PinComparison) -> str:
     why = f", pinned {label(pin.pinned, 20)} ({label(pin.reason, 80)})"
     if not pin.pinned:
         why = ", the oldest healthy run on this machine"
-    count_of = f"{comparison.comparable:,} of {count(comparison.levels, 'level')} comparable"
-    if not_yet := comparison.not_yet:
-        count_of += f", {len(not_yet):,} of them not comparable yet"
+    not_yet = len(comparison.not_yet)
+    judged = comparison.comparable - not_yet
+    count_of = f"{judged:,} of {count(comparison.levels, 'level')} comparable"
+    if not_yet:
+        count_of += f", {not_yet:,} not comparable yet"
     differs = (
         f"; {'; '.join(label(d, 200) for d in comparison.differs)}" if not comparison.same else ""
     )

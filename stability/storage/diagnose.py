@@ -416,8 +416,9 @@ def _walk(
             decay = decays(name, leaf.shape, megalodon)
             walk.leaves[name] = leaf
             walk.samples[name] = sample(values, name, simulate.SAMPLE, rule.matrix(leaf.shape))
-            rms = known.rows[name].rms() if known is not None else GRADIENT_RMS
-            walk.predictions[name] = predict_each(values, rule, FORMATS, decay, rms)
+            rows = known.rows[name] if known is not None else None
+            rms, idle = (rows.rms(), rows.idle()) if rows is not None else (GRADIENT_RMS, None)
+            walk.predictions[name] = predict_each(values, rule, FORMATS, decay, rms, idle)
     if not walk.leaves:
         raise ValueError(_nothing_to_probe(leaves))
     return walk

@@ -35,6 +35,10 @@ class RowGradients:
         """Return the root mean square of all elements."""
         return float(np.sqrt(np.mean(np.square(self.sizes, dtype=np.float64))))
 
+    def idle(self) -> np.ndarray:
+        """Return which rows never have a gradient: (rows,) or ()."""
+        return np.asarray(self.sizes == 0)
+
     def sampled(self, name: str, size: int, matrix: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return sizes and signals of the elements that `sample` draws of the parameter."""
 

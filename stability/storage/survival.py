@@ -97,33 +97,57 @@ def predict_each(
     formats: Sequence[Format],
     decay: bool = False,
     rms: float = GRADIENT_RMS,
+    idle: np.ndarray | None = None,
 ) -> dict[str, Prediction]:
     """Predict as `predict` does for several formats, by name.
 
     A leaf that is stored in 16 bits is counted once: what it becomes in another format follows from
     its distinct values.
+
+    Args:
+        idle: which rows of the leaf, or with () whether all of it, never have a gradient: weight
+            decay alone moves them.
     """
     leaf = np.asarray(leaf)
     rule = optimiser if isinstance(optimiser, Optimiser) else AdamW(optimiser)
-    step = rule.step(leaf.shape, decay, rms)
-    if leaf.size == 0 or not step.size:
-        # What has no gradient is not trained, and loses nothing.
+    parts = _parts(leaf, rule.step(leaf.shape, decay, rms), idle)
+    if not parts:
+        # What neither gradient nor decay moves is not trained, and loses nothing.
         return {fmt.name: Prediction(0.0, 0.0) for fmt in formats}
     own = format_of(leaf.dtype)
-    values, counts = own.distinct(leaf) if own is not None else (leaf, None)
-    return {fmt.name: _predict(*fmt.distinct(values, counts), rule, step, fmt) for fmt in formats}
+    counted = [(own.distinct(p) if own is not None else (p, None), step) for p, step in parts]
+    return {
+        fmt.name: _predict([(*fmt.distinct(*p), step) for p, step in counted], rule, fmt)
+        for fmt in formats
+    }
+
+
+def _parts(leaf: np.ndarray, step: Step, idle: np.ndarray | None) -> list[tuple[np.ndarray, Step]]:
+    """Return the values that a gradient moves and those that decay alone does, with their steps."""
+    if idle is None or not np.any(idle):
+        parts = [(leaf, step)]
+    else:
+        rows = np.broadcast_to(idle, leaf.shape[: max(idle.ndim, 1)])
+        still = leaf[rows]
+        # Decay does not move a zero.
+        parts = [(leaf[~rows], step), (still[still != 0], Step(0.0, False, step.decay))]
+    return [(p, how) for p, how in parts if p.size and (how.size or how.decay)]
 
 
 def _predict(
-    p: np.ndarray, counts: np.ndarray, rule: Optimiser, step: Step, fmt: Format
+    parts: Sequence[tuple[np.ndarray, np.ndarray, Step]], rule: Optimiser, fmt: Format
 ) -> Prediction:
-    total = int(counts.sum())
+    total = sum(int(counts.sum()) for _, counts, _ in parts)
+
+    def lost(factor: float) -> float:
+        return sum(float(n @ _lost_share(p, step, factor, fmt)) for p, n, step in parts)
+
     # With u the whole step is scaled, decay included, by a factor on the learning rate.
-    frozen = float(counts @ _lost_share(p, step, 1.0, fmt)) / total
+    frozen = lost(1.0) / total
     low, high = -60.0, 60.0
     while high - low > _BISECTION:
         middle = (low + high) / 2
-        if counts @ _lost_share(p, step, 2.0**middle, fmt) > FROZEN_SHARE * total:
+        if lost(2.0**middle) > FROZEN_SHARE * total:
             low = middle
         else:
             high = middle

@@ -247,7 +247,8 @@ def _sentence(explanation: Explanation) -> str:
         return f"Between JAX and the oracle: {explanation.meaning}"
     size = f"relative L2 {number(explanation.value)}, tolerance {number(explanation.tolerance)}"
     what = label(explanation.quantity, 120)
-    note = f" {label(explanation.note, 200)}." if explanation.note else ""
+    said = explanation.note[:1].upper() + explanation.note[1:]
+    note = f" {label(said, 200)}." if said else ""
     if explanation.culprit:
         return f"It starts at {what}, {explanation.meaning}: {size}.{note}"
     return f"It starts at {what}: {size}.{note} {explanation.meaning}"

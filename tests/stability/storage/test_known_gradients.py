@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from stability.core.findings import Severity
+from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import leaves_of
 from stability.storage.diagnose import report
 from stability.storage.known_gradients import KnownGradients, RowGradients, measured
 from stability.storage.simulate import FLOAT32, GRADIENTS, run
-from stability.storage.survival import predict
-from stability.storage.update_rules import GRADIENT_RMS, SGD
+from stability.storage.survival import predict, predict_each
+from stability.storage.update_rules import GRADIENT_RMS, SGD, AdamW
 from tests.helpers import roundoff
 
 SIGNAL = GRADIENTS.signal
@@ -140,6 +141,24 @@ def test_known_gradients_decide_what_is_measured() -> None:
         assert "as a test says" in found.text()
     assert frozen[1e-5] == 1.0
     assert frozen[1.0] < 0.1
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_rows_that_decay_alone_moves_are_predicted_as_they_are_measured(decay) -> None:
+    """Unused tokens of an embedding: without decay nothing of theirs is lost, with it all is."""
+    values = np.random.default_rng(0).normal(0.0, 0.02, (10, 96)).astype(np.float32)
+    sizes = np.where(np.arange(10) < 7, 0.0, 1e-3)
+    rows = RowGradients(sizes, np.full(10, SIGNAL), values.shape)
+    known = KnownGradients({"embed.weight": rows}, "as a test says")
+    rule = AdamW(3e-4, weight_decay=decay)
+    found = report({"embed.weight": values}, rule, known=lambda _: known, remedies=())
+    of = {f.metric: f.value for f in found.findings if f.subject == "embed.weight"}
+    assert of["frozen_fraction"] == of["predicted_frozen_fraction"] == (0.7 if decay else 0.0)
+    # Where most do not move at this rate, the rate from which half does is a larger one.
+    assert (of["min_lr"] > rule.lr) == bool(decay)
+    everything = RowGradients(np.array(0.0), np.array(SIGNAL), values.shape)
+    assert not any(p.frozen for p in predict_each(values, AdamW(3e-4), (BF16,), True, 0.0,
+                                                  everything.idle()).values())  # fmt: skip
 
 
 @pytest.mark.parametrize(
