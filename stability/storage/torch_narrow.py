@@ -71,13 +71,20 @@ class NarrowParameters:
         self._loaded = state
 
     def _after_loading(self, optimizer: Any) -> None:
+        import torch
+
         # torch casts what it loads to the dtype of the parameter, and with it rounds the moments.
         groups = zip(optimizer.param_groups, self._loaded["param_groups"], strict=True)
         for group, loaded in groups:
             for p, key in zip(group["params"], loaded["params"], strict=True):
                 for name, value in self._loaded["state"].get(key, {}).items():
-                    if hasattr(value, "detach") and name != "step":
-                        optimizer.state[p][name] = value.detach().to(p.device, copy=True)
+                    if not hasattr(value, "detach") or name == "step":
+                        continue
+                    held = value.detach().to(p.device, copy=True)
+                    # A run that kept its moments in bfloat16 goes on with them in float32, the
+                    # dtype of the gradients of a step; the carry is bfloat16 by definition.
+                    wide = p.dtype == held.dtype == torch.bfloat16 and name != CARRY
+                    optimizer.state[p][name] = held.float() if wide else held
         self._loaded = {}
 
 
@@ -91,7 +98,8 @@ def round_stochastically(optimizer: Any) -> NarrowParameters:
         optimizer: a `torch.optim.Optimizer` that has not stepped yet, or was loaded since.
 
     Raises:
-        ValueError: it is none, has no bfloat16 parameter, or its moments are narrow already.
+        ValueError: it is none, has no bfloat16 parameter, or its moments are narrow already: attach
+            first, then load a state with such moments, which widens them.
     """
     return _attached(optimizer, carry=False)
 
@@ -139,8 +147,8 @@ def _attached(optimizer: Any, carry: bool) -> NarrowParameters:
     narrow = _narrow_moments(optimizer)
     if narrow:
         raise ValueError(
-            f"this optimiser keeps {narrow} in bfloat16 already: attach before the first step, or "
-            "make the optimiser anew."
+            f"this optimiser keeps {narrow} in bfloat16 already: make the optimiser anew, attach, and "
+            "load its state then, which widens it."
         )
     return NarrowParameters(optimizer, carry)
 

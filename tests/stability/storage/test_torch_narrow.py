@@ -13,6 +13,7 @@ from stability.storage.torch_narrow import (
     round_stochastically,
     stochastic,
 )
+from tests.helpers import roundoff
 
 STEPS, RATE = 1000, 1e-4
 
@@ -85,6 +86,34 @@ def test_a_run_continued_from_its_state_is_the_same_run(attach) -> None:
     for p, q in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(p, q)
         assert continued.state[q]["exp_avg_sq"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("attach", [round_stochastically, compensate])
+def test_a_run_with_moments_in_bfloat16_goes_on_with_wide_ones(attach) -> None:
+    """The run that the advice is about: plain AdamW on bfloat16 parameters."""
+    gradient = torch.linspace(-1, 1, 8)
+
+    def stepped(optimizer, parameter) -> None:
+        parameter.grad = gradient.to(parameter.dtype)
+        optimizer.step()
+
+    parameter = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    plain = torch.optim.AdamW([parameter], lr=RATE)
+    stepped(plain, parameter)
+    state = copy.deepcopy(plain.state_dict())
+    assert state["state"][0]["exp_avg"].dtype == torch.bfloat16
+    optimizer = torch.optim.AdamW([parameter], lr=RATE)
+    attach(optimizer)
+    optimizer.load_state_dict(state)
+    stepped(optimizer, parameter)
+    (held,) = optimizer.state.values()
+    assert held["exp_avg"].dtype == held["exp_avg_sq"].dtype == torch.float32
+    # The moment of two equal gradients: each term is rounded once, by its own format.
+    expected = (
+        0.9 * state["state"][0]["exp_avg"].float() + 0.1 * gradient.to(torch.bfloat16).float()
+    )
+    bound = roundoff(4) * expected.abs().max()
+    assert (held["exp_avg"] - expected).abs().max() <= bound
 
 
 def test_a_schedule_and_gradients_in_bfloat16_work_on() -> None:
