@@ -52,6 +52,11 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
                 {"name": e.name, "role": str(e.role), "port": e.port, "reason": e.reason}
                 for e in report.left_out[:STAGES]
             ],
+            "compared": [
+                {"name": e.name, "role": str(e.role), "port": e.port}
+                for e in report.ledger
+                if e.compared
+            ][:STAGES],
         }
     )
 

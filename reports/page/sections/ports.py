@@ -56,6 +56,7 @@ def _port(document: Mapping[str, Any], run: Run, turn: int) -> dict[str, Any]:
         "place": _place(place),
         "matching": _matching(document["matching"]),
         "alignment": _alignment(document["alignment"]),
+        "ledger": _ledger(document),
         "bfloat16": _bfloat16(document["bfloat16"]),
         "notices": [label(str(notice), 400) for notice in document["notices"]],
     }
@@ -208,6 +209,57 @@ def _alignment(alignment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shape(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape)) or "a single number"
+
+
+ROLES = {"output": ("result", "results"), "gradient": ("derivative", "derivatives")}
+"""What the roles of `parity.port.ledger` are called, one and many."""
+
+
+def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what of the original was compared, and what was not and why; None of runs of versions
+    that did not store it."""
+    if "not_compared" not in document:
+        return None
+    # Runs of the versions before have the reasons alone.
+    compared, left_out = document.get("compared"), document["not_compared"]
+    counts = [_count(role, compared or (), left_out) for role in ROLES]
+    names = [f"{len(left_out)} not compared"] if compared is None else list(filter(None, counts))
+    outputs = [entry for entry in left_out if entry["role"] == "output"]
+    # What a reader looks for is a result that was left out.
+    first = [*outputs, *(entry for entry in left_out if entry not in outputs)]
+    rows = [*((entry, False) for entry in first), *((entry, True) for entry in compared or ())]
+    return {
+        "sentence": ", ".join(names),
+        "left_out": len(left_out),
+        "rows": [_entry(*row) for row in rows[:ROWS]],
+        "omitted": max(0, len(rows) - ROWS),
+    }
+
+
+def _count(
+    role: str, compared: Sequence[Mapping[str, Any]], left_out: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return how many results or derivatives were compared; "" where there is none."""
+    one, many = ROLES[role]
+    held = sum(entry["role"] == role for entry in compared)
+    # An entry such as `grad/*` stands for all of them.
+    every = [entry for entry in left_out if entry["role"] == role and entry["name"].endswith("/*")]
+    total = held + sum(entry["role"] == role for entry in left_out)
+    if every:
+        return f"no {one} compared"
+    return f"{held} of {total} {one if total == 1 else many} compared" if total else ""
+
+
+def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
+    role = str(entry["role"])
+    every = str(entry["name"]).endswith("/*")
+    return {
+        "state": "pass" if compared else "none",
+        "name": "all derivatives" if every else label(str(entry["name"]), 120),
+        "role": ROLES.get(role, (role, role))[0],
+        "port": label(str(entry["port"]), 200),
+        "outcome": "compared" if compared else label(str(entry["reason"]), 400),
+    }
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -259,7 +259,8 @@ def test_os_exit_ends_no_session(tmp_path: Path, where: str, workers: str) -> No
         "module": "os._exit(0)\n",
     }[where]
     (tmp_path / "test_exit.py").write_text(f"import os\nimport pytest\n\n\n{text}", "utf-8")
-    result, stored = judged(tmp_path, "-n", workers, "test_tiny.py", "test_exit.py", tests=ONE)
+    options = ("-n", workers, "--continue-on-collection-errors", "test_tiny.py", "test_exit.py")
+    result, stored = judged(tmp_path, *options, tests=ONE)
     assert result.returncode in (ExitCode.REGRESSION, ExitCode.INCOMPLETE), result.stdout
     assert stored.decision.word in (Word.REGRESSED, Word.INCOMPLETE)
     assert len(stored.run.measurements) == 1

@@ -204,3 +204,11 @@ def test_every_command_of_a_workflow_exists(path: Path) -> None:
             elif words:
                 assert words[0] in ("bash", ".venv/bin/python")
         assert all((ROOT / job["uses"]).is_file() for _ in [0] if "uses" in job)
+
+
+def test_the_long_tests_run_once_a_week():
+    document = yaml.safe_load((WORKFLOWS / "weekly.yml").read_text(encoding="utf-8"))
+    assert "make test-long" in steps("weekly.yml", "long")
+    # YAML reads the key `on` as true. A fifth field that names a day runs once a week.
+    [schedule] = document[True]["schedule"]
+    assert schedule["cron"].split()[4] == "0"

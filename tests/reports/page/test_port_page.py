@@ -171,3 +171,39 @@ def test_a_port_is_measured_again_by_its_own_command() -> None:
         f"{program()} port 'my port.py'",
         f"{program()} port 'my port.py' --case b/long",
     ]
+
+
+def entry(name: str, role: str = "output", **more: str) -> dict[str, str]:
+    return {"name": name, "role": role, "port": "", **more}
+
+
+def ledger(**more: Any) -> Any:
+    [port] = ports.ports(port_run(document(holds=True) | more))
+    return port["ledger"]
+
+
+def test_what_of_the_original_was_compared_is_shown_and_what_was_not_first():
+    shown = ledger(
+        not_compared=[entry("w", "gradient", reason="0"), entry("cache", reason="a <b>")],
+        compared=[entry("logits", port="output"), entry("head", "gradient", port="kernel")],
+    )
+    assert shown["sentence"] == "1 of 2 results compared, 1 of 2 derivatives compared"
+    assert [row["name"] for row in shown["rows"]] == ["cache", "w", "logits", "head"]
+    assert [row["outcome"] for row in shown["rows"]] == ["a <b>", "0", "compared", "compared"]
+    more = {"not_compared": [entry("cache", reason="a <b>")], "compared": [entry("y")]}
+    html = page_of(port_run(document(holds=True) | more))
+    assert "1 of 2 results compared" in html and "a &lt;b&gt;" in html and "a <b>" not in html
+
+
+def test_derivatives_that_were_not_taken_are_one_line():
+    shown = ledger(
+        not_compared=[entry("grad/*", "gradient", reason="not asked for")], compared=[entry("y")]
+    )
+    assert shown["sentence"] == "1 of 1 result compared, no derivative compared"
+    assert shown["rows"][0]["name"] == "all derivatives"
+
+
+def test_runs_of_older_versions_have_less_of_a_ledger():
+    assert ledger() is None
+    shown = ledger(not_compared=[entry("cache", reason="why")])
+    assert (shown["sentence"], len(shown["rows"])) == ("1 not compared", 1)
