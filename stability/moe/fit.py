@@ -88,7 +88,8 @@ def fit(
 
     Raises:
         ValueError: the folder holds a run of other options.
-        RecoveryFailedError: loss or gradient stay not finite, or the guard does not bring it to its end.
+        RecoveryFailedError: loss or gradient stay not finite, or the guard does not bring it to
+            its end.
     """
     if (folder / OPTIONS).is_file() and read_options(folder) != options:
         raise ValueError(
