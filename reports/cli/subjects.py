@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -97,6 +99,89 @@ def train(quiet: bool) -> None:
     path = documents.path_of(documents.TRAINING)
     documents.write(path, content)
     click.echo(f"{results.training_markdown(content)}\n\n{path}")
+
+
+def _fit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field of `Options` that a person chooses; an unset one stays None."""
+    for name, kind, text in reversed(_FIT):
+        command = click.option(f"--{name}", type=kind, help=text)(command)
+    return command
+
+
+_FIT: tuple[tuple[str, Any, str], ...] = (
+    ("size", str, "tiny (a processor trains it), small, medium, large or xl."),
+    ("steps", int, "Updates of the parameters."),
+    ("batch-size", int, "Rows of a micro-batch."),
+    ("block-size", int, "Tokens of a row."),
+    ("accumulation", int, "Micro-batches whose mean gradient makes one update."),
+    ("optimizer-type", str, "adam or lion."),
+    ("learning-rate", float, "The largest rate."),
+    ("min-lr", float, "Rate at the end, and at the end of each cycle."),
+    ("warmup-iters", int, "Updates over which the rate rises."),
+    ("schedule", str, "cosine, or cyclic: the rate rises again."),
+    ("cycles", int, "Of the cyclic schedule."),
+    ("grad-clip", float, "Largest norm of a gradient."),
+    ("router-z-loss-coef", float, "Weight of the router's z-loss; less where it brings NaN."),
+    ("dropout", float, "While training; evaluation has none."),
+    ("storage", str, "float32, bfloat16 or float8: values that parameters have, emulated."),
+    ("fp8-mla-params", bool, "MLA in float8 too: only where one is sure."),
+    ("activation-limit", float, "Hidden states are clipped to it."),
+    ("guarded", bool, "Skip spikes, roll back, cut the rate; true unless said."),
+    ("save-every", int, "Updates between checkpoints."),
+    ("keep", int, "Checkpoints kept: what an emergency can go back to."),
+    ("seed", int, "Of weights, batches and dropout."),
+)
+
+
+@subject.command(
+    epilog=examples(
+        "subject fit run --steps 200 --warmup-iters 20 --learning-rate 1e-2",
+        "subject fit lion --optimizer-type lion --grad-clip 1.0 --dropout 0.1",
+    )
+)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@_fit_options
+@quiet_option
+def fit(folder: Path, quiet: bool, **given: Any) -> None:
+    """Train MLA + MoE on the byte text in FOLDER, or continue a run that is there."""
+    unchecked()
+    from stability.moe import fit as module
+    from stability.moe.options import OPTIONS, Options, read_options
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    there = (folder / OPTIONS).is_file() and not chosen
+    options = read_options(folder) if there else Options(**chosen)
+    click.echo(_ended(lambda: module.fit(options, folder, progress(quiet)), folder))
+
+
+@subject.command(epilog=examples("subject emergency run", "subject emergency run --steps 100"))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Of the new run.")
+@click.option(
+    "--steps", type=click.IntRange(min=2), help="Updates; those that were left unless said."
+)
+@quiet_option
+def emergency(folder: Path, out: Path | None, steps: int | None, quiet: bool) -> None:
+    """Resume an unstable run of FOLDER from its best checkpoint, with emergency settings.
+
+    A third of the rate, gradients clipped at 0.5, a z-loss of 0.0001, a longer warm-up, clipped
+    activations, the guard; new moments. The new run is FOLDER/emergency, the old one stays.
+    """
+    unchecked()
+    from stability.moe import fit as module
+
+    click.echo(_ended(lambda: module.emergency(folder, out, steps, progress(quiet)), folder))
+
+
+def _ended(train: Callable[[], Any], folder: Path) -> str:
+    """Return in words how a run ended; exit 1 where it did not recover."""
+    from stability.recovery.rollback import RecoveryFailedError
+
+    try:
+        return train().text()
+    except RecoveryFailedError as error:
+        click.echo(f"{folder}: {error}", err=True)
+        raise click.exceptions.Exit(REGRESSED) from error
 
 
 COMMANDS = (subject,)

@@ -147,8 +147,8 @@ def _attached(optimizer: Any, carry: bool) -> NarrowParameters:
     narrow = _narrow_moments(optimizer)
     if narrow:
         raise ValueError(
-            f"this optimiser keeps {narrow} in bfloat16 already: make the optimiser anew, attach, and "
-            "load its state then, which widens it."
+            f"this optimiser keeps {narrow} in bfloat16 already: make the optimiser anew, attach, "
+            "and load its state then, which widens it."
         )
     return NarrowParameters(optimizer, carry)
 

@@ -55,6 +55,8 @@ HEAVY = {
     "port": ["reports.ports.compare_ports", "reports.cli.ports.run_again"],
     "stability": ["reports.cli.views.diagnosis.diagnose", "stability.moe.examine.examine"],
     "subject defects": ["stability.moe.defects.rows"],
+    "subject emergency": ["stability.moe.fit.emergency"],
+    "subject fit": ["stability.moe.fit.fit"],
     "subject parity": ["stability.moe.results.compare_all"],
     "subject train": ["stability.moe.training.run"],
     "train": ["stability.experiments.train.train"],
