@@ -117,9 +117,12 @@ def test_without_the_culprits_a_tensor_would_hold(seed: int, tolerance: float) -
         assert relative_l2(mended, expected) > tolerance * (1 - SLACK)
 
 
-@pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan, math.inf, 1e-300, 1e-3, 1.0])
+@pytest.mark.parametrize(
+    ("tolerance", "room"),
+    [(0.0, False), (-1.0, False), (math.nan, False), (math.inf, False), (0.001, True), (1.0, True)],
+)
 @pytest.mark.parametrize("wrong", [0, 1, 7, 12])
-def test_what_is_right_is_never_a_culprit(tolerance: float, wrong: int) -> None:
+def test_what_is_right_is_never_a_culprit(tolerance: float, room: bool, wrong: int) -> None:
     """Whatever passes: an element without an error breaks nothing."""
     rng = np.random.default_rng(wrong)
     expected = rng.normal(size=12)
@@ -130,7 +133,7 @@ def test_what_is_right_is_never_a_culprit(tolerance: float, wrong: int) -> None:
         differs = actual - expected + scale != scale
         assert not (found & ~differs).any()
         # Without room for any error, each of them is one.
-        if not tolerance > 1e-9 or not math.isfinite(tolerance):
+        if not room:
             assert (found == differs).all()
 
 
