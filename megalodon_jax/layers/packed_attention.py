@@ -134,7 +134,8 @@ def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
     """Attend from a stripe to itself and to the `size` keys before it."""
     stripe, offsets = seen.q.shape[1], seen.tokens.offsets
     skipped = seen.k.shape[1] - stripe - size
-    distance = size + jnp.arange(stripe)[:, None] - jnp.arange(size + stripe)
+    queries, keys = (jnp.arange(n, dtype=jnp.int32) for n in (stripe, size + stripe))
+    distance = size + queries[:, None] - keys
     visible = (distance >= 0) & (distance <= offsets[..., None])
     visible = visible & seen.tokens.valid[:, None, skipped:]
     k, v = (a[:, skipped:] for a in (seen.k, seen.v))

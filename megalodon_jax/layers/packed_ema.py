@@ -78,7 +78,7 @@ def filtered(
         return h, y + heard
 
     if h_init is None:
-        rest = 0.0 * jnp.swapaxes(u[..., 0, :1], 0, 1) * p[:, None]
+        rest = jnp.zeros_like(u, shape=(D, B, p.shape[-1]))
         h = jax.lax.complex(rest, rest)
     else:
         h = jnp.swapaxes(h_init, 0, 1)

@@ -74,7 +74,7 @@ def packed_moments(
 
     # Counts are integers: their differences are exact.
     counted = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-    earlier = jnp.take_along_axis(counted - valid, _begin(positions), axis=1)
+    earlier = jnp.take_along_axis(counted - valid.astype(jnp.int32), _begin(positions), axis=1)
     count = count0 + counted - earlier
     mu = (groups - origin[..., None]).mean(-1)
     mu = jnp.where(valid[..., None], mu, 0.0)

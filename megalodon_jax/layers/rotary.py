@@ -72,12 +72,16 @@ class RotaryEmbedding(eqx.Module):
         One by one, by polynomials: rows of a table would have to be gathered, and on a mesh every
         device would hold the table of the longest document there could be.
         """
-        half = self.dim // 2
         with jax.enable_x64(True):
-            turns = float(self.base) ** (-np.arange(half) / half) / (2.0 * math.pi)
-            turns = positions.astype(jnp.float64)[..., None, None] * jnp.asarray(turns)
+            turns = jnp.asarray(self._rates() / (2.0 * math.pi))
+            turns = positions.astype(jnp.float64)[..., None, None] * turns
             cos, sin = cos_sin(turns - jnp.round(turns))
             return cos.astype(dtype), sin.astype(dtype)
+
+    def _rates(self) -> np.ndarray:
+        """Return by how much each pair turns from one position to the next, in radians, float64."""
+        half = self.dim // 2
+        return float(self.base) ** (-np.arange(half) / half)
 
     def tables(
         self, start_index: int | Int[Array, ""] | Int[Array, " B"], length: int, dtype: DTypeLike
@@ -94,7 +98,7 @@ class RotaryEmbedding(eqx.Module):
         A = -(-length // S)
         with jax.enable_x64(True):
             start = jnp.asarray(start_index).astype(jnp.float64)
-            rates = jnp.asarray(float(self.base) ** (-np.arange(half) / half))
+            rates = jnp.asarray(self._rates())
             steps = S * jnp.arange(A, dtype=jnp.float64)
             rows = start.shape
             begins = (start[:, None] + steps[None]).reshape(-1) if rows else start + steps

@@ -206,16 +206,16 @@ ATTEND = of(
     (
         "timenorm_unmasked",
         "padding enters the running statistics of a layer",
-        "u, norm = self.timenorm(x, before, mask)",
-        "u, norm = self.timenorm(x, before, None)",
+        "u, norm = self.timenorm(x, before, mask, **packed)",
+        "u, norm = self.timenorm(x, before, None, **packed)",
         "test_model_forward.py::test_what_stands_at_masked_positions_does_not_matter",
         "left_padding",
     ),
     (
         "timenorm_state_dropped",
         "the running statistics start anew in every call",
-        "u, norm = self.timenorm(x, before, mask)",
-        "u, norm = self.timenorm(x, None, mask)",
+        "u, norm = self.timenorm(x, before, mask, **packed)",
+        "u, norm = self.timenorm(x, None, mask, **packed)",
         _STREAM,
     ),
     (
@@ -654,8 +654,9 @@ TIMENORM = of(
     (
         "timenorm_gain_in_bf16",
         "weight + 1 is rounded to the input's dtype",
-        "y = y * (self.weight + 1.0).astype(dtype)",
-        "y = y * (self.weight + 1.0).astype(x.dtype).astype(dtype)",
+        "y = self._scaled(groups, mean, var)\n        final",
+        "y = jax.tree.map(lambda w: w.astype(x.dtype), self)._scaled(groups, mean, var)"
+        "\n        final",
         f"{_MIXED} test_layer_suite.py::test_bfloat16_is_worked_on_in_float32_and_rounded_once",
     ),
     (
@@ -860,8 +861,8 @@ STACK = of(
     (
         "stacked_caches_forgotten",
         "a stacked model begins every call anew",
-        "(blocks, tuple(caches), tuple(keys)), x, mask",
-        "(blocks, (None,) * len(blocks), tuple(keys)), x, mask",
+        "loop = blocks, tuple(caches), tuple(keys)",
+        "loop = blocks, (None,) * len(blocks), tuple(keys)",
         "test_stacked.py test_scan_layers.py",
     ),
     (

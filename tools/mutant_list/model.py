@@ -46,16 +46,16 @@ MODEL = of(
     (
         "final_norm_forgets",
         "the final norm's statistics start anew in every call",
-        "x, norm = self.norm(x, before, mask)",
-        "x, norm = self.norm(x, None, mask)",
+        "x, norm = self.norm(x, before, mask, **packed)",
+        "x, norm = self.norm(x, None, mask, **packed)",
         _STREAM,
         "stream",
     ),
     (
         "final_norm_unmasked",
         "padding enters the final norm's statistics",
-        "x, norm = self.norm(x, before, mask)",
-        "x, norm = self.norm(x, before, None)",
+        "x, norm = self.norm(x, before, mask, **packed)",
+        "x, norm = self.norm(x, before, None, **packed)",
         f"{_FORWARD}::test_what_stands_at_masked_positions_does_not_matter",
     ),
     (
@@ -134,8 +134,9 @@ MODEL = of(
     (
         "loss_without_dropout",
         "compute_loss is deterministic whatever it is told",
-        "attention_mask, deterministic=deterministic, key=key)\n        head",
-        "attention_mask, deterministic=deterministic or not loss_chunk, key=key)\n        head",
+        "deterministic=deterministic,\n            key=key,\n            segment_ids",
+        "deterministic=deterministic or not loss_chunk,\n            key=key,"
+        "\n            segment_ids",
         "test_arguments.py test_model_forward.py test_loss.py",
     ),
     (
@@ -159,8 +160,8 @@ LOSS = of(
     (
         "accumulation_counts_with_minus_100",
         "micro-batches are weighed as if ignore_index were -100",
-        "_following(labels, attention_mask, ignore_index)",
-        "_following(labels, attention_mask, -100)",
+        "_following(labels, attention_mask, ignore_index, segment_ids)",
+        "_following(labels, attention_mask, -100, segment_ids)",
         f"{_LOSS}::test_micro_batches_ignore_what_they_are_told_to",
     ),
     (
