@@ -55,7 +55,9 @@ def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:
     return jnp.asarray(numpy.concatenate([first, changed], axis=-1))
 
 
-def check_segment_ids(segment_ids: SegmentIds | None, shape: tuple[int, ...], owner: str) -> None:
+def check_segment_ids(
+    segment_ids: Integer[Tensor, "*batch L"] | None, shape: tuple[int, ...], owner: str
+) -> None:
     """Insist that segment ids are integers of a shape.
 
     Raises:

@@ -339,8 +339,10 @@ def held_tokens(config: MegalodonConfig, length: int) -> int:
     return (length - 1) % window + 1 if window == config.chunk_size else min(length, window)
 
 
-def rope(config, x: Array, positions: Array) -> Array:
-    """Rotate half-split pairs at positions (B, L)."""
+def rope(config, x: Array, positions: Array | None = None) -> Array:
+    """Rotate half-split pairs at positions (B, L); None counts from the first token of the row."""
+    if positions is None:
+        positions = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
     half = config.head_dim // 2
     rates = config.effective_rope_base ** (-np.arange(half) / half)
     angles = positions[:, :, None, None] * rates

@@ -1,0 +1,296 @@
+"""Packed documents: each one of a row is what it is alone, and nothing of one reaches another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from megalodon_jax import MegalodonConfig, init_cache
+from megalodon_jax.layers import attention, complex_ema, packed_ema
+from megalodon_jax.loss import accumulate_gradients
+from megalodon_jax.model import MegalodonForCausalLM
+from megalodon_jax.segments import document_positions
+from megalodon_jax.stacked import stack_layers
+from megalodon_jax.weights import named_leaves
+from parity.megalodon import oracle
+from tests.helpers import (
+    EXACT,
+    EXACT_GRADIENT,
+    TINY,
+    model_of,
+    rel_l2,
+    tiny,
+    tokens,
+    wide_arrays,
+)
+
+# More than two blocks of the EMA, and chunks that no block is a multiple of.
+B, L = 2, 2 * packed_ema.BLOCK + 7
+LONG = tiny(chunk_size=24, num_layers=1, swiglu=True, scale_emb=True)
+"""Chunks longer than many documents; `TINY` has chunks shorter than most."""
+CONFIGS = {"short chunks": TINY, "long chunks": LONG}
+Lengths = Sequence[Sequence[int]]
+PACKINGS: dict[str, Lengths] = {
+    # A document of one token, of a chunk of either configuration, and of the row.
+    "mixed": ([1, 4, 24, 29, 13], [L]),
+    "at the blocks": ([packed_ema.BLOCK, packed_ema.BLOCK, 7], [packed_ema.BLOCK - 1, 2, 38]),
+}
+
+
+def random_packing(seed: int) -> Lengths:
+    """Cut each row anywhere, into up to nine documents."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(B):
+        cuts = rng.choice(np.arange(1, L), rng.integers(0, 9), replace=False)
+        rows.append(np.diff([0, *sorted(cuts), L]).tolist())
+    return rows
+
+
+def ids_of(lengths: Lengths) -> np.ndarray:
+    """Segment ids; those of a row may come back, as only a change begins a document."""
+    return np.stack([np.repeat(np.arange(len(row)) % 3, row) for row in lengths]).astype(np.int32)
+
+
+def mask_of(lengths: Lengths) -> np.ndarray:
+    """A masked tail in the first row, and a hole in the last document of the second."""
+    mask = np.ones((B, L), bool)
+    mask[0, L - min(3, lengths[0][-1] - 1) :] = lengths[0][-1] < 2
+    mask[1, L - 2] = lengths[1][-1] < 4
+    return mask
+
+
+IDS = tokens(TINY, (B, L), 5)
+
+
+@cache
+def wide(config: MegalodonConfig) -> MegalodonForCausalLM:
+    return model_of(config.with_dtype("float64"))
+
+
+@eqx.filter_jit
+def answered(model: Any, ids: Any, mask: Any, segments: Any) -> tuple[Any, Any, Any]:
+    """Logits, loss and its derivatives: one program for every packing of a configuration."""
+
+    def loss(model: Any) -> tuple[Any, Any]:
+        logits, _ = model(ids, mask, segment_ids=segments)
+        return model.compute_loss(ids, ids, mask, segment_ids=segments), logits
+
+    (value, logits), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(model)
+    return logits, value, gradients
+
+
+def alone(
+    config: MegalodonConfig, lengths: Lengths, mask: np.ndarray
+) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
+    """Logits, loss and derivatives of the oracle, run on one document after another."""
+    weights = wide_arrays(config)
+    logits = np.zeros((B, L, config.vocab_size))
+    total, count, gradients = 0.0, 0, dict.fromkeys(weights, 0.0)
+    for row, cuts in enumerate(lengths):
+        for end, n in zip(np.cumsum(cuts), cuts, strict=True):
+            at = (slice(row, row + 1), slice(end - n, end))
+            found = oracle.run(config, weights, IDS[at], IDS[at], mask[at])
+            logits[at] = found["logits"]
+            targets = int(mask[at][:, 1:].sum())
+            total, count = total + targets * float(found["loss"]), count + targets
+            for name in weights:
+                gradients[name] = gradients[name] + targets * found[f"grad/{name}"]
+    return logits, total / count, {name: g / count for name, g in gradients.items()}
+
+
+def check(config: MegalodonConfig, lengths: Lengths) -> None:
+    mask, segments = mask_of(lengths), ids_of(lengths)
+    got = answered(wide(config), jnp.asarray(IDS), jnp.asarray(mask), jnp.asarray(segments))
+    logits, loss, gradients = alone(config, lengths, mask)
+    assert rel_l2(np.asarray(got[0])[mask], logits[mask]) <= EXACT
+    assert rel_l2(got[1], loss) <= EXACT
+    for name, gradient in named_leaves(got[2]).items():
+        assert rel_l2(gradient, gradients[name]) <= EXACT_GRADIENT, name
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.usefixtures("x64")
+def test_each_document_is_what_it_is_alone(config: str, packing: str) -> None:
+    check(CONFIGS[config], PACKINGS[packing])
+
+
+SEEDS = [0, *(pytest.param(n, marks=pytest.mark.sweep) for n in range(1, 25))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.usefixtures("x64")
+def test_a_random_packing_is_its_documents(config: str, seed: int) -> None:
+    check(CONFIGS[config], random_packing(seed))
+
+
+@pytest.mark.usefixtures("x64")
+def test_one_document_is_the_row_and_two_are_not() -> None:
+    ids, whole = jnp.asarray(IDS), np.full((B, L), 7)
+    mask = jnp.ones((B, L), bool)
+    expected, _ = wide(LONG)(ids)
+    for segments in (None, whole):
+        given = None if segments is None else jnp.asarray(segments)
+        assert rel_l2(answered(wide(LONG), ids, mask, given)[0], expected) <= EXACT
+    halves = jnp.asarray(ids_of([[30, L - 30]] * B))
+    logits = answered(wide(LONG), ids, mask, halves)[0]
+    assert rel_l2(logits[:, :30], expected[:, :30]) <= EXACT
+    assert rel_l2(logits[:, 30:], expected[:, 30:]) > EXACT
+
+
+def test_no_bit_of_a_loud_document_reaches_the_next() -> None:
+    """In float32, where a difference of sums or a transform would lose the quiet one's digits."""
+    model = model_of(LONG)
+    loud = model.model.embed.weight.at[: LONG.vocab_size // 2].multiply(2.0**20)
+    model = eqx.tree_at(lambda m: m.model.embed.weight, model, loud)
+    rng = np.random.default_rng(0)
+    quiet = rng.integers(LONG.vocab_size // 2, LONG.vocab_size, (B, L)).astype(np.int32)
+    before = quiet.copy()
+    before[:, :40] = rng.integers(1, LONG.vocab_size // 2, (B, 40))
+    mask = jnp.ones((B, L), bool)
+    segments = jnp.asarray(ids_of([[40, L - 40]] * B))
+    one, other = (
+        np.asarray(answered(model, jnp.asarray(ids), mask, segments)[0]) for ids in (quiet, before)
+    )
+    assert np.isfinite(other).all()
+    assert np.array_equal(one[:, 40:], other[:, 40:])
+    assert not np.array_equal(one[:, :40], other[:, :40])
+
+
+@pytest.mark.usefixtures("x64")
+def test_micro_batches_of_packed_rows_are_the_batch() -> None:
+    lengths = PACKINGS["mixed"]
+    mask, segments = (jnp.asarray(a) for a in (mask_of(lengths), ids_of(lengths)))
+    ids = jnp.asarray(IDS)
+    _, expected, gradients = answered(wide(TINY), ids, mask, segments)
+
+    @eqx.filter_jit
+    def accumulated(model: Any, *arrays: Any) -> Any:
+        ids, mask, segments = (a[:, None] for a in arrays)
+        return accumulate_gradients(model, ids, ids, mask, segment_ids=segments)
+
+    loss, summed = accumulated(wide(TINY), ids, mask, segments)
+    assert rel_l2(loss, expected) <= EXACT
+    theirs = named_leaves(gradients)
+    for name, gradient in named_leaves(summed).items():
+        assert rel_l2(gradient, theirs[name]) <= EXACT_GRADIENT, name
+
+
+@pytest.mark.usefixtures("x64")
+def test_stacked_layers_and_a_loss_in_chunks_know_documents() -> None:
+    lengths = PACKINGS["mixed"]
+    mask, segments = (jnp.asarray(a) for a in (mask_of(lengths), ids_of(lengths)))
+    ids, model = jnp.asarray(IDS), wide(TINY)
+    logits, loss, _ = answered(model, ids, mask, segments)
+    stacked, _ = eqx.filter_jit(stack_layers(model))(ids, mask, segment_ids=segments)
+    assert rel_l2(stacked, logits) <= EXACT
+
+    @eqx.filter_jit
+    def in_chunks(model: Any, ids: Any) -> Any:
+        return model.compute_loss(ids, ids, mask, segment_ids=segments, loss_chunk=10)
+
+    assert rel_l2(in_chunks(model, ids), loss) <= EXACT
+
+
+LEAKS = ("norm", "ema", "attention", "loss")
+
+
+@pytest.mark.parametrize("place", LEAKS)
+@pytest.mark.usefixtures("x64")
+def test_a_leak_anywhere_is_seen(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What knows no documents: the norm's sums, the filter, the chunks, the loss's shift."""
+    from megalodon_jax import loss
+    from megalodon_jax.layers import packed_norm
+
+    if place == "norm":
+        monkeypatch.setattr(packed_norm, "running_sum", lambda x, _: jnp.cumsum(x, axis=1))
+    if place == "ema":
+        packed = complex_ema.packed_ema.filtered
+        monkeypatch.setattr(
+            complex_ema.packed_ema,
+            "filtered",
+            lambda u, positions, *rest: packed(
+                u, jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), positions.shape), *rest
+            ),
+        )
+    if place == "attention":
+        real = attention.packed_attention
+        row = jnp.arange(L, dtype=jnp.int32)
+        monkeypatch.setattr(
+            attention,
+            "packed_attention",
+            lambda mix, q, k, v, positions, *rest: real(
+                mix, q, k, v, jnp.broadcast_to(row, positions.shape), *rest
+            ),
+        )
+    if place == "loss":
+        monkeypatch.setattr(loss, "begins", lambda ids: jnp.zeros(ids.shape, bool))
+    lengths = PACKINGS["mixed"]
+    mask = mask_of(lengths)
+    # A configuration of this test's: the blocks of the others' are traced already.
+    config = dataclasses.replace(LONG, norm_eps=2.0 ** -(10 + LEAKS.index(place)))
+
+    @eqx.filter_jit
+    def leaking(model: Any, ids: Any, segments: Any) -> Any:
+        logits, _ = model(ids, jnp.asarray(mask), segment_ids=segments)
+        return logits, model.compute_loss(ids, ids, jnp.asarray(mask), segment_ids=segments)
+
+    got = leaking(wide(config), jnp.asarray(IDS), jnp.asarray(ids_of(lengths)))
+    logits, expected, _ = alone(config, lengths, mask)
+    error = rel_l2(np.asarray(got[0])[mask], logits[mask])
+    assert (error > EXACT) == (place != "loss")
+    assert rel_l2(got[1], expected) > EXACT
+
+
+def test_positions_begin_anew_wherever_the_id_changes() -> None:
+    ids = jnp.array([[4, 4, 1, 4, 4, 4], [0, 1, 2, 2, 2, 0]])
+    positions = document_positions(ids, ids.shape, "input_ids")
+    assert np.array_equal(positions, [[0, 1, 0, 0, 1, 2], [0, 0, 0, 1, 2, 0]])
+
+
+def test_wide_ids_that_end_alike_are_two_documents() -> None:
+    ids = np.array([[1, 1 + 2**32]])
+    assert np.array_equal(document_positions(ids, ids.shape, "input_ids"), [[0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("segments", "named"),
+    [
+        (jnp.zeros((B, L - 1), jnp.int32), "expected integers of the shape of input_ids"),
+        (jnp.zeros((B, L)), "segment_ids are float32"),
+    ],
+)
+def test_segment_ids_that_do_not_fit_are_refused(segments: Any, named: str) -> None:
+    with pytest.raises(Exception, match=f"{named}|Type-check error"):
+        eqx.filter_eval_shape(model_of(TINY), jnp.asarray(IDS), segment_ids=segments)
+
+
+def test_a_cache_and_packed_documents_are_refused_together() -> None:
+    segments = jnp.zeros((B, L), jnp.int32)
+    for more in ({"cache": init_cache(TINY, B)}, {"return_cache": True}):
+        with pytest.raises(ValueError, match="a cache and segment_ids do not go together"):
+            eqx.filter_eval_shape(model_of(TINY), jnp.asarray(IDS), segment_ids=segments, **more)
+
+
+def test_without_segment_ids_the_program_is_the_one_without_the_argument() -> None:
+    model = model_of(TINY)
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def program(*more: Any) -> str:
+        def run(params: Any, ids: Any) -> Any:
+            return eqx.combine(params, static)(ids, *more)[0]
+
+        return str(jax.make_jaxpr(run)(params, jnp.asarray(IDS)))
+
+    assert program() == program(None, None, False, True, None, None)
+    assert "cummax" not in program()
