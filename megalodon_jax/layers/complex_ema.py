@@ -180,9 +180,13 @@ class ComplexEMA(eqx.Module):
             powers = jax.lax.complex(*self._powers(range(0, parts * L, L), dtype))
             h_init = incoming_state(self._final_state(u, None, p, tables), powers, h_init)
         y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
+        if mask is not None:
+            # Padding on the left is constant. Without this the cotangent there, 316 times larger
+            # behind the RMSNorm of a zero, leaves its rounding noise in the derivatives of text.
+            y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)
         # A filter that has seen only zeros is at rest. The transform leaves rounding noise there,
-        # 1e-7 of the loudest token, which the norm that follows would scale up to 1. Such zeros are
-        # left padding, and the first token where a group of TimestepNorm is a single feature.
+        # 1e-7 of the loudest token, which the norm that follows would scale up to 1. Such is the
+        # first token where a group of TimestepNorm is a single feature.
         # Only the value is taken off: the derivative by an input that happens to be 0 stays.
         y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))
         if h_init is not None:

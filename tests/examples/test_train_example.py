@@ -136,7 +136,7 @@ def test_megalodon_hf_goes_on_with_the_same_bytes(whole) -> None:
 
 
 def test_a_text_that_is_too_short_is_refused(script, tmp_path) -> None:
-    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "short.txt").write_text("short", "utf-8")
     with pytest.raises(SystemExit, match="too short: its last tenth must hold 64 bytes"):
         script.main([str(tmp_path / "short.txt"), *map(str, SMALL)])
 

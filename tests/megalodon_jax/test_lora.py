@@ -337,7 +337,7 @@ def test_a_folder_has_the_names_of_peft_and_comes_back_bit_for_bit(model, tmp_pa
     tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
     names = [n for n in named_leaves(model) if "lora_" in n]
     assert sorted(tensors) == sorted(f"{PREFIX}{n}.weight" for n in names)
-    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text("utf-8"))
     expected = {"peft_type": "LORA", "r": RANK, "lora_alpha": 4, "lora_dropout": 0.5}
     assert expected.items() <= config.items()
     assert config["base_model_name_or_path"] == "somewhere/base" and not config["use_rslora"]
@@ -354,7 +354,7 @@ def test_ranks_and_alphas_of_their_own_come_back(tmp_path) -> None:
     key = jax.random.key(1)
     model = add_lora(model, 2, alpha=3.5, targets=("model.layers.1.ffn.*",), key=key)
     save_lora(tmp_path / "a", model)
-    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text("utf-8"))
     assert set(config["rank_pattern"].values()) == {2}
     assert eqx.tree_equal(load_lora(model_of(CONFIG), tmp_path / "a"), model)
 
@@ -379,7 +379,7 @@ def saved(model, tmp_path):
 )
 def test_adapters_of_another_kind_are_refused(change, why, saved) -> None:
     file = saved / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | change), "utf-8")
     with pytest.raises(ValueError, match=why):
         load_lora(model_of(CONFIG), saved)
 
@@ -420,7 +420,7 @@ def test_float16_adapters_become_float32(saved, model) -> None:
 
 
 def test_a_folder_with_something_else_is_left(model, tmp_path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine", "utf-8")
     with pytest.raises(ValueError, match=r"notes\.txt"):
         save_lora(tmp_path, model)
     with pytest.raises(FileNotFoundError, match=r"adapter_config\.json"):

@@ -452,10 +452,17 @@ EMA = of(
     ),
     (
         "ema_not_at_rest",
-        "rounding noise of the transform stands before the first valid token",
+        "rounding noise of the transform stands where a channel has seen only zeros",
         "y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))",
         "y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), 0.0, 0.0))",
-        "test_complex_ema.py::test_the_filter_is_at_rest_until_the_first_valid_token",
+        "test_complex_ema.py::test_a_channel_of_zeros_is_at_rest_and_keeps_its_derivative",
+    ),
+    (
+        "ema_derivative_through_padding",
+        "cotangents of left padding leave their rounding noise in the derivatives of text",
+        "y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)",
+        "y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, y)",
+        "tests/parity/megalodon/test_triangle.py::test_triangle[left_padding]",
         "left_padding",
     ),
     (

@@ -153,8 +153,8 @@ MUTANTS = (
         (
             "loaded_moments_rounded",
             "a loaded state keeps the moments that torch has cast",
-            "optimizer.state[p][name] = value.detach().to(p.device, copy=True)",
-            "optimizer.state[p][name] = value.detach().to(p.device, p.dtype, copy=True)",
+            "held = value.detach().to(p.device, copy=True)",
+            "held = value.detach().to(p.device, p.dtype, copy=True)",
             f"{_NARROW}::test_a_run_continued_from_its_state_is_the_same_run",
         ),
     ),
