@@ -82,8 +82,10 @@ def _wait(child: int, reader: int) -> int:
 
     for name in FORWARDED:
         number = getattr(signal, name)
-        # What is ignored here, as under nohup, is ignored there.
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        # nohup's SIGHUP stays ignored. A shell ignores SIGINT for what it starts in the
+        # background; a command that handles it all the same ends as it would without a parent.
+        ignored = signal.getsignal(number) is signal.SIG_IGN
+        if not ignored or number == signal.SIGINT:
             signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
     # Not until the end of the pipe: processes that the command left behind may hold it open.

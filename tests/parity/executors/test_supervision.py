@@ -88,7 +88,10 @@ def test_signals_reach_the_command_and_it_ends_with_its_parent(number: signal.Si
     """)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", code]
+    # As a shell starts what runs in the background: SIGINT is ignored until somebody handles it.
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    start = ignoring + "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    command = [sys.executable, "-c", start, code]
     with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as driver:
         assert driver.stdout is not None
         child = int(driver.stdout.readline())
