@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import equinox as eqx
 import jax
@@ -17,7 +18,7 @@ from parity.deepseek_v3.config import MLAMoEConfig
 from parity.deepseek_v3.model import MLAMoEForCausalLM
 from stability.moe import fit as module
 from stability.moe import options as options_module
-from stability.moe.fit import emergency, fit, held_out_loss, make_step
+from stability.moe.fit import emergency, fit, held_out_loss, last_good, make_step
 from stability.moe.options import Options, optimiser, read_options, schedule, write_options
 from stability.moe.policy import BFLOAT16, FP8, FP8_MLA, emulated
 from stability.recovery.guard import GuardConfig, guard
@@ -27,7 +28,7 @@ from tests.helpers import cli, same_leaves
 SHORT = Options(
     steps=12, batch_size=4, block_size=16, warmup_iters=2, learning_rate=1e-2, min_lr=1e-3
 )
-KEY = jax.random.key(1)
+KEY, OTHER = jax.random.split(jax.random.key(1))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,6 +59,12 @@ def stepped(options: Options, model: MLAMoEForCausalLM, batches: list[jax.Array]
     for batch in batches:
         model, state = step(model, state, (batch, KEY))
     return model, state
+
+
+def first_moment(state) -> dict:
+    """Return the first moments by name: after one update, in proportion to its gradient."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "mu"))
+    return named_leaves(next(x for x in leaves if hasattr(x, "mu")).mu)
 
 
 def moves(options: Options, gradients: dict, steps: int = 1) -> dict:
@@ -118,6 +125,33 @@ def test_the_gradient_is_clipped_to_its_norm():
     assert float(jnp.linalg.norm(first)) * 10 == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("kind", ["adam", "lion"])
+def test_accumulated_micro_batches_move_as_the_large_batch_does(model, kind):
+    whole = ids(8)
+    options = dataclasses.replace(SHORT, optimizer_type=kind, warmup_iters=0, batch_size=2)
+    split = dataclasses.replace(options, accumulation=4)
+
+    def mean_gradient(options: Options, batches: list[jax.Array]) -> dict:
+        return first_moment(stepped(options, model, batches)[1])
+
+    parts, one = mean_gradient(split, [*whole.reshape(4, 2, 16)]), mean_gradient(options, [whole])
+    # The floor: the large batch with its rows in another order, whose sums round otherwise.
+    again = mean_gradient(options, [whole[::-1]])
+    bound = max(_apart(again, one), float(jnp.finfo(jnp.float32).eps))
+    assert _apart(parts, one) <= 8 * bound
+    # The control: three of four micro-batches are another gradient, and move nothing yet.
+    some = mean_gradient(dataclasses.replace(split, accumulation=3), [*whole.reshape(4, 2, 16)][:3])
+    assert _apart(some, one) > 100 * bound
+    still, _ = stepped(split, model, [*whole.reshape(4, 2, 16)][:3])
+    assert same_leaves(still, model)
+
+
+def _apart(left: dict, right: dict) -> float:
+    """Return the relative L2 distance over all leaves."""
+    gap = sum(float(jnp.sum(jnp.square(left[n] - right[n]))) for n in right)
+    return math.sqrt(gap / sum(float(jnp.sum(jnp.square(x))) for x in right.values()))
+
+
 def test_dropout_is_on_in_training_and_off_at_evaluation(model):
     options = dataclasses.replace(SHORT, dropout=0.1)
     dropping = eqx.filter_jit(MLAMoEForCausalLM)(options.config(), key=jax.random.key(0))
@@ -128,10 +162,20 @@ def test_dropout_is_on_in_training_and_off_at_evaluation(model):
     assert len({plain, one, other}) == 3
     assert float(loss(model, KEY)) == plain
     assert held_out_loss(dropping, options) == held_out_loss(model, SHORT)
-    # A step of training drops.
-    assert not same_leaves(
-        stepped(options, dropping, [ids(4)] * 2)[0], stepped(SHORT, model, [ids(4)] * 2)[0]
-    )
+    # A step of training drops, by the key of its micro-batch; what it dropped is in its loss.
+    transform = guard(optimiser(options), GuardConfig(max_norm=None), auxiliary=("router_z",))
+    start, step = transform.init(eqx.filter(dropping, eqx.is_array)), make_step(options, transform)
+    told = {float(step(dropping, start, (ids(4), k))[1].report.loss) for k in (KEY, KEY, OTHER)}
+    assert len(told) == 2 and plain not in told
+
+
+def test_the_z_loss_is_minimised_by_its_weight(model):
+    gradient = {}
+    for weight in (0.0, 1.0):
+        options = dataclasses.replace(SHORT, router_z_loss_coef=weight, grad_clip=1e9)
+        moments = first_moment(stepped(options, model, [ids(4)])[1])
+        gradient[weight] = moments["model.layers.0.mlp.gate.weight"]
+    assert float(jnp.linalg.norm(gradient[1.0])) > 2 * float(jnp.linalg.norm(gradient[0.0]))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +183,7 @@ def test_dropout_is_on_in_training_and_off_at_evaluation(model):
     [(BFLOAT16, ()), (FP8, ("mlp.experts",)), (FP8_MLA, ("mlp.experts", "self_attn"))],
 )
 def test_emulated_storage_narrows_what_the_policy_says(model, policy, narrow):
-    held = named_leaves(emulated(model, policy))
+    held = named_leaves(eqx.filter_jit(emulated)(model, policy))
     for name, leaf in named_leaves(model).items():
         if policy.dtype(name).itemsize == 4:
             assert np.array_equal(held[name], leaf), name
@@ -153,7 +197,7 @@ def test_emulated_storage_narrows_what_the_policy_says(model, policy, narrow):
         assert float(jnp.linalg.norm(held[name] - leaf) / size) <= half, name
     # Gradients pass, in float32 and unrounded.
     pull = eqx.filter_grad(lambda m: sum(jnp.sum(x) for x in jax.tree.leaves(emulated(m, policy))))
-    assert all(bool(jnp.all(x == 1)) for x in jax.tree.leaves(pull(model)))
+    assert all(np.all(np.asarray(x) == 1) for x in jax.tree.leaves(eqx.filter_jit(pull)(model)))
 
 
 def test_mla_is_float8_only_where_it_is_asked_for():
@@ -202,6 +246,48 @@ def test_an_emergency_is_tighter_in_every_way_and_never_looser():
     assert calm.activation_limit == 100.0 and calm.guarded and calm.first_batch == 7
     tight = dataclasses.replace(SHORT, grad_clip=0.1, activation_limit=5.0).emergency(40, 0)
     assert (tight.grad_clip, tight.activation_limit) == (0.1, 5.0)
+
+
+@pytest.fixture(scope="module")
+def broken(one_layer, tmp_path_factory):
+    """A run that is sound for 20 updates, then continued at a hundred times the rate."""
+    folder = tmp_path_factory.mktemp("run") / "broken"
+    wild = dataclasses.replace(
+        SHORT, steps=40, save_every=10, guarded=False, learning_rate=5e-3, min_lr=5e-3
+    )
+    fit(dataclasses.replace(wild, steps=20), folder)
+    wild = dataclasses.replace(wild, learning_rate=0.5, min_lr=0.5)
+    write_options(folder, wild)
+    return folder, wild, fit(wild, folder)
+
+
+def test_an_unstable_run_is_resumed_from_its_best_checkpoint_and_falls(broken):
+    folder, wild, unstable = broken
+    # It is broken: the held-out loss is above that of bytes drawn at random.
+    assert unstable.held_out > math.log(256)
+    said = []
+    step, _, good = last_good(folder, wild, said.append)
+    assert step == 20 and len(said) == 5
+    before = held_out_loss(good, wild)
+    rescued = emergency(folder, steps=20, say=said.append)
+    assert math.isfinite(rescued.held_out)
+    assert rescued.held_out < before < unstable.held_out
+    assert rescued.options.first_batch == len(unstable.losses) == 40
+    assert all(math.isfinite(loss) for _, loss, _ in rescued.losses)
+    # What was unstable stays for whoever looks for the cause; the rescue can be continued.
+    assert read_options(folder) == wild
+    again = emergency(folder, steps=20, say=said.append)
+    assert any("continuing" in line for line in said)
+    assert again.held_out == rescued.held_out
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_gone_back_to(broken, monkeypatch):
+    folder, wild, _ = broken
+    monkeypatch.setattr(module, "held_out_loss", lambda model, options: math.nan)
+    with pytest.raises(ValueError, match="no checkpoint can be read and is finite"):
+        last_good(folder, wild)
+    with pytest.raises(ValueError, match="no checkpoint can be read and is finite"):
+        emergency(folder, folder / "other")
 
 
 def test_a_run_without_a_guard_ends_when_its_loss_is_lost(tmp_path, monkeypatch, model):
