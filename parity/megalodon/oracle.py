@@ -341,11 +341,10 @@ def held_tokens(config: MegalodonConfig, length: int) -> int:
 
 def rope(config, x: Array, positions: Array | None = None) -> Array:
     """Rotate half-split pairs at positions (B, L); None counts from the first token of the row."""
-    if positions is None:
-        positions = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+    at = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2]) if positions is None else positions
     half = config.head_dim // 2
     rates = config.effective_rope_base ** (-np.arange(half) / half)
-    angles = positions[:, :, None, None] * rates
+    angles = at[:, :, None, None] * rates
     cos, sin = np.cos(angles), np.sin(angles)
     real, imag = x[..., :half], x[..., half:]
     return np.concatenate([real * cos - imag * sin, imag * cos + real * sin], axis=-1)
