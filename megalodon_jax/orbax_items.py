@@ -8,6 +8,7 @@ weak types as notes in the JSON. Source: docs/guide.md "Checkpoints of a long ru
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,20 @@ def orbax_package() -> Any:
 def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return items of a step's folder by name, each restored by its Orbax arguments."""
     ocp = orbax_package()
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        return reader.restore(place, args=ocp.args.Composite(**plans))
+    wide = jax.config.jax_enable_x64
+
+    def load() -> Mapping[str, Any]:
+        with (
+            jax.enable_x64(wide),
+            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader,
+        ):
+            return reader.restore(place, args=ocp.args.Composite(**plans))
+
+    # Where an event loop runs (a notebook), Orbax makes the arrays in a thread of its own. That
+    # thread does not know `jax.enable_x64` of this one and would narrow float64 to float32. A
+    # thread of ours has no loop and is told.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(load).result()
 
 
 def read_meta(place: Path) -> dict[str, Any]:

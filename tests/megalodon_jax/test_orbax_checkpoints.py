@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,19 @@ def test_every_kind_of_leaf_returns(tmp_path: Path, x64) -> None:
     assert found.opt_state["rate"].weak_type
     assert found.opt_state["keys"].dtype == state["keys"].dtype
     assert same([found.key], [key])
+
+
+def test_float64_returns_where_an_event_loop_runs(tmp_path: Path, x64) -> None:
+    """As in a notebook: Orbax then works in a thread that does not know `jax.enable_x64`."""
+    model = model_of(tiny(num_layers=1, param_dtype="float64", compute_dtype="float64",
+                          accum_dtype="float64", softmax_dtype="float64"))  # fmt: skip
+
+    async def cell() -> Any:
+        with OrbaxCheckpoints(tmp_path / "run", asynchronous=False) as checkpoints:
+            checkpoints.save(1, model)
+        return restore(tmp_path / "run").model
+
+    assert same(asyncio.run(cell()), model)
 
 
 def test_what_somebody_added_returns(tmp_path: Path) -> None:
