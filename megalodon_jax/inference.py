@@ -256,13 +256,14 @@ def _generated(model, prompt_ids, mask, max_new_tokens: int, key, cache, rates, 
     """
     call = (model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache)
     per_row = mask is not None or (cache is not None and cache.per_row)
+    packed = cache is not None and cache.document is not None
 
     def specs(mesh):
         rows = prompt_ids.shape[0]
         ids = spec_of(mesh, (rows, 1), ("batch", None))
         return (
             ids,
-            full_cache_specs(model.config, rows, mesh, per_row),
+            full_cache_specs(model.config, rows, mesh, per_row, packed),
             None if key is None else PartitionSpec(),
         )
 

@@ -28,9 +28,18 @@ SPLIT_ROW = (
     "padding between some. Padding may be on either side: move the text together, or call without "
     "a cache."
 )
-PACKED_CACHE = (
-    "a cache and segment_ids do not go together: a stream is one text per row. Run packed "
-    "documents without a cache, or one document per row with one."
+PACKED_MASK = (
+    "beside a cache segment_ids take no attention_mask with padding. Give padding at the end of a "
+    "row a segment id of its own, or run each document in a row of its own."
+)
+PACKED_WINDOW = (
+    "segment_ids beside a cache need one of one chunk, as a document attends within its chunks: "
+    "leave max_cache_len at chunk_size and cache_unbounded at False."
+)
+PACKED_STREAM = (
+    "the cache is of calls without segment_ids: nobody knows which document its rows are in. Begin "
+    "with init_cache(config, batch_size, packed=True), or with a call without a cache that has "
+    "segment_ids."
 )
 _INT32 = jnp.iinfo(jnp.int32)
 

@@ -10,11 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
-from megalodon_jax.inputs import PACKED_CACHE, Ids, Mask, as_int32, as_mask
+from megalodon_jax.inputs import (
+    PACKED_MASK,
+    PACKED_STREAM,
+    PACKED_WINDOW,
+    Ids,
+    Mask,
+    as_int32,
+    as_mask,
+)
 from megalodon_jax.layers.attention import MegalodonAttention, kept_norm
 from megalodon_jax.layers.dropout import split_key
 from megalodon_jax.layers.entry import check_inputs
@@ -32,7 +40,7 @@ from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.loss import chunked_next_token_loss, next_token_loss
 from megalodon_jax.policy import resolve
 from megalodon_jax.ragged import aligned, padding_of, to_place
-from megalodon_jax.segments import SegmentIds, document_positions
+from megalodon_jax.segments import SegmentIds, continued, document_positions, stream_ids
 from megalodon_jax.sharding.axes import automatic, mesh_of, placed, spec_of
 from megalodon_jax.sharding.caches import check_no_sequence, full_cache_specs, placed_cache
 from megalodon_jax.sharding.placement import check_length
@@ -130,21 +138,25 @@ class MegalodonModel(eqx.Module):
             key: PRNG key, needed when dropout is on and any rate is positive.
             segment_ids: of each token the document it is of, where rows hold several: equal
                 neighbours are one document, and every document is computed as if it were alone.
+                Beside a cache the first document of a row goes on where its id is that of the
+                last token before; without them every row goes on.
 
         Raises:
             ValueError: shapes do not fit, the cache is not of this model, dropout lacks a key, or
-                `segment_ids` meet a cache.
+                `segment_ids` meet a padding mask beside a cache, a cache of more than a chunk, or
+                one that does not know the documents of its rows.
             RuntimeError: a token id is outside [0, V), beside a cache a row has padding between its
                 tokens, or a mask of integers holds another than 0 and 1 (also under jit; not where
                 `traced_checks(False)` leaves checks out).
         """
         shape, width = np.shape(input_ids), self.config.model_dim
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
+        packed = segment_ids is not None or (cache is not None and cache.document is not None)
         call = (self, input_ids, mask, cache, return_cache, deterministic, key, segment_ids)
         return automatic(
             lambda call: call[0]._run(*call[1:]),
             call,
-            lambda mesh: _specs(self.config, mesh, shape, width, return_cache, per_row),
+            lambda mesh: _specs(self.config, mesh, shape, width, return_cache, per_row, packed),
         )
 
     def _run(
@@ -162,8 +174,6 @@ class MegalodonModel(eqx.Module):
         input_ids = as_int32("input_ids", input_ids, "B L", remedy)
         mask = as_mask("attention_mask", attention_mask, input_ids.shape, "input_ids")
         positions = document_positions(segment_ids, input_ids.shape, "input_ids")
-        if positions is not None and (cache is not None or return_cache):
-            raise ValueError(PACKED_CACHE)
         key = _dropout_key(self, deterministic, key)
         B, L = input_ids.shape
         mesh = mesh_of(self.embed.weight) or mesh_of(input_ids)
@@ -177,11 +187,18 @@ class MegalodonModel(eqx.Module):
             input_ids, mask, lengths, start = aligned(input_ids, mask)
         if cache is not None:
             cache = self._received(cache, B, L if lengths is None else lengths)
+        document = None if cache is None else cache.document
+        streams = cache is not None or return_cache
+        if segment_ids is not None and positions is not None and streams:
+            cache, positions, document = self._streamed(segment_ids, positions, mask, cache)
         if L == 0:
             hidden = jnp.zeros((B, 0, config.model_dim), config.accum_dtype)
             if not return_cache:
                 return hidden, None
-            return hidden, copied_cache(filled_cache(config, cache, B, per_row=lengths is not None))
+            per_row = lengths is not None or document is not None
+            full = filled_cache(config, cache, B, per_row=per_row)
+            full = ModelCache(full.layer_caches, full.final_norm, document)
+            return hidden, copied_cache(full)
         x = checkpoint_name(self._embedded(input_ids), "embed")
         x, layers = run_blocks(
             self.layers,
@@ -201,7 +218,35 @@ class MegalodonModel(eqx.Module):
         if lengths is not None:
             norm = kept_norm(lengths, norm, before)
         x = x if start is None else to_place(x, start)
-        return x, placed_cache(ModelCache(layers, norm), x) if return_cache else None
+        return x, placed_cache(ModelCache(layers, norm, document), x) if return_cache else None
+
+    def _streamed(
+        self,
+        segment_ids: SegmentIds,
+        positions: Int32[Array, "B L"],
+        mask: Bool[Array, "B L"] | None,
+        cache: ModelCache | None,
+    ) -> tuple[ModelCache | None, Int32[Array, "B L"] | None, Int32[Array, " B"]]:
+        """Return the cache to go on from, positions in documents, and the last document."""
+        if mask is not None:
+            raise ValueError(PACKED_MASK)
+        if self.config.effective_max_cache_len != self.config.chunk_size:
+            raise ValueError(PACKED_WINDOW)
+        ids = stream_ids(segment_ids)
+        B, L = ids.shape
+        if cache is None:
+            return None, positions, ids[:, -1] if L else jnp.zeros((B,), jnp.int32)
+        if cache.document is None:
+            raise ValueError(PACKED_STREAM)
+        if L == 0:
+            return cache, positions, cache.document
+        cache = continued(cache, ids[:, 0])
+        if L == 1:
+            # A single token is the next of its row, whatever document that is in.
+            return cache, None, ids[:, -1]
+        first = positions == jnp.arange(L, dtype=jnp.int32)
+        positions = positions + jnp.where(first, cache.position[:, None], 0)
+        return cache, positions, ids[:, -1]
 
     def _received(
         self, cache: ModelCache, batch_size: int, length: int | Int32[Array, " B"]
@@ -288,11 +333,12 @@ class MegalodonForCausalLM(eqx.Module):
         """
         shape, width = np.shape(input_ids), self.head.shape[0]
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
+        packed = segment_ids is not None or (cache is not None and cache.document is not None)
         call = (self, input_ids, mask, cache, return_cache, deterministic, key, segment_ids)
         return automatic(
             lambda call: call[0]._run(*call[1:]),
             call,
-            lambda mesh: _specs(self.config, mesh, shape, width, return_cache, per_row),
+            lambda mesh: _specs(self.config, mesh, shape, width, return_cache, per_row, packed),
         )
 
     def _run(
@@ -438,10 +484,13 @@ def _specs(
     width: int,
     return_cache: bool,
     per_row: bool,
+    packed: bool,
 ) -> Any:
     """Where hidden states or logits (*shape, width) lie, and the cache beside them or None."""
     out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
-    return out, full_cache_specs(config, shape[0], mesh, per_row) if return_cache else None
+    if not return_cache:
+        return out, None
+    return out, full_cache_specs(config, shape[0], mesh, per_row, packed)
 
 
 def _routed(

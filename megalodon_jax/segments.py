@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, Integer
 
-from megalodon_jax.inputs import Tensor
+from megalodon_jax.checks import checked
+from megalodon_jax.inputs import Tensor, as_int32
 from megalodon_jax.sharding.axes import placed
+from megalodon_jax.types import LayerCache, ModelCache, NormState
 
 SegmentIds: TypeAlias = Integer[Tensor, "B L"]
 """Of each token the document it is of, any integers; a change of the id begins a document."""
@@ -44,6 +47,51 @@ def document_positions(
     index = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
     begin = jax.lax.cummax(jnp.where(changed, index, 0), axis=1)
     return placed(index - begin, "batch", "sequence")
+
+
+def stream_ids(segment_ids: SegmentIds) -> Int32[Array, "B L"]:
+    """Return segment ids as a cache keeps them.
+
+    Raises:
+        RuntimeError: one does not fit int32 (also under jit): two documents could get one id.
+    """
+    ids = as_int32("segment_ids", segment_ids, "B L", "give each token the number of its document")
+    # What does not fit was clipped to an end of the range.
+    ends = jnp.iinfo(jnp.int32)
+    return checked(
+        ids,
+        (ids == ends.min) | (ids == ends.max),
+        "segment_ids beside a cache must be above -2**31 and below 2**31 - 1: the cache keeps the "
+        "last of each row as int32.",
+    )
+
+
+def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
+    """Return a cache whose rows go on where their document does, and begin anew elsewhere.
+
+    Args:
+        cache: with positions of each row, and the document each is in.
+        first: segment id of the first token to come.
+    """
+    goes_on = first == cache.document
+
+    def kept(leaf: Array, fresh: int = 0) -> Array:
+        rows = goes_on.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.where(rows, leaf, jnp.asarray(fresh, leaf.dtype))
+
+    def layer(held: LayerCache) -> LayerCache:
+        # Keys and values stay: a ring without positions holds nothing.
+        attn = held.attn and eqx.tree_at(
+            lambda ring: (ring.count, ring.first), held.attn, replace_fn=kept
+        )
+        norm, ema = norm_of(held.norm), jax.tree.map(kept, held.ema)
+        return LayerCache(attn, norm, ema, kept(held.position))
+
+    def norm_of(state: NormState | None) -> NormState | None:
+        return state and NormState(kept(state.count), kept(state.mean), kept(state.var, 1))
+
+    layers = tuple(map(layer, cache.layer_caches))
+    return ModelCache(layers, norm_of(cache.final_norm), cache.document)
 
 
 def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:

@@ -223,13 +223,15 @@ class LayerCache(eqx.Module):
 class ModelCache(eqx.Module):
     """What a model carries: one `LayerCache` per block and the final norm's statistics.
 
-    `layer_caches` may be any sequence; None in it is a layer that carries nothing.
+    `layer_caches` may be any sequence; None in it is a layer that carries nothing. `document` is
+    the segment id of the last token of each row, None where calls have no segment ids.
     """
 
     layer_caches: tuple[LayerCache, ...] = eqx.field(
         converter=lambda layers: tuple(LayerCache() if c is None else c for c in layers)
     )
     final_norm: NormState | None = None
+    document: Int32[Array, " B"] | None = None
 
     @property
     def position(self) -> Counter:
@@ -251,6 +253,7 @@ def init_cache(
     allocate_norm: bool | None = None,
     allocate_ema: bool | None = None,
     per_row: bool = False,
+    packed: bool = False,
 ) -> ModelCache:
     """Return the cache of a stream before its first token.
 
@@ -267,7 +270,9 @@ def init_cache(
             the first call, after which the structure of the cache is another one.
         per_row: let rows have positions of their own. A call with a mask needs it and otherwise
             returns a cache that has it: a loop whose body passes a mask starts from True.
+        packed: let calls have `segment_ids`. Rows then have positions of their own.
     """
+    per_row = per_row or packed
     dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype, "init_cache")
     parts = (allocate_kv, allocate_norm, allocate_ema)
     # Whoever asks for one part, as was needed when nothing was made by default, gets that one.
@@ -293,7 +298,8 @@ def init_cache(
         )
 
     layers = tuple(layer() for _ in range(config.num_layers))
-    return ModelCache(layers, moments() if norm else None)
+    document = jnp.zeros((batch_size,), jnp.int32) if packed else None
+    return ModelCache(layers, moments() if norm else None, document)
 
 
 def filled_cache(
@@ -319,7 +325,7 @@ def filled_cache(
         )
 
     layers = map(filled, cache.layer_caches, fresh.layer_caches)
-    return ModelCache(tuple(layers), cache.final_norm or fresh.final_norm)
+    return ModelCache(tuple(layers), cache.final_norm or fresh.final_norm, cache.document)
 
 
 def rowwise_cache(cache: ModelCache, batch_size: int) -> ModelCache:
@@ -329,7 +335,7 @@ def rowwise_cache(cache: ModelCache, batch_size: int) -> ModelCache:
         attn = None if layer.attn is None else layer.attn.rowwise()
         return LayerCache(attn, layer.norm, layer.ema, spread(layer.position, batch_size))
 
-    return ModelCache(tuple(map(rowwise, cache.layer_caches)), cache.final_norm)
+    return ModelCache(tuple(map(rowwise, cache.layer_caches)), cache.final_norm, cache.document)
 
 
 def grown_cache(
@@ -439,7 +445,7 @@ def _with_rings(
         attn = None if layer.attn is None else change(layer.attn)
         return LayerCache(attn, layer.norm, layer.ema, layer.position)
 
-    return ModelCache(tuple(map(changed, cache.layer_caches)), cache.final_norm)
+    return ModelCache(tuple(map(changed, cache.layer_caches)), cache.final_norm, cache.document)
 
 
 def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> None:
@@ -468,6 +474,8 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
         _check_state(f"layer {i} norm", layer.norm, norm)
         _check_state(f"layer {i} ema", layer.ema, ema)
     _check_state("final_norm", cache.final_norm, norm)
+    if cache.document is not None:
+        _check_state("rows", cache, {"document": (batch_size,), "position": (batch_size,)})
 
 
 def check_ring(config: MegalodonConfig, ring: AttentionCache, name: str) -> None:

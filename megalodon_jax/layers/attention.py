@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from megalodon_jax.checks import checked
 from megalodon_jax.config import MegalodonConfig, widened
-from megalodon_jax.inputs import PACKED_CACHE, Mask, as_mask
+from megalodon_jax.inputs import PACKED_MASK, PACKED_WINDOW, Mask, as_mask
 from megalodon_jax.layers.complex_ema import ComplexEMA
 from megalodon_jax.layers.dropout import dropout, kept, split_key
 from megalodon_jax.layers.entry import check_inputs
@@ -23,7 +24,7 @@ from megalodon_jax.layers.packed_attention import packed_attention
 from megalodon_jax.layers.rotary import RotaryEmbedding
 from megalodon_jax.layers.timestep_norm import TimestepNorm
 from megalodon_jax.ragged import kept as kept_state
-from megalodon_jax.ragged import lengths_of, padding_of
+from megalodon_jax.ragged import lengths_of, padding_of, rolled
 from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, shards, spec_of
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache, NormState, check_ring
 
@@ -174,7 +175,8 @@ class ChunkedAttention(eqx.Module):
             cache: keys and values seen so far.
             return_cache: whether to return the cache after these tokens.
             positions: index of each token within its document, where a row holds several; chunks
-                are counted from the first token of each, and no query sees another document.
+                are counted from the first token of each, and no query sees another document. The
+                first goes on from the cache where its first index is above 0.
             key: turns dropout on.
 
         Returns:
@@ -182,7 +184,7 @@ class ChunkedAttention(eqx.Module):
 
         Raises:
             ValueError: the cache has another capacity than this layer needs, or documents are
-                packed and there is one.
+                packed and beside the cache there is a mask or it holds more than a chunk.
             RuntimeError: beside a cache a token stands behind padding (also under jit).
         """
         self._check(q, k, v, cache)
@@ -190,10 +192,10 @@ class ChunkedAttention(eqx.Module):
         mask = as_mask("mask", mask, (B, L), "the queries")
         if positions is not None:
             check_inputs("ChunkedAttention", jnp.integer, positions=(positions, (B, L)))
-            if cache is not None or return_cache:
-                raise ValueError(f"ChunkedAttention: {PACKED_CACHE}")
             q, k = self.rope(q, k, positions)
-            return self._documents(q, k, v, mask, positions, key), None
+            if cache is None and not return_cache:
+                return self._documents(q, k, v, mask, positions, key), None
+            return self._document_stream(q, k, v, mask, positions, cache, key)
         if cache is not None:
             check_ring(self.config, cache, "ring")
         ragged: tuple[Array, ...] = ()
@@ -262,8 +264,9 @@ class ChunkedAttention(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         positions: Int32[Array, "B L"],
         key: jax.Array | None,
+        ring: AttentionCache | None = None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks counted from the first token of each document."""
+        """Attend within chunks counted from the first token of each document; `ring`: to go on."""
         config, mesh = self.config, mesh_of(q)
         if q.shape[1] == 0:
             return v.astype(config.accum_dtype)
@@ -276,21 +279,62 @@ class ChunkedAttention(eqx.Module):
         if mask is not None:
             k, v = _silenced(mask, k, v)
         parts = shards(mesh, "sequence")
+        before = () if ring is None else _chunk_before(ring, config.chunk_size)
 
-        def local(q: Array, k: Array, v: Array, mask: Array | None, positions: Array) -> Array:
+        def local(
+            q: Array, k: Array, v: Array, mask: Array | None, positions: Array, *before: Any
+        ) -> Array:
             B, L, H, _ = q.shape
             q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
+            earlier = None
+            if before:
+                earlier = _heads_first(before[0]), _heads_first(before[1]), before[2]
             mix = partial(_mixed, keep=None, config=config, heads=(B, H))
-            out = packed_attention(mix, q, k, v, positions, mask, config.chunk_size, key, parts)
+            chunk = config.chunk_size
+            out = packed_attention(mix, q, k, v, positions, mask, chunk, key, parts, earlier)
             return jnp.swapaxes(out.reshape(B, H, L, v.shape[-1]), 1, 2)
 
-        arguments = (q, k, v, mask, positions)
+        arguments = (q, k, v, mask, positions, *before)
         if mesh is None:
             return local(*arguments)
         heads = spec_of(mesh, q.shape, ("batch", "sequence", "tensor", None))
         tokens = spec_of(mesh, positions.shape, ("batch", "sequence"))
-        ins = (heads, heads, heads, None if mask is None else tokens, tokens)
+        ins: Any = (heads, heads, heads, None if mask is None else tokens, tokens)
+        if before:
+            held = spec_of(mesh, before[0].shape, ("batch", None, "tensor", None))
+            ins += (held, held, spec_of(mesh, before[2].shape, ("batch", None)))
         return on_shards(local, mesh, arguments, ins, heads)
+
+    def _document_stream(
+        self,
+        q: Float[Array, "B L H d"],
+        k: Float[Array, "B L H d"],
+        v: Float[Array, "B L H e"],
+        mask: Bool[Array, "B L"] | None,
+        positions: Int32[Array, "B L"],
+        ring: AttentionCache | None,
+        key: jax.Array | None,
+    ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
+        """`_documents`, and the ring with what the next token of the last document may see."""
+        if mask is not None:
+            raise ValueError(f"ChunkedAttention: {PACKED_MASK}")
+        if not self._chunk_local:
+            raise ValueError(f"ChunkedAttention: {PACKED_WINDOW}")
+        L = q.shape[1]
+        if ring is not None:
+            check_ring(self.config, ring, "ring")
+            ring = ring.rowwise()
+        out = self._documents(q, k, v, None, positions, key, ring)
+        ring = self.empty_ring(*q.shape[:2]).rowwise() if ring is None else ring
+        if L == 0:
+            return out, ring
+        new = jnp.minimum(positions[:, -1] + 1, L)
+        # A document that began here leaves nothing of the one before it.
+        count, first = (
+            jnp.where(positions[:, -1] < L, 0, counter) for counter in (ring.count, ring.first)
+        )
+        k, v = (rolled(a, L - new) for a in (k, v))
+        return out, AttentionCache(ring.k, ring.v, count, first).append(k, v, new)
 
     def _chunks(
         self,
@@ -439,6 +483,16 @@ class ChunkedAttention(eqx.Module):
         return AttentionCache.empty(config, batch_size, capacity, config.compute_dtype)
 
 
+def _chunk_before(
+    ring: AttentionCache, chunk: int
+) -> tuple[Float[Array, "B C H d"], Float[Array, "B C H e"], Bool[Array, "B C"]]:
+    """Return keys, values and which of them there are, of the `chunk` tokens before the next."""
+    at = ring.count[:, None] - jnp.arange(chunk, 0, -1, dtype=jnp.int32)
+    slots = (at % ring.capacity)[..., None, None]
+    k, v = (jnp.take_along_axis(a, slots, axis=1, mode="clip") for a in (ring.k, ring.v))
+    return k, v, at >= ring.first[:, None]
+
+
 class MegalodonAttention(eqx.Module):
     """TimestepNorm, CEMA, shared Q/K, chunked attention, gate (docs/model.md "Block order")."""
 
@@ -528,6 +582,8 @@ class MegalodonAttention(eqx.Module):
         if not return_cache:
             return y, None
         position = jnp.zeros((), jnp.int32) if cache is None else cache.position
+        if positions is not None and x.shape[1]:
+            return y, LayerCache(attn, norm, ema, positions[:, -1] + 1)
         length = x.shape[1] if lengths is None else lengths
         return y, LayerCache(attn, norm, ema, position + length)
 

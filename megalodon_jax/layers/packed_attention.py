@@ -48,6 +48,7 @@ def packed_attention(
     chunk: int,
     key: jax.Array | None = None,
     parts: int = 1,
+    earlier: tuple[Array, Array, Array] | None = None,
 ) -> Float[Array, "N L e"]:
     """Attend within chunks of documents; on one of `parts` shards of the sequence.
 
@@ -59,12 +60,18 @@ def packed_attention(
         chunk: tokens of a chunk.
         key: turns dropout on.
         parts: shards, each of which has at least `chunk` tokens if there are several.
+        earlier: k, v and mask of the `chunk` tokens before these, of a stream on one shard.
     """
     L = q.shape[1]
-    # No query sees further back than the row goes, unless on a shard.
-    C = min(chunk, L)
     valid = jnp.ones(positions.shape, bool) if mask is None else mask
-    k, v, valid = (_with_earlier(a, C, parts) for a in (k, v, valid))
+    if earlier is None:
+        # No query sees further back than the row goes, unless on a shard.
+        C = min(chunk, L)
+        k, v, valid = (_with_earlier(a, C, parts) for a in (k, v, valid))
+    else:
+        C = chunk
+        pairs = zip(earlier, (k, v, valid), strict=True)
+        k, v, valid = (jnp.concatenate([a.astype(b.dtype), b], axis=1) for a, b in pairs)
     stripe = min(C, LEAST_STRIPE)
     short = -L % stripe
     q, k, v = (jnp.pad(a, ((0, 0), (0, short), (0, 0))) for a in (q, k, v))

@@ -14,7 +14,7 @@ from megalodon_jax.config import MegalodonConfig
 from megalodon_jax.roles import dotted
 from megalodon_jax.sharding.axes import AnyMesh, Dims, axis_sizes, constrained, mesh_of, spec_of
 from megalodon_jax.sharding.placement import laid_out
-from megalodon_jax.types import ModelCache, filled_cache
+from megalodon_jax.types import ModelCache, init_cache
 
 Tree = TypeVar("Tree")
 _DIMS: dict[str, Dims] = {
@@ -24,7 +24,7 @@ _DIMS: dict[str, Dims] = {
     "var": ("batch", "tensor"),
     "h": ("batch", "tensor", None),
 }
-_COUNTERS = ("count", "first", "position")
+_COUNTERS = ("count", "first", "position", "document")
 """Of all rows, or of each."""
 
 
@@ -63,10 +63,17 @@ def placed_cache(cache: Tree, x: Any) -> Tree:
 
 
 def full_cache_specs(
-    config: MegalodonConfig, batch_size: int, mesh: AnyMesh, per_row: bool = False
+    config: MegalodonConfig,
+    batch_size: int,
+    mesh: AnyMesh,
+    per_row: bool = False,
+    packed: bool = False,
 ) -> Any:
-    """Return the specs of the cache a model returns; `per_row`: its rows have own positions."""
-    shapes = jax.eval_shape(lambda: filled_cache(config, None, batch_size, per_row=per_row))
+    """Return the specs of the cache a model returns.
+
+    `per_row`: its rows have own positions. `packed`: it knows their documents.
+    """
+    shapes = jax.eval_shape(lambda: init_cache(config, batch_size, per_row=per_row, packed=packed))
     return cache_specs(shapes, mesh)
 
 

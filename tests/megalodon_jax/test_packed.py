@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from megalodon_jax import MegalodonConfig, init_cache
+from megalodon_jax import MegalodonConfig, init_cache, trim_cache
 from megalodon_jax.layers import attention, complex_ema, packed_ema
 from megalodon_jax.loss import accumulate_gradients
 from megalodon_jax.model import MegalodonForCausalLM
 from megalodon_jax.segments import document_positions
+from megalodon_jax.sharding import make_mesh, shard_model
+from megalodon_jax.sharding.caches import shard_cache
 from megalodon_jax.stacked import stack_layers
 from megalodon_jax.weights import named_leaves
 from parity.megalodon import oracle
@@ -275,11 +277,151 @@ def test_segment_ids_that_do_not_fit_are_refused(segments: Any, named: str) -> N
         eqx.filter_eval_shape(model_of(TINY), jnp.asarray(IDS), segment_ids=segments)
 
 
-def test_a_cache_and_packed_documents_are_refused_together() -> None:
-    segments = jnp.zeros((B, L), jnp.int32)
-    for more in ({"cache": init_cache(TINY, B)}, {"return_cache": True}):
-        with pytest.raises(ValueError, match="a cache and segment_ids do not go together"):
-            eqx.filter_eval_shape(model_of(TINY), jnp.asarray(IDS), segment_ids=segments, **more)
+# Cut within documents and within chunks, or where documents begin; by one token, and by more than a
+# block of the EMA. The first begins with the cache of a loop, the other with none.
+STREAMS = {
+    "short chunks": (True, (20, 1, L - 21)),
+    "long chunks": (False, (5, 24, L - 29)),
+}
+
+
+@eqx.filter_jit
+def piece(model: Any, ids: Any, segments: Any, cache: Any) -> Any:
+    return model(ids, cache=cache, return_cache=True, segment_ids=segments)
+
+
+def streamed(
+    model: Any, segments: np.ndarray, pieces: Sequence[int], cache: Any
+) -> tuple[np.ndarray, Any]:
+    """Logits of a row of documents in pieces, and the cache after them."""
+    logits, end = [], 0
+    for n in pieces:
+        at = slice(end, end + n)
+        found, cache = piece(model, jnp.asarray(IDS[:, at]), jnp.asarray(segments[:, at]), cache)
+        logits.append(np.asarray(found))
+        end += n
+    return np.concatenate(logits, axis=1), cache
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.usefixtures("x64")
+def test_a_stream_of_documents_is_the_row_of_them(config: str) -> None:
+    """However it is cut, and the document at its end goes on as if alone."""
+    model, lengths, more = wide(CONFIGS[config]), PACKINGS["mixed"], 6
+    segments, (begun, pieces) = ids_of(lengths), STREAMS[config]
+    cache = init_cache(model.config, B, packed=True) if begun else None
+    logits, cache = streamed(model, segments, pieces, cache)
+    want, *_ = alone(CONFIGS[config], lengths, np.ones((B, L), bool))
+    assert rel_l2(logits, want) <= EXACT
+    assert cache.position.tolist() == [row[-1] for row in lengths]
+    # Without segment ids every row goes on in its document, here by several tokens.
+    after = tokens(TINY, (B, more), 9)
+    found = piece(model, jnp.asarray(after), None, cache)[0]
+    weights = wide_arrays(CONFIGS[config])
+    for row, cuts in enumerate(lengths):
+        own = np.concatenate([IDS[row, L - cuts[-1] :], after[row]])[None]
+        ends = oracle.run(CONFIGS[config], weights, own, own)["logits"]
+        assert rel_l2(found[row], ends[0, -more:]) <= EXACT
+    # What was trimmed away is seen by neither.
+    held, same = trim_cache(cache, 2), np.repeat(segments[:, -1:], more, axis=1)
+    seen, unseen = (piece(model, jnp.asarray(after), s, held)[0] for s in (None, jnp.asarray(same)))
+    assert rel_l2(unseen, np.asarray(seen)) <= EXACT
+    assert rel_l2(found, np.asarray(seen)) > 1e6 * EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_documents_begin_anew_in_a_loop_over_tokens() -> None:
+    """The cache is a carry of `lax.scan`; the id alone says where a document begins."""
+    model, segments = wide(TINY), ids_of(PACKINGS["mixed"])
+
+    @eqx.filter_jit
+    def decoded(model: Any, ids: Any, segments: Any) -> Any:
+        def body(cache: Any, at: Any) -> Any:
+            logits, cache = model(
+                at[0][:, None], cache=cache, return_cache=True, segment_ids=at[1][:, None]
+            )
+            return cache, logits[:, 0]
+
+        cache = init_cache(model.config, B, packed=True)
+        return jax.lax.scan(body, cache, (ids.T, segments.T))[1]
+
+    found = jnp.swapaxes(decoded(model, jnp.asarray(IDS), jnp.asarray(segments)), 0, 1)
+    want = answered(model, jnp.asarray(IDS), jnp.ones((B, L), bool), segments)[0]
+    assert rel_l2(found, want) <= EXACT
+    one = np.zeros_like(segments)
+    leaked = jnp.swapaxes(decoded(model, jnp.asarray(IDS), jnp.asarray(one)), 0, 1)
+    assert rel_l2(leaked, want) > 1e6 * EXACT
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_stream_of_documents_on_a_mesh() -> None:
+    """Rows, heads and channels are cut; the first piece ends within a document, and one begins."""
+    config = tiny(num_layers=1).with_dtype("float64")
+    model, mesh = model_of(config), make_mesh(data=2, tensor=2, devices=jax.devices()[:4])
+    segments, pieces = ids_of(PACKINGS["mixed"])[:, :32], (20, 12)
+    cache = shard_cache(init_cache(config, B, packed=True), mesh)
+    got, after = streamed(shard_model(model, mesh), segments, pieces, cache)
+    want, _ = piece(model, jnp.asarray(IDS[:, :32]), jnp.asarray(segments), None)
+    assert rel_l2(got, np.asarray(want)) <= EXACT
+    assert after.document.tolist() == segments[:, -1].tolist()
+    assert after.document.sharding.spec[0] == "data"
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_stream_of_documents_is_differentiated() -> None:
+    model, segments = wide(TINY), jnp.asarray(ids_of(PACKINGS["mixed"]))
+    ids, cut = jnp.asarray(IDS), 20
+
+    def whole(model: Any) -> Any:
+        return jnp.sum(jnp.sin(model(ids, segment_ids=segments)[0]))
+
+    def pieces(model: Any) -> Any:
+        one, cache = model(ids[:, :cut], return_cache=True, segment_ids=segments[:, :cut])
+        two, _ = model(ids[:, cut:], cache=cache, segment_ids=segments[:, cut:])
+        return jnp.sum(jnp.sin(one)) + jnp.sum(jnp.sin(two))
+
+    want, got = (named_leaves(eqx.filter_jit(eqx.filter_grad(f))(model)) for f in (whole, pieces))
+    for name, gradient in got.items():
+        assert rel_l2(gradient, want[name]) <= EXACT_GRADIENT, name
+
+
+def test_an_empty_piece_keeps_the_documents() -> None:
+    model, none = model_of(TINY), jnp.zeros((B, 0), jnp.int32)
+    cache = init_cache(TINY, B, packed=True)
+    cache = eqx.tree_at(lambda c: c.document, cache, jnp.asarray([4, 7], jnp.int32))
+    for held in (cache, None):
+        after = model(none, cache=held, return_cache=True, segment_ids=none)[1]
+        assert after.document.tolist() == ([0, 0] if held is None else [4, 7])
+
+
+UNBOUNDED = dataclasses.replace(TINY, cache_unbounded=True)
+WIDE = dataclasses.replace(TINY, max_cache_len=2 * TINY.chunk_size)
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "named"),
+    [
+        (TINY, {"cache": init_cache(TINY, B)}, "the cache is of calls without segment_ids"),
+        (TINY, {"attention_mask": jnp.arange(L)[None] < jnp.full((B, 1), 7)},
+         "segment_ids take no attention_mask with padding"),
+        (UNBOUNDED, {}, "segment_ids beside a cache need one of one chunk"),
+        (WIDE, {"cache": init_cache(WIDE, B, packed=True)}, "need one of one chunk"),
+    ],
+)  # fmt: skip
+def test_what_a_stream_of_documents_cannot_do_is_refused(
+    config: MegalodonConfig, given: dict[str, Any], named: str
+) -> None:
+    call = {"segment_ids": jnp.zeros((B, L), jnp.int32), "return_cache": True, **given}
+    with pytest.raises(ValueError, match=named):
+        eqx.filter_eval_shape(model_of(config), jnp.asarray(IDS), **call)
+
+
+@pytest.mark.traced_checks
+def test_ids_that_a_cache_cannot_keep_are_refused(x64) -> None:
+    """Narrowed, two of them could be one document."""
+    ids, segments = jnp.zeros((1, 2), jnp.int32), np.array([[3, 3 + 2**32]])
+    with pytest.raises(Exception, match=r"below 2\*\*31 - 1"):
+        jax.block_until_ready(model_of(TINY)(ids, return_cache=True, segment_ids=segments))
 
 
 def test_without_segment_ids_the_program_is_the_one_without_the_argument() -> None:
