@@ -33,8 +33,8 @@ PACKED_MASK = (
     "row a segment id of its own, or run each document in a row of its own."
 )
 PACKED_WINDOW = (
-    "segment_ids beside a cache need one of one chunk, as a document attends within its chunks: "
-    "leave max_cache_len at chunk_size and cache_unbounded at False."
+    "segment_ids beside a cache need a cache of chunk_size tokens, since a document attends within "
+    "its chunks: leave max_cache_len at chunk_size and cache_unbounded at False."
 )
 PACKED_STREAM = (
     "the cache is of calls without segment_ids: nobody knows which document its rows are in. Begin "

@@ -146,8 +146,8 @@ class MegalodonModel(eqx.Module):
                 `segment_ids` meet a padding mask beside a cache, a cache of more than a chunk, or
                 one that does not know the documents of its rows.
             RuntimeError: a token id is outside [0, V), beside a cache a row has padding between its
-                tokens, or a mask of integers holds another than 0 and 1 (also under jit; not where
-                `traced_checks(False)` leaves checks out).
+                tokens or a segment id does not fit int32, or a mask of integers holds another than
+                0 and 1 (also under jit; not where `traced_checks(False)` leaves checks out).
         """
         shape, width = np.shape(input_ids), self.config.model_dim
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)

@@ -277,8 +277,8 @@ def test_segment_ids_that_do_not_fit_are_refused(segments: Any, named: str) -> N
         eqx.filter_eval_shape(model_of(TINY), jnp.asarray(IDS), segment_ids=segments)
 
 
-# Cut within documents and within chunks, or where documents begin; by one token, and by more than a
-# block of the EMA. The first begins with the cache of a loop, the other with none.
+# Whether a stream begins with a cache, and the tokens of its pieces: cut within documents and
+# chunks, where documents begin, after one token, and after more than a block of the EMA.
 STREAMS = {
     "short chunks": (True, (20, 1, L - 21)),
     "long chunks": (False, (5, 24, L - 29)),
@@ -322,7 +322,7 @@ def test_a_stream_of_documents_is_the_row_of_them(config: str) -> None:
         own = np.concatenate([IDS[row, L - cuts[-1] :], after[row]])[None]
         ends = oracle.run(CONFIGS[config], weights, own, own)["logits"]
         assert rel_l2(found[row], ends[0, -more:]) <= EXACT
-    # What was trimmed away is seen by neither.
+    # No call sees keys that were trimmed away, with segment ids or without.
     held, same = trim_cache(cache, 2), np.repeat(segments[:, -1:], more, axis=1)
     seen, unseen = (piece(model, jnp.asarray(after), s, held)[0] for s in (None, jnp.asarray(same)))
     assert rel_l2(unseen, np.asarray(seen)) <= EXACT
@@ -404,8 +404,8 @@ WIDE = dataclasses.replace(TINY, max_cache_len=2 * TINY.chunk_size)
         (TINY, {"cache": init_cache(TINY, B)}, "the cache is of calls without segment_ids"),
         (TINY, {"attention_mask": jnp.arange(L)[None] < jnp.full((B, 1), 7)},
          "segment_ids take no attention_mask with padding"),
-        (UNBOUNDED, {}, "segment_ids beside a cache need one of one chunk"),
-        (WIDE, {"cache": init_cache(WIDE, B, packed=True)}, "need one of one chunk"),
+        (UNBOUNDED, {}, "need a cache of chunk_size tokens"),
+        (WIDE, {"cache": init_cache(WIDE, B, packed=True)}, "need a cache of chunk_size tokens"),
     ],
 )  # fmt: skip
 def test_what_a_stream_of_documents_cannot_do_is_refused(

@@ -11,6 +11,7 @@ from tools.mutant_list import (
     layers,
     meshes,
     model,
+    packed_streams,
     parity,
     ports,
     reports,
@@ -26,6 +27,7 @@ MUTANTS = (
     *executors.MUTANTS,
     *blind.MUTANTS,
     *blind_second.MUTANTS,
+    *packed_streams.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

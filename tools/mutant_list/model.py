@@ -98,8 +98,8 @@ MODEL = of(
     (
         "empty_call_shares_its_cache",
         "no tokens return the cache itself: a donated call on one deletes the other",
-        "return hidden, copied_cache(filled_cache(config, cache, B, per_row=lengths is not None))",
-        "return hidden, filled_cache(config, cache, B, per_row=lengths is not None)",
+        "return hidden, copied_cache(full)",
+        "return hidden, full",
         f"{_CACHES}::test_a_cache_made_of_another_shares_no_buffer_with_it {_CACHES}",
     ),
     (
