@@ -12,214 +12,40 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import metadata
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
-from unittest import mock
 
-import jaxtyping
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from parity.engine.contract import Gate
 from parity.engine.measurement import Verdict
-from parity.executors import sweep
-from parity.executors.identity import Identity, Watch
 from parity.executors.inputs import contents
-from parity.executors.item import Answer, Item, ItemError
-from parity.executors.sweep import ANSWERS, Answers
-from parity.megalodon.recordings import RecordedReference
+from parity.executors.item import ItemError
+from parity.executors.sweep import ANSWERS
 from reports.nightly import fan_out as driver
 from reports.nightly.fan_out import UNFINISHED, fan_out
 from reports.nightly.run import Options
-from reports.nightly.suites import SuiteRun
-from reports.provenance.environment import describe
 from reports.registry.lookup import judge_stored
 from reports.registry.outcome import UnjudgedError
 from reports.store.runs import Run, list_runs, read_run
 from reports.store.schema import StoreError
 from reports.verdict.decide import ExitCode
-from stability.core.findings import Finding, Severity
-from stability.suite import Checkpoint
-from tests.helpers import double
-from tests.reports.nightly.test_fan_out import Inline, quiet
-from tests.reports.nights import measurement
+from tests.reports.nightly.test_fan_out import quiet
+from tests.reports.nightly.world import CASES, CONTENTS, PARTS, Source, Ticking, World
 
-CASES = ("length_c", "stream_tokens")
-PARTS = (*CASES, "(probes)")
-CONTENTS = (b"one", b"two", b"bad")
-"""Of the checkpoint: the third one fails a gate."""
 BUG = "rope_keys_one_late"
 EVENTS = 16
 """About as many as a night has, from its first part to the page of its run."""
-
+STORED = 12
+"""Events of a night before its run is stored: four for each part."""
 numbers = st.integers(min_value=0, max_value=10**6)
-moments = st.integers(min_value=0, max_value=EVENTS)
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a number was measured by, and on."""
-
-    case: str
-    code: str
-    content: str
-    planted: bool
-
-
-@dataclass
-class World:
-    """The machine that a night runs on, and a record of every number it ever gave.
-
-    Attributes:
-        checkpoint: folder whose one file decides whether a gate holds.
-        edited: files of the packages that changed since the driver began.
-        bug: whether the code on disk has a bug in it.
-        code: digest of the code that the driver began with.
-        planted: whether the night plants a bug in itself.
-        measured: source of each measurement and finding, by the number in its note.
-        moment: events until `event` happens.
-    """
-
-    checkpoint: Path
-    edited: list[str] = field(default_factory=list)
-    bug: bool = False
-    code: str = "c0de0"
-    planted: bool = False
-    measured: dict[str, Source] = field(default_factory=dict)
-    moment: int = -1
-    event: Callable[[], None] = lambda: None
-
-    def tick(self) -> None:
-        """Let an event pass: at the chosen one, what the adversary planned happens."""
-        self.moment -= 1
-        if self.moment == -1:
-            self.event()
-
-    def note(self, case: str) -> str:
-        """Measure something, and return the number it goes by."""
-        self.tick()
-        code, planted = f"c0de{int(self.bug)}", self.planted
-        [content] = contents([str(self.checkpoint)]).values()
-        note = f"number {len(self.measured)}"
-        self.measured[note] = Source(case, code, content, planted)
-        return note
-
-    def healthy(self) -> bool:
-        return not (self.planted or self.bug) and self.content() != b"bad"
-
-    def content(self) -> bytes:
-        return (self.checkpoint / "weights").read_bytes()
-
-    def parity(self, cases: Sequence[Any], *_: Any) -> SuiteRun:
-        """Measure one gate for each case; the last one tells a bug, the others do not."""
-        suite = SuiteRun("parity", planned=len(cases))
-        for case in cases:
-            row = measurement(case=case.name, identity=case.name, note=self.note(case.name))
-            suite.contract.append(Gate.of(row))
-            if case.name == CASES[-1] and not self.healthy():
-                row = replace(row, value=9e-6, verdict=Verdict.FAIL)
-            suite.measurements.append(row)
-            suite.executed += 1
-        return suite
-
-    def probes(self, *_: Any) -> SuiteRun:
-        """Measure one fact."""
-        row = Finding("survival", Severity.OK, "w", "frozen_fraction", 0.1, 0.5, "", "")
-        row = replace(row, message=self.note(PARTS[-1]))
-        return SuiteRun("stability", 1, 1, findings=[row])
-
-    @contextlib.contextmanager
-    def plant(self) -> Iterator[None]:
-        self.planted = True
-        try:
-            yield
-        finally:
-            self.planted = False
-
-    @contextlib.contextmanager
-    def in_place(self, pins: Path) -> Iterator[None]:
-        """Context in which nights run in this world."""
-        line, store, discard = sweep._line, driver.store, Answers.discard
-
-        def told(function: Callable[..., Any]) -> Callable[..., Any]:
-            def first(*arguments: Any) -> Any:
-                self.tick()
-                result = function(*arguments)
-                self.tick()
-                return result
-
-            return first
-
-        model = SimpleNamespace(size=3, config=SimpleNamespace(to_dict=dict))
-        opened = double(Checkpoint, folder=self.checkpoint, training=None, load=lambda: model)
-        recorded = RecordedReference()
-        described = describe(recorded)
-        patches: dict[str, Any] = {
-            "reports.nightly.run.run_parity": self.parity,
-            "reports.nightly.run.run_stability": self.probes,
-            "reports.nightly.run.open_checkpoint": lambda folder: opened,
-            "reports.nightly.fan_out.open_checkpoint": lambda folder: opened,
-            "reports.nightly.run.choose_reference": lambda asked: recorded,
-            "reports.nightly.run.describe": lambda asked: described,
-            "reports.nightly.run.fault_by_name": lambda name: SimpleNamespace(
-                name=name, planted=self.plant
-            ),
-            "reports.nightly.fan_out.expected_seconds": lambda out, parts: (
-                dict.fromkeys(parts, 1.0),
-                True,
-            ),
-            "reports.nightly.fan_out.store": told(store),
-            "reports.verdict.pins.FOLDER": pins,
-            "reports.registry.outcome.render": lambda *_: "",
-            "reports.registry.outcome.renew_runs_page": quiet_pages,
-            "importlib.metadata.version": version,
-            "reports.provenance.code.stale_bytecode": list,
-            "reports.provenance.code.git_state": lambda folder: ("0" * 40, False),
-            "reports.provenance.code.code": lambda: self.code,
-            "parity.executors.identity.code": lambda: self.code,
-            "parity.executors.item.code": lambda: self.code,
-            "parity.executors.identity.changed_files": lambda: list(self.edited),
-            "parity.executors.item._PACKAGES": Watch(every=0.0),
-            "parity.executors.item._own_identity": Identity.here,
-            "parity.executors.sweep._line": told(line),
-            "parity.executors.sweep.Answers.discard": told(discard),
-        }
-        with contextlib.ExitStack() as stack:
-            # Checks of annotations and reading versions again are two thirds of a night.
-            stack.enter_context(mock.patch.object(jaxtyping.config, "jaxtyping_disable", True))
-            for name, value in patches.items():
-                stack.enter_context(mock.patch(name, value))
-            yield
-
-
-version = cache(metadata.version)
-
-
-def quiet_pages(*_: Any) -> None:
-    """Draw no page."""
-
-
-@dataclass
-class Ticking(Inline):
-    """An executor in this process, with an event in front of each item."""
-
-    world: World | None = None
-
-    def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        futures = []
-        for item in items:
-            assert self.world is not None
-            self.world.tick()
-            futures.append(self._done(item))
-        return futures
+# Half of them late: then all parts are measured, and their run is about to be stored.
+moments = st.integers(0, EVENTS) | st.integers(EVENTS - 5, EVENTS)
 
 
 class NightAdversary(RuleBasedStateMachine):
@@ -236,19 +62,25 @@ class NightAdversary(RuleBasedStateMachine):
         self.world = World(self.root / "checkpoint")
         self.options = Options(self.root / "runs", CASES, "recorded", self.world.checkpoint)
         self.write_content(CONTENTS[0])
+        self.checked: set[Path] = set()
+        """Folders of runs that were judged as they were stored."""
         self.patched = contextlib.ExitStack()
         self.patched.enter_context(self.world.in_place(self.root / "pins"))
 
     def teardown(self) -> None:
         try:
             self.a_night_runs("", 0, True, "")
-            for info in list_runs(self.options.out)[0]:
+            unseen = {info.folder for info in list_runs(self.options.out)[0]} - self.checked
+            for folder in sorted(unseen):
                 with contextlib.suppress(StoreError):
-                    if judge_stored(info.folder).decision.exit_code is ExitCode.PASS:
-                        self.check(read_run(info.folder))
+                    if judge_stored(folder).decision.exit_code is ExitCode.PASS:
+                        self.check(read_run(folder))
         finally:
-            self.patched.close()
-            shutil.rmtree(self.root)
+            self.close()
+
+    def close(self) -> None:
+        self.patched.close()
+        shutil.rmtree(self.root)
 
     def write_content(self, content: bytes) -> None:
         (self.world.checkpoint / "weights").write_bytes(content)
@@ -262,9 +94,13 @@ class NightAdversary(RuleBasedStateMachine):
         lost=st.sampled_from(["", "", "", *PARTS]),
     )
     def a_night_runs(self, event: str, moment: int, resume: bool, lost: str) -> None:
-        """Run it; at one event it is killed, a part breaks down, or somebody changes a file."""
+        """Run it; at one event it is killed, a part breaks down, or somebody changes a file.
+
+        Every other night begins in the same second as the one before.
+        """
         world = self.world
         world.edited.clear()
+        world.now += timedelta(seconds=moment % 2)
         world.code = f"c0de{int(world.bug)}"
         world.moment = moment if event else -1
         world.event = getattr(self, f"_{event}", lambda: None)
@@ -276,6 +112,7 @@ class NightAdversary(RuleBasedStateMachine):
         finally:
             world.moment, world.planted = -1, False
         assert outcome.decision is not None
+        self.checked.add(outcome.folder)
         if outcome.decision.exit_code is ExitCode.PASS:
             type(self).passed += 1
             stored = read_run(outcome.folder)
@@ -429,13 +266,13 @@ class NightAdversary(RuleBasedStateMachine):
 
 
 def attack(examples: int, **changes: Any) -> None:
-    """Let the adversary make so many examples of at most eight moves."""
+    """Let the adversary make so many examples of at most six moves."""
     NightAdversary.passed = 0
     run_state_machine_as_test(
         NightAdversary,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=8,
+            stateful_step_count=6,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             **changes,
@@ -445,13 +282,47 @@ def attack(examples: int, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "examples",
-    [200, pytest.param(5000, marks=[pytest.mark.sweep, pytest.mark.long])],
+    [60, pytest.param(5000, marks=[pytest.mark.sweep, pytest.mark.long])],
     ids=["", "many"],
 )
 def test_no_pass_but_for_what_was_measured_by_this_code_on_this_content(examples: int) -> None:
     attack(examples)
     # The invariant would hold too where nothing ever passes.
     assert NightAdversary.passed > examples // 10
+
+
+HOLES: dict[str, Callable[..., Any]] = {
+    "contents": lambda names: {},
+    "_same_night": lambda one, other: one.shards == other.shards,
+}
+"""By name in `reports.nightly.fan_out`: parts do not know their checkpoint, and a run is known by
+the seconds that its parts began in."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", HOLES)
+def test_the_adversary_finds_a_hole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, name, HOLES[name])
+    with pytest.raises(AssertionError):
+        attack(2000, derandomize=True, database=None, phases=[Phase.generate])
+
+
+@pytest.mark.parametrize("hole", [None, *HOLES])
+def test_moves_through_a_hole_break_the_invariant(
+    hole: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control that needs no search: a kill right after or before a run is stored."""
+    if hole:
+        monkeypatch.setattr(driver, hole, HOLES[hole])
+    machine = NightAdversary()
+    machine.a_night_runs("kill", STORED if hole == "contents" else STORED + 2, True, "")
+    if hole == "contents":
+        machine.the_checkpoint_is_another(CONTENTS[1])
+    else:
+        machine.the_code_is_edited()
+    with pytest.raises(AssertionError) if hole else contextlib.nullcontext():
+        machine.a_night_runs("", 0, True, "")
+    machine.close()
 
 
 def test_a_healthy_night_that_was_interrupted_and_resumed_passes() -> None:
