@@ -148,12 +148,6 @@ def tokens(config: MegalodonConfig, shape: tuple[int, int], seed: int = 1) -> np
     return rng.integers(1, config.vocab_size, shape).astype(np.int32)
 
 
-SINGLE = 2.0**-16.5
-"""Geometric mean of the unit roundoffs of float32 and bfloat16, 2^-24 and 2^-9.
-
-A short program in float32 is off by less, one that rounds to bfloat16 anywhere by more."""
-
-
 def roundoff(terms: int, dtype: Any = np.float32) -> float:
     """Return the bound of the relative error of a chain of `terms` roundings, n u / (1 - n u).
 

@@ -229,13 +229,23 @@ def _stored(
     # Of a driver that was killed between the last two things it had to do. A run that began in the
     # same second as another has a number behind its id.
     for place in sorted(options.out.glob(f"{merged.id}*/{MANIFEST}")):
-        if read_manifest(place.parent).shards == merged.manifest.shards:
+        if _same_night(read_manifest(place.parent), merged.manifest):
             # That driver may have died before it judged the run or drew its page.
             return finish(place.parent, read_run(place.parent), report)
     for info in infos:
         if info.attempts > 1:
             report(f"  {info.name}: {info.attempts - 1} of its workers died, and another finished")
     return store(options.out, merged, report)
+
+
+def _same_night(one: Manifest, other: Manifest) -> bool:
+    """Whether two runs are of the same shards.
+
+    The id of a shard has the second it began in and its commit: two short nights of one second have
+    the same ones, of whatever code, checkpoint and options they are.
+    """
+    names = ("shards", "code", "plan", "selected", "fault", "checkpoint", "contract")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _environment(manifest: Manifest) -> Environment:

@@ -20,7 +20,7 @@ import pytest
 
 from megalodon_jax import distributed
 from megalodon_jax.checkpoint import load_checkpoint
-from tests.helpers import ROOT, SINGLE, model_of, rel_l2, same_leaves
+from tests.helpers import ROOT, SAME_PROGRAM, model_of, rel_l2, roundoff, same_leaves
 from tests.megalodon_jax.sharding import worker
 from tests.megalodon_jax.sharding.programs import SMALL, mesh_named
 
@@ -76,12 +76,19 @@ def test_two_processes_train_and_others_go_on(tmp_path: Path) -> None:
     assert sorted(two) == list(range(STEPS))
     saved = load_checkpoint(folder)
     assert saved.step == STEPS // 2 and saved.mesh == cube
-    for mesh, devices in (({"fsdp": 2, "tensor": 4}, 8), ({}, 1)):
-        plan = plan_of(folder, mesh, 1, STEPS // 2, STEPS) | {"saves": []}
-        for step, loss in losses(plan, devices).items():
-            # Rounding grows from step to step, and so does its allowance.
-            bound = SINGLE * (1 + step - STEPS // 2)
-            assert rel_l2(loss, two[step]) <= bound, (mesh, step)
+    alone = plan_of(folder, {}, 1, STEPS // 2, STEPS) | {"saves": []}
+    one = losses(alone, 1)
+    floor = dict.fromkeys(one, 0.0)
+    for seed in range(2):
+        for step, loss in losses(alone | {"moved": seed}, 1).items():
+            # What rounding became stays: at one step two losses may cross by chance.
+            floor[step] = max(floor[step], floor.get(step - 1, 0.0), rel_l2(loss, one[step]))
+    plan = plan_of(folder, {"fsdp": 2, "tensor": 4}, 1, STEPS // 2, STEPS) | {"saves": []}
+    # The mean over all tokens, and the logarithm of a sum over the vocabulary.
+    sums = roundoff(worker.ROWS * worker.LENGTH + worker.CONFIG.vocab_size)
+    for others in (one, losses(plan, 8)):
+        for step, loss in others.items():
+            assert rel_l2(loss, two[step]) <= sums + SAME_PROGRAM * floor[step], step
     assert same_leaves(load_checkpoint(folder).model, saved.model)
 
 

@@ -15,7 +15,7 @@ from megalodon_jax import decode_step, generate, init_cache
 from megalodon_jax.sharding import shard_batch, shard_model
 from megalodon_jax.sharding.caches import shard_cache
 from megalodon_jax.weights import named_leaves
-from tests.helpers import EXACT, SINGLE, model_of, rel_l2, tiny, tokens
+from tests.helpers import EXACT, SAME_PROGRAM, model_of, one_ulp_away, rel_l2, tiny, tokens
 from tests.megalodon_jax.sharding.programs import mesh_named
 
 SERVED = tiny(num_layers=1)
@@ -82,5 +82,8 @@ def test_random_rounding_does_not_know_the_mesh() -> None:
     ids = tokens(config, (ROWS, 16))
     expected = named_leaves(derived(model, jnp.asarray(ids)))
     ours = named_leaves(derived(shard_model(model, mesh), shard_batch(ids, mesh)))
-    # A draw that differs in one operand of 4 bits is off by far more.
-    assert max(rel_l2(ours[n], expected[n]) for n in expected) <= SINGLE
+    moved = [named_leaves(derived(one_ulp_away(model, s), jnp.asarray(ids))) for s in range(3)]
+    for name, exact in expected.items():
+        # A draw that differs in one operand of 4 bits is off by far more than float32's rounding.
+        floor = max(rel_l2(other[name], exact) for other in moved)
+        assert rel_l2(ours[name], exact) <= SAME_PROGRAM * floor, name

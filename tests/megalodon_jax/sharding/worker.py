@@ -1,5 +1,7 @@
 """One process of a training run on several, as a user would write it; prints a line for each step.
 
+With `moved` in its plan, the weights it begins with are each a unit in the last place away.
+
 python worker.py '{"address": ..., "processes": 2, "index": 0, "mesh": {"data": 8}, ...}'
 """
 
@@ -75,6 +77,11 @@ def run(plan: dict[str, Any]) -> None:
     if plan["first"]:
         found = distributed.load(plan["folder"], mesh, opt_state_like=state)
         model, state = found.model, found.opt_state
+        if "moved" in plan:
+            # Not above: processes that meet must not compute before they have.
+            from tests.helpers import one_ulp_away
+
+            model = one_ulp_away(model, plan["moved"])
     else:
         model, state = shard_model(model, mesh), shard_state(state, model, mesh)
     program = None

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from scipy.special import erfinv
 
 from parity.engine.evaluation import Evaluation
 from parity.engine.instrument import capture
@@ -16,7 +17,7 @@ from parity.engine.marks import Change, Marks
 from parity.engine.metrics import relative_l2
 from parity.engine.rounding import Signs, pool
 from parity.engine.rounding_rules import UNITS
-from tests.helpers import EXACT, SINGLE, close, roundoff
+from tests.helpers import EXACT, close, roundoff
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 DOUBLED = np.float64([1.0, 2.0, 4.0])
@@ -328,13 +329,25 @@ def test_what_a_program_casts_to_less_is_float64_all_the_same(cast):
 
 def test_random_numbers_are_those_the_program_draws():
     """In float64 `jax.random` would draw others: of 64 bits."""
+    key, low = jax.random.key(1), np.nextafter(np.float32(-1), np.float32(0))
+
+    def drawn(x):
+        return jax.random.uniform(key, x.shape)
+
+    def even(x):
+        return jax.random.uniform(key, x.shape, minval=low, maxval=1.0)
 
     def noisy(x):
-        return x + jax.random.normal(jax.random.key(1), x.shape)
+        return x + jax.random.normal(key, x.shape)
 
+    # A uniform number is 23 bits and exact; on another interval it is scaled and moved.
+    assert np.array_equal(widened(drawn, X)[0], np.float64(drawn(X)))
+    uniform, _ = widened(even, X)
+    assert close(uniform, even(X), roundings=3)
+    # A normal number is a function of a uniform one, here in float64; its constant is float32.
     value, _ = widened(noisy, X)
     assert value.dtype == np.float64
-    assert relative_l2(value, np.asarray(noisy(X))) <= SINGLE
+    assert relative_l2(value, X + np.float64(np.float32(np.sqrt(2))) * erfinv(uniform)) <= EXACT
 
 
 def test_what_has_no_float64_is_done_as_it_is_and_noticed():

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from parity import SideError, TorchSide
+from parity.engine.measurement import Kind
 from parity.engine.metrics import relative_l2
+from parity.port_tolerances import PortEdge
 from parity.sides.side import OUTPUT, Precision, Rounding, Run
-from tests.helpers import EXACT, SINGLE
+from parity.tolerances import rule
+from tests.helpers import EXACT
 
 WIDE = Run(Precision.FLOAT64)
 X = np.random.default_rng(0).standard_normal((5, 8), np.float32)
@@ -72,17 +75,35 @@ def test_every_call_is_a_stage_by_path_field_and_count_and_no_bit_changes():
     assert np.array_equal(trace.stages["act"], np.maximum(up, 0))
 
 
+def after(module, stage, free):
+    """What `Model` returns where a stage is ones, by the lines of it that follow."""
+    ones = torch.ones_like(torch.from_numpy(free[stage]))
+    if stage == "act#2":
+        return module.down(ones)
+    if stage == "down":
+        ones = ones + 2 * ones
+    elif stage == "pair[1][0]":
+        ones = torch.from_numpy(free["down"]) + ones
+    return module.down(torch.relu(module.up(ones)))
+
+
 @pytest.mark.parametrize("how", [Run(), WIDE], ids=["float32", "float64"])
 def test_a_forced_stage_is_what_follows_goes_on_from(how):
-    side = TorchSide(model(), X)
+    module = model()
+    side = TorchSide(module, X)
     free = side.run(how)
+    dtype = torch.float64 if how is WIDE else torch.float32
     for stage in ("down", "pair[1][0]", "named.a", "both.first", "act#2"):
         forced = side.run(Run(how.precision, forced={stage: np.ones_like(free.stages[stage])}))
         assert np.array_equal(forced.stages[stage], free.stages[stage])
         before = list(free.stages)[: list(free.stages).index(stage)]
         assert all(np.array_equal(forced.stages[n], free.stages[n]) for n in before)
-        moved = relative_l2(forced.stages["output.logits"], free.stages["output.logits"])
-        assert moved > SINGLE, stage
+        with torch.no_grad():
+            expected = after(module.to(dtype), stage, free.stages).numpy()
+        module.float()
+        # The same calls on the same numbers: equal bits, and other ones than without.
+        assert np.array_equal(forced.stages["output.logits"], expected), stage
+        assert not np.array_equal(expected, free.stages["output.logits"])
 
 
 class Casts(torch.nn.Module):
@@ -249,7 +270,9 @@ def test_a_cast_to_bfloat16_is_not_excused_in_a_float32_module():
     exact = side.run(WIDE).stages[OUTPUT]
     error = relative_l2(side.run().stages[OUTPUT], exact)
     moved = side.run(Run(Precision.FLOAT64, Rounding.OPERATIONS)).stages[OUTPUT]
-    assert relative_l2(moved, exact) < SINGLE < error
+    factor = rule(PortEdge.ORIGINAL32_ORIGINAL64, Kind.BLOCK).noise_factor
+    # bfloat16 rounds 2^16 times as coarsely: nothing near its error is left to float32's noise.
+    assert factor * relative_l2(moved, exact) < error
 
 
 def test_a_buffer_is_moved_with_the_constants_unless_both_sides_hold_it():

@@ -30,7 +30,7 @@ from stability.products.what_if import (
     findings,
     rules,
 )
-from tests.helpers import ROOT, SINGLE, TINY, arrays, double
+from tests.helpers import ROOT, SAME_PROGRAM, TINY, arrays, double, one_ulp_away
 
 DOC = ROOT / "docs" / "formats.md"
 BYTES = replace(TINY, vocab_size=256, num_layers=1, output_size=200)
@@ -152,10 +152,15 @@ def test_the_operands_of_a_step_are_those_its_gradients_are_made_of(monkeypatch)
     held = captured(model, ids)
     assert list(held) == [n for n in linear_maps(model) if n != "lm_head"]
     gradients = named_leaves(gradients_of(model, jnp.asarray(ids)))
+    moved = [
+        named_leaves(gradients_of(one_ulp_away(model, seed), jnp.asarray(ids))) for seed in range(3)
+    ]
     for name, products in held.items():
         left, right = products.operands("weight_grad")
         expected = np.asarray(gradients[f"{name}.weight"])
-        assert relative_l2(left @ right.T, expected) <= SINGLE, name
+        # Two programs of the same mathematics, by the noise floor of this gradient.
+        floor = max(relative_l2(np.asarray(m[f"{name}.weight"]), expected) for m in moved)
+        assert relative_l2(left @ right.T, expected) <= SAME_PROGRAM * floor, name
     monkeypatch.setattr(what_if, "TOKENS", 5)
     fewer = captured(model, ids)["model.layers.0.attn.wz"]
     assert fewer.x.shape == (5, BYTES.model_dim)
