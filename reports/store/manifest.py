@@ -222,6 +222,11 @@ class Manifest:
         """
         return frozenset(s.name for s in self.suites) if self.kind is RunKind.PORT else frozenset()
 
+    @property
+    def of_ports_alone(self) -> bool:
+        """Whether a session of tests compared ports and nothing of Megalodon."""
+        return self.kind is RunKind.PYTEST and bool(self.ports) and not self.cases
+
     def shares_subject(self, other: Manifest) -> bool:
         """Whether both are of one kind and about one subject, or about one of several."""
         alike = self.subject == other.subject or bool(self.subject & other.subject)
