@@ -146,6 +146,17 @@ class PartInfo:
     """What measurements of it are named after."""
 
 
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Seconds that one comparison of a case took, or one probe."""
+
+    suite: str
+    case: str
+    """Of a probe: its name."""
+    edge: str = ""
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One run: identity, environment, what was asked for and what was executed."""
@@ -163,6 +174,8 @@ class Manifest:
     environment: Environment = Environment()
     durations: Mapping[str, float] = field(default_factory=dict)
     """Seconds by suite."""
+    times: tuple[Time, ...] = ()
+    """Of comparisons and probes that were timed one by one; others share work, and have none."""
     suites: tuple[SuiteResult, ...] = ()
     cases: tuple[CaseInfo, ...] = ()
     checkpoint: CheckpointInfo | None = None
@@ -259,6 +272,7 @@ class Manifest:
         parts["contract"] = tuple(
             ContractLine(**_fields_of(ContractLine, row)) for row in _list(parts, "contract")
         )
+        parts["times"] = tuple(Time(**_fields_of(Time, row)) for row in _list(parts, "times"))
         for name in ("selected", "tolerances", "seams", "plan", "shards", "ports"):
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
@@ -275,7 +289,7 @@ class Manifest:
         # A fact about the file that was read, not about what is written.
         del document["migrated_from"]
         optional = ("workload", "shard", "plan", "contract", "shards", "parts", "ports", "verdict")
-        optional = (*optional, "code")
+        optional = (*optional, "code", "times")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 
