@@ -41,7 +41,7 @@ def orbax_package() -> Any:
 def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return items of a step's folder by name, each restored by its Orbax arguments."""
     ocp = orbax_package()
-    wide = jax.config.jax_enable_x64
+    wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     def load() -> Mapping[str, Any]:
         with (
