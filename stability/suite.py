@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,12 +83,16 @@ class ProbeResults:
     """Plain data for the page, by section: "poles", "remedies", "what if"."""
     executed: int = 0
     failures: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By probe as its findings name it, where what was run made findings of that probe alone."""
 
 
 def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
     """Audit what is stored, probe what a bfloat16 copy would lose, and try what would help."""
     results = ProbeResults()
+    shared: set[str] = set()
     for name, probe_one in PROBES.items():
+        start = time.perf_counter()
         try:
             findings, section = probe_one(checkpoint, model, results)
         except (ArithmeticError, OSError, LookupError, RuntimeError, TypeError, ValueError) as e:
@@ -96,6 +101,10 @@ def run(checkpoint: Checkpoint, model: MegalodonForCausalLM) -> ProbeResults:
         results.findings += findings
         results.shown |= {name: section} if section is not None else {}
         results.executed += 1
+        made = {finding.probe for finding in findings}
+        shared |= made if len(made) > 1 else made & results.seconds.keys()
+        results.seconds |= dict.fromkeys(made, time.perf_counter() - start)
+    results.seconds = {n: taken for n, taken in results.seconds.items() if n not in shared}
     return results
 
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "many-machines.md"
 NIGHT = ("length_c", "plain", "stream_tokens", "ema-mask", "nvfp4", "mla-moe dense")
 """A night with a case of every suite that one can ask for one of, and that takes minutes."""
-ELSEWHERE = {"durations", "created", "id", "environment", "shards", "parts", "verdict"}
+ELSEWHERE = {"durations", "times", "created", "id", "environment", "shards", "parts", "verdict"}
 """What a run's manifest says of time, host and provenance."""
 ITEMS, PAUSE = 10_000, 0.005
 """Of the sweep that is scaled: how many items, and the seconds that each sleeps."""

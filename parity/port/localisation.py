@@ -52,9 +52,11 @@ class Place:
         operation = self.operation
         if operation is None:
             return ()
-        made = [(line, MAKES_MASK) for line in operation.mask]
-        done = [(line, DOES) for line in operation.source[:1]]
-        return tuple(Line.at(*line) for line in (*made, *done)[:LINES])
+        # A line that makes a mask may be the one that applies it: it is shown once.
+        why = dict.fromkeys(operation.mask, MAKES_MASK)
+        for line in operation.source[:1]:
+            why.setdefault(line, DOES)
+        return tuple(Line.at(*line) for line in list(why.items())[:LINES])
 
     @property
     def culprit(self) -> Stage | None:

@@ -7,6 +7,7 @@ of the Jenkins JUnit plug-in, which GitLab, Azure and others read. Source: docs/
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +21,8 @@ from stability.core.findings import Finding, Severity
 
 SHOWN = 50
 """Rows that a failing test lists."""
+STABILITY = "stability"
+"""Name of the suite of probes in a run."""
 SKIPPED = "skipped"
 """Outcome of a comparison without a tolerance: reported, and neither passed nor failed."""
 
@@ -31,19 +34,26 @@ def junit(run: Run, decision: Decision) -> str:
     that did not finish has no measurement to show.
     """
     manifest = run.manifest
+    times = {(t.suite, t.case, t.edge): t.seconds for t in manifest.times}
     root = ET.Element("testsuites", name=f"megalodon-numerics {label(run.id)}")
     groups: dict[str, dict[tuple[str, str], list[Measurement]]] = {}
     for m in run.measurements:
         groups.setdefault(suite_of(m), {}).setdefault((m.case, m.edge), []).append(m)
     for name, cases in groups.items():
-        tests = [_comparison(name, *key, rows) for key, rows in cases.items()]
+        tests = [
+            _timed(_comparison(name, *key, rows), times.get((name, *key)))
+            for key, rows in cases.items()
+        ]
         _suite(root, name, tests, manifest.created, manifest.durations.get(name, 0.0))
     probes: dict[str, list[Finding]] = {}
     for finding in run.findings:
         probes.setdefault(finding.probe, []).append(finding)
     if probes:
-        tests = [_probe(probe, rows) for probe, rows in probes.items()]
-        _suite(root, "probes", tests, manifest.created)
+        tests = [
+            _timed(_probe(probe, rows), times.get((STABILITY, probe, "")))
+            for probe, rows in probes.items()
+        ]
+        _suite(root, "probes", tests, manifest.created, manifest.durations.get(STABILITY, 0.0))
     unfinished = [
         _test("suites", s.name, "error", s.reason or f"{s.executed} of {s.planned} were executed")
         for s in manifest.suites
@@ -81,7 +91,7 @@ def _suite(
         suite.set(key, str(sum(test.find(tag) is not None for test in tests)))
     # The schema has no time zone: it is UTC, as in run.json.
     suite.set("timestamp", label(created.partition("+")[0]))
-    # A comparison has no time of its own, and 0 would be one that nobody measured.
+    # 0 would be a time that nobody measured.
     if seconds:
         suite.set("time", f"{seconds:.3f}")
     if facts:
@@ -99,6 +109,14 @@ def _test(group: str, name: str, tag: str = "", message: str = "", text: str = "
         if tag != SKIPPED:
             outcome.set("type", tag)
         outcome.text = text or None
+    return test
+
+
+def _timed(test: ET.Element, seconds: object) -> ET.Element:
+    """Return a test with its time, and without one where it was not timed alone."""
+    # A stored run may hold anything.
+    if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+        test.set("time", f"{seconds:.3f}")
     return test
 
 

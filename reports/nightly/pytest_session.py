@@ -160,11 +160,21 @@ class Collector(Planner):
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Store the run; a session that was to measure and did not is not green."""
         from reports.store.runs import StoreError
+        from reports.verdict.decide import ExitCode
 
         if not self.records:
             self.lines = ["NOT GREEN: no test recorded a measurement, and nothing was stored"]
+            if self.uncollected:
+                modules = "; ".join(f"{test} {how}" for test, how in self.uncollected.items())
+                self.lines.append(
+                    f"{modules}: mend it, or measure the other modules with "
+                    "--continue-on-collection-errors"
+                )
             if exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+            elif exitstatus == pytest.ExitCode.INTERRUPTED and self.judged:
+                # pytest's 2 would be wrong usage among the codes of verdicts.
+                session.exitstatus = int(ExitCode.INCOMPLETE)
             return
         try:
             verdict = self._store(interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
@@ -190,6 +200,7 @@ class Collector(Planner):
         from reports.registry.outcome import store
         from reports.store.runs import Run
         from reports.store.schema import RunKind
+        from reports.text import count
 
         rows, documents = distinct(self.records, self.ports)
         names = {document["name"] for document in documents}
@@ -216,8 +227,8 @@ class Collector(Planner):
         device, decision = manifest.environment.device, outcome.decision
         assert decision is not None
         self.lines = [
-            f"numerics run: {len(rows)} measurements of {suite.executed} tests: JAX on "
-            f"{device.kind} ({device.name}) {against}",
+            f"numerics run: {count(len(rows), 'measurement')} of {count(suite.executed, 'test')}: "
+            f"JAX on {device.kind} ({device.name}) {against}",
             f"{decision.word}: {decision.sentence}",
             str(outcome.folder),
         ]

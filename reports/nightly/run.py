@@ -28,7 +28,7 @@ from reports.nightly.suites import (
 from reports.provenance.code import Start
 from reports.provenance.environment import describe, new_manifest
 from reports.registry.outcome import Outcome, store
-from reports.store.manifest import CheckpointInfo, Manifest
+from reports.store.manifest import CheckpointInfo, Manifest, Time
 from reports.store.runs import Run
 from reports.store.schema import RunKind
 from reports.verdict.document import GIVEN, case_info, with_tables
@@ -166,6 +166,11 @@ def _manifest(
         manifest,
         environment=replace(manifest.environment, reference=describe(reference)),
         durations={suite.name: round(suite.seconds, 3) for suite in suites},
+        times=tuple(
+            Time(suite.name, *key, round(seconds, 3))
+            for suite in suites
+            for key, seconds in suite.times.items()
+        ),
         suites=tuple(suite.result() for suite in suites),
         contract=contract_of(planned),
         plan=plan,

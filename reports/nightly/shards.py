@@ -198,6 +198,7 @@ def _manifest(runs: Sequence[Run], missing: Mapping[str, str]) -> Manifest:
             name: round(sum(m.durations.get(name, 0.0) for m in manifests), 3)
             for name in dict.fromkeys(name for m in manifests for name in m.durations)
         },
+        times=tuple(time for manifest in manifests for time in manifest.times),
         suites=_suites(manifests, oldest.plan, missing),
         cases=tuple(cases[name] for name in oldest.plan if name in cases),
         stability=next((m.stability for m in manifests if m.stability), {}),

@@ -74,6 +74,9 @@ class SuiteRun:
     reason: str = ""
     """Why it is not whole."""
     seconds: float = 0.0
+    times: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds of each comparison, by case and edge, where they are taken one after the other; of
+    probes by name and an empty edge."""
     contract: list[Gate] = field(default_factory=list)
     """Gates that must come out, stated before anything is measured."""
     measurements: list[Measurement] = field(default_factory=list)
@@ -89,6 +92,20 @@ class SuiteRun:
         """Return how much was executed, as a run's manifest says it."""
         status = "ran" if self.executed == self.planned and not self.reason else "failed"
         return SuiteResult(self.name, self.planned, self.executed, self.reason, status)
+
+    def timed(self, rows: Iterator[Measurement]) -> Iterator[Measurement]:
+        """Yield rows, and add what each took to the seconds of its comparison.
+
+        A program that several comparisons share counts for the first of them.
+        """
+        while True:
+            start = time.perf_counter()
+            row = next(rows, None)
+            if row is None:
+                return
+            key = row.case, row.edge
+            self.times[key] = self.times.get(key, 0.0) + time.perf_counter() - start
+            yield row
 
     @property
     def passed(self) -> int:
@@ -131,8 +148,8 @@ def run_parity(
         step(turn)
         before, executed = suite.seconds, suite.executed
         with _breakdowns_named(suite, f"case {case.name}: "):
-            rows = list(triangle.case(case, floors))
-            rows = mark_repeats(rows, list(replay.case(case, floors)))
+            rows = list(suite.timed(triangle.case(case, floors)))
+            rows = mark_repeats(rows, list(suite.timed(replay.case(case, floors))))
             triangle.truths.clear()
             suite.measurements += rows
             suite.responses[case.name, "rel_l2"] = floors.responses(case.work)
@@ -182,11 +199,11 @@ def run_known_differences(
         if not only or gate.quantity in only
     ]
     with _breakdowns_named(suite):
-        for row in measure_known_differences(reference, device_kind()):
+        for row in suite.timed(iter(measure_known_differences(reference, device_kind()))):
             if not only or row.quantity in only:
                 suite.measurements.append(row)
                 suite.executed += 1
-        again = list(measure_known_differences(reference, device_kind()))
+        again = list(suite.timed(iter(measure_known_differences(reference, device_kind()))))
         suite.measurements = mark_repeats(suite.measurements, again)
     same = f"{suite.passed} of {planned}"
     report(f"  known differences: {same} are what they were ({suite.seconds:.1f} s)")
@@ -198,7 +215,9 @@ def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> Su
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
     suite.contract = [gate for gate in product_gates() if not only or gate.case in only]
     with _breakdowns_named(suite):
-        rows = mark_repeats(*(list(measure_products(device_kind())) for _ in range(2)))
+        rows = mark_repeats(
+            *(list(suite.timed(iter(measure_products(device_kind())))) for _ in range(2))
+        )
         suite.measurements = [row for row in rows if not only or row.case in only]
     suite.executed = len({row.case for row in suite.measurements})
     report(f"  products: {suite.passed} gates of GEMM backends hold ({suite.seconds:.1f} s)")
@@ -301,6 +320,7 @@ def run_stability(
     probed = stability.run(checkpoint, model)
     suite.seconds = time.perf_counter() - start
     suite.findings, suite.shown, suite.executed = probed.findings, probed.shown, probed.executed
+    suite.times = {(name, ""): seconds for name, seconds in probed.seconds.items()}
     suite.reason = "; ".join(probed.failures)[:400]
     for failure in probed.failures:
         report(f"  did not finish: {failure}")

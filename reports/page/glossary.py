@@ -18,6 +18,8 @@ from markupsafe import Markup, escape
 
 ORDINARY = {"kind", "drift", "healthy"}
 """Words of the glossary that the page has in their everyday meaning too, and does not explain."""
+IDIOMS = ("side by side",)
+"""Phrases in which a word of the glossary stands in its everyday meaning."""
 _SKIPPED = "a|button|code|label|noscript|script|select|style|summary|template|title"
 _BUTTON = re.compile(
     r'<button type="button" class="word" popovertarget="([^"]+)"[^>]*>(.*?)</button>'
@@ -81,12 +83,14 @@ class Words(Extension):
         forms = {word if word.isupper() else f"{word[0].upper()}{word[1:]}": word for word in words}
         forms |= {word: word for word in words}
         longest_first = "|".join(sorted(map(re.escape, forms), key=len, reverse=True))
-        pattern = re.compile(rf"(?<![\w-])({longest_first})s?(?![\w-])([:;,.)]?)")
+        # A phrase is read over as a whole, before a word in it can be taken for its own.
+        idioms = "|".join(f"[{i[0]}{i[0].upper()}]{re.escape(i[1:])}" for i in IDIOMS)
+        pattern = re.compile(rf"(?<![\w-])(?:{idioms}|({longest_first})s?)(?![\w-])([:;,.)]?)")
         unused, skipped, out = set(words), "", []
         outside: list[set[str]] = []
 
         def explained(match: re.Match[str]) -> str:
-            word = forms[match[1]]
+            word = forms[match[1]] if match[1] else ""
             if word not in unused:
                 return match[0]
             unused.discard(word)

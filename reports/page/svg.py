@@ -292,9 +292,11 @@ def chart(
         f'<text class="name {line.style}" x="644" y="{y + 4:.1f}">{escape(line.name)}</text>'
         for y, line in _apart(ends)
     ]
+    # On a telephone the drawing keeps a size that can be read, and scrolls.
     return Markup(
+        f'<div class="scroll" role="group" tabindex="0" aria-label="{escape(text)}">'
         f'<svg class="chart" viewBox="0 0 {max(720, 644 + room)} 260" role="img" '
-        f'aria-label="{escape(text)}">{"".join(parts)}</svg>'
+        f'aria-label="{escape(text)}">{"".join(parts)}</svg></div>'
     )
 
 

@@ -30,7 +30,9 @@ AT_ONCE = 512
 """Runs that are examined before what was learnt is gathered, so that memory stays small."""
 # Parts of a manifest that no list asks for, which are nearly all of its bytes.
 _BULKY: dict[str, Any] = {
-    **dict.fromkeys(("tolerances", "seams", "cases", "ports", "parts", "plan", "contract"), ()),
+    **dict.fromkeys(
+        ("tolerances", "seams", "times", "cases", "ports", "parts", "plan", "contract"), ()
+    ),
     "spreads": {},
     "stability": {},
     **dict.fromkeys(("workload", "checkpoint", "files")),

@@ -146,6 +146,17 @@ class PartInfo:
     """What measurements of it are named after."""
 
 
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Seconds that one comparison of a case took, or one probe."""
+
+    suite: str
+    case: str
+    """Of a probe: its name."""
+    edge: str = ""
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One run: identity, environment, what was asked for and what was executed."""
@@ -163,6 +174,8 @@ class Manifest:
     environment: Environment = Environment()
     durations: Mapping[str, float] = field(default_factory=dict)
     """Seconds by suite."""
+    times: tuple[Time, ...] = ()
+    """Of comparisons and probes that were timed one by one; others share work, and have none."""
     suites: tuple[SuiteResult, ...] = ()
     cases: tuple[CaseInfo, ...] = ()
     checkpoint: CheckpointInfo | None = None
@@ -222,6 +235,11 @@ class Manifest:
         """
         return frozenset(s.name for s in self.suites) if self.kind is RunKind.PORT else frozenset()
 
+    @property
+    def of_ports_alone(self) -> bool:
+        """Whether a session of tests compared ports and nothing of Megalodon."""
+        return self.kind is RunKind.PYTEST and bool(self.ports) and not self.cases
+
     def shares_subject(self, other: Manifest) -> bool:
         """Whether both are of one kind and about one subject, or about one of several."""
         alike = self.subject == other.subject or bool(self.subject & other.subject)
@@ -254,6 +272,7 @@ class Manifest:
         parts["contract"] = tuple(
             ContractLine(**_fields_of(ContractLine, row)) for row in _list(parts, "contract")
         )
+        parts["times"] = tuple(Time(**_fields_of(Time, row)) for row in _list(parts, "times"))
         for name in ("selected", "tolerances", "seams", "plan", "shards", "ports"):
             parts[name] = _list(parts, name)
         if (checkpoint := parts.get("checkpoint")) is not None:
@@ -270,7 +289,7 @@ class Manifest:
         # A fact about the file that was read, not about what is written.
         del document["migrated_from"]
         optional = ("workload", "shard", "plan", "contract", "shards", "parts", "ports", "verdict")
-        optional = (*optional, "code")
+        optional = (*optional, "code", "times")
         return {n: value for n, value in document.items() if value or n not in optional}
 
 

@@ -67,10 +67,13 @@ class Pins:
 
 
 def home(root: Path, manifest: Manifest) -> Path:
-    """Return where pinned baselines for a run below `root` lie: ports have a folder per port.
+    """Return where pinned baselines for a run below `root` lie: ports have a folder per port, and
+    tests of ports one of their own: nights of Megalodon are nothing to hold them against.
 
     Of runs on shared storage, a port's are in the current folder: they are committed with its code.
     """
+    if manifest.of_ports_alone:
+        return beside(root) / PORTS_FOLDER / "(pytest)"
     if not manifest.subject:
         return FOLDER
     names = "+".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in sorted(manifest.subject))

@@ -213,6 +213,9 @@ def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     """
     if any(h.same and h.comparable for h in comparisons):
         return ""
+    if run.manifest.of_ports_alone and not comparisons:
+        # Each bound was measured on the spot, and no session of tests is an anchor.
+        return ""
     if fingerprint(run.manifest.environment) is None:
         who = " This machine's processor cannot be read, so it is never held to repeat"
     elif run.manifest.selected:

@@ -168,7 +168,11 @@ def report(
     for name, leaf in leaves.items():
         of_kind = trials.get(kind_of(name), [])
         survivals = narrow[name], control[name]
-        findings += _leaf_findings(leaf, *survivals, walk.predictions[name], fmt, rule, of_kind)
+        known_rows = push.rows.get(name) if push is not None else None
+        idle = float(np.mean(known_rows.idle())) if known_rows is not None else 0.0
+        findings += _leaf_findings(
+            leaf, *survivals, walk.predictions[name], fmt, rule, of_kind, idle
+        )
     findings += _of_megalodon(leaves) + merging
     findings += [f for each in states for f in idle_rows(each, leaves, rule, fmt)]
     whole = whole_run(
@@ -458,6 +462,7 @@ def _leaf_findings(
     fmt: Format,
     rule: Optimiser,
     trials: Sequence[Trial],
+    idle: float,
 ) -> list[Finding]:
     stored = "stored" if leaf.dtype == fmt.name else "if it were stored"
     here = predicted[fmt.name]
@@ -466,6 +471,9 @@ def _leaf_findings(
         f"lr {rule.lr:g} (predicted {here.frozen:.0%}), and {narrow.fidelity:.0%} of the intended "
         f"change is applied; half of them would move from lr {here.min_lr:.1e}"
     )
+    # Where no element has one, remedies are judged by what weight decay does.
+    if 0 < idle < 1:
+        message += f"; {idle:.0%} have no gradient and count neither for nor against a remedy"
     fix = "; or ".join([t.describe() for t in trials if t.works][:SHOWN])
     others = {f"predicted_frozen_{n}": p.frozen for n, p in predicted.items() if n != fmt.name}
     return [

@@ -2,7 +2,8 @@
 
 Ranked by measured fidelity and by memory: remedies that apply what the optimiser asked for to
 within `ENOUGH` come first, cheapest first; the others follow, best first. Remedies that the spread
-of the measurement does not tell apart share a rank. Source: docs/stability.md "Remedies".
+of the measurement does not tell apart share a rank. Elements without a gradient do not count.
+Source: docs/stability.md "Remedies".
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class Trial:
     """Bytes per parameter with it, optimiser moments not counted."""
     lost_at_start: float
     """Relative L2 of what storing the values for the first time took from them."""
+    idle: float = 0.0
+    """Share of the elements that have no gradient, and so are not in `survival`."""
 
     @property
     def miss(self) -> float:
@@ -143,9 +146,10 @@ class Trial:
         """Return the remedy and its measured effect in words, of JAX or of torch."""
         what = (torch and self.remedy.torch) or self.remedy.what
         between = f" ± {self.spread:.3f}" if round(self.spread, 3) else ""
+        of = " of those with a gradient" if self.idle else ""
         return (
             f"{what}: fidelity {self.survival.fidelity:.3f}{between}, "
-            f"{self.survival.frozen:.0%} frozen, {self.bytes} bytes per parameter"
+            f"{self.survival.frozen:.0%}{of} frozen, {self.bytes} bytes per parameter"
         )
 
 
@@ -191,8 +195,13 @@ def try_remedies(
         )
         for name, outcome in outcomes.items():
             first_loss = _lost_at_start(remedy, sensible[name], starts[name], fmt)
-            trial = Trial(remedy, outcome.survival(), remedy.bytes(fmt), first_loss)
-            trials[name].append(trial)
+            # Rows of tokens or positions that no text had are decayed at most. Counted, they would
+            # freeze half of a leaf under every remedy, and say nothing of what it does to the rest.
+            counted = outcome.with_gradients()
+            idle = 1.0 - counted.pushed.size / max(1, outcome.pushed.size)
+            trials[name].append(
+                Trial(remedy, counted.survival(), remedy.bytes(fmt), first_loss, idle)
+            )
     return {name: rank(of_leaf) for name, of_leaf in trials.items()}
 
 

@@ -179,10 +179,18 @@ class Outcome(NamedTuple):
     last: np.ndarray
     intended: np.ndarray
     changed: np.ndarray
+    pushed: np.ndarray
+    """Which elements have a gradient; weight decay alone moves the others."""
 
     def survival(self) -> Survival:
         """Sum the outcome up."""
-        return summary(*self)
+        return summary(self.first, self.last, self.intended, self.changed)
+
+    def with_gradients(self) -> Outcome:
+        """Return the elements that have a gradient; all of them where none has."""
+        if not self.pushed.any():
+            return self
+        return Outcome(*(part[self.pushed] for part in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +314,9 @@ def _run_rows(
             row[i].reshape(-1)[: values.size] = part.reshape(-1)
         seeds[i] = seed_of(name)
     last, intended, changed = (np.asarray(a) for a in compiled(rows, rms, signals, seeds))
+    found = (rows, last, intended, changed, rms != 0)
     return {
-        name: Outcome(*(a[i].reshape(-1)[: values.size] for a in (rows, last, intended, changed)))
+        name: Outcome(*(a[i].reshape(-1)[: values.size] for a in found))
         for i, (name, (values, *_)) in enumerate(zip(names, samples, strict=True))
     }
 

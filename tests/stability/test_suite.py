@@ -11,7 +11,7 @@ from megalodon_jax import MegalodonForCausalLM
 from parity.megalodon.cases import BYTE_LM
 from stability import suite
 from stability.core import documents
-from stability.core.findings import Severity
+from stability.core.findings import Finding, Severity
 from stability.dtype_audit import read_pinned
 from stability.suite import Checkpoint, ProbeResults, run
 from tests.helpers import double
@@ -36,6 +36,15 @@ def test_a_probe_that_breaks_down_is_named_and_hides_no_other(monkeypatch, broke
     assert said.executed == 2
     assert said.failures == [f"{broken}: RuntimeError: out of luck"]
     assert broken not in said.shown
+
+
+def test_a_probe_has_seconds_where_it_ran_alone(monkeypatch) -> None:
+    def made(*names):
+        return says([Finding(n, Severity.NOTE, "", "", 0.0, 0.0, "", "") for n in names], None)
+
+    probes = {"first": made("a"), "second": made("b", "c"), "third": made("b"), "fourth": made("d")}
+    monkeypatch.setattr(suite, "PROBES", probes)
+    assert run(CHECKPOINT, MODEL).seconds.keys() == {"a", "d"}
 
 
 def test_remedies_without_survival_are_a_failure(monkeypatch) -> None:

@@ -148,7 +148,7 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
             for_json(
                 {"kind": kind, "leaf": diagnosis.representatives[kind], "remedy": trial.remedy.name}
                 | asdict(trial.survival)
-                | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start}
+                | {"bytes": trial.bytes, "lost_at_start": trial.lost_at_start, "idle": trial.idle}
                 | {"works": trial.works, "verdict": trial.verdict(), "rank": rank}
             )
             for kind, trials in diagnosis.trials.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
+from parity.engine.operations import Unknown
 from parity.port import Port, compare
 from parity.port.correspondence import Correspondence
-from parity.port.localisation import _replaceable
+from parity.port.localisation import DOES, MAKES_MASK, Place, _replaceable
 from parity.port.side_runs import SideRuns
+from parity.port_tolerances import PortEdge
 from parity.sides import FunctionSide, JaxSide, TorchSide
 from parity.sides.side import Trace
 
@@ -195,3 +198,12 @@ class Defined(torch.nn.Module):
     def forward(self, x):
         centred = x - x.mean(-1, keepdim=True)
         return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
+
+
+def test_a_line_that_makes_and_applies_a_mask_is_shown_once():
+    operation = Unknown(("port.py:41 (f)", "port.py:62 (g)"), ("port.py:40 (f)", "port.py:41 (f)"))
+    place = Place(PortEdge.PORT64_ORIGINAL64, (), operation=operation)
+    assert [line.place for line in place.lines] == ["port.py:40 (f)", "port.py:41 (f)"]
+    # Negative control: a line that only applies it is shown too.
+    other = replace(operation, mask=("port.py:40 (f)",))
+    assert [x.why for x in replace(place, operation=other).lines] == [MAKES_MASK, DOES]

@@ -234,3 +234,22 @@ def test_no_character_that_steers_a_terminal_leaves_in_a_text() -> None:
     for text in (*texts, *one.values):
         assert not set("\x00\x1b\u202e") & set(text)
     parsed(night)
+
+
+def test_a_test_has_a_time_where_it_was_measured_and_none_elsewhere() -> None:
+    timed = {"suite": "parity", "case": "a", "edge": measurement().edge, "seconds": 1.25}
+    odd = [{**timed, "case": case, "seconds": s} for case, s in (("c", math.nan), ("d", -1.0))]
+    night = run(
+        *(measurement(case=case, suite="parity") for case in "abcd"),
+        findings=(finding(probe="values"), finding(probe="poles")),
+        durations={"parity": 3.0, "stability": 2.0},
+        times=[timed, *odd, {"suite": "stability", "case": "poles", "seconds": 0.5}],
+    )
+    root = ET.fromstring(junit(night, decide(night, None)))
+    times = {test.get("classname"): test.get("time") for test in root.findall("testsuite/testcase")}
+    assert {times[f"parity.{case}"] for case in "bcd"} == {None}
+    assert times["parity.a"] == "1.250"
+    probes = {x.get("name"): x.get("time") for x in root.findall("testsuite[@name='probes']/*")}
+    assert probes == {"values": None, "poles": "0.500"}
+    suites = {suite.get("name"): suite.get("time") for suite in root}
+    assert suites == {"parity": "3.000", "probes": "2.000", "verdict": None}

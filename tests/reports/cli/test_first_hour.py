@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -76,6 +78,13 @@ def test_cases_and_faults_are_listed_with_what_they_are() -> None:
     cases = cli("parity", "cases").output
     for name in ("plain", "nvfp4", "mla-moe tied", "mesh megalodon", "ema-mask"):
         assert f" {name} " in cases
+    # Words that only the source explains have no place here, and every case has a reason.
+    assert not re.search(r"triangle|seam", cases)
+    table, _, below = cases.partition("\n\n")
+    assert "model: the JAX model, megalodon-hf and a float64 oracle" in " ".join(below.split())
+    for name in ("ema-mask", "nvfp4", "mla-moe tied", "port/plain", "mesh megalodon"):
+        (row,) = [line for line in table.splitlines() if line.startswith(f" {name}  ")]
+        assert len(re.split(r"\s{2,}", row.strip())) == 3
     faults = cli("parity", "faults", "--list").output
     assert "keys counted from 1" in faults
 
@@ -226,7 +235,13 @@ def test_the_demonstration_holds_and_then_finds_its_bug(
     assert [line[:2] for line in look] == ["1.", "2.", "3."]
     assert "starts at layers.0.inner" in look[1] and "keys counted from 1" in look[1]
     assert "It starts at layers.0.inner" in pages[1].read_text(encoding="utf-8")
-    assert f"list --out '{out}'" in ask
+    commands = re.findall(r"`([^`]+)`", ask)
+    assert [command.split()[1] for command in commands] == ["list", "gate"]
+    # Each can be copied as it stands: the program's own name and every option are in it.
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "megalodon-numerics"
+        assert cli(*arguments).exit_code == (0 if "list" in arguments else 1)
     assert [run.manifest.fault for run in list_runs(out)[0]] == [None, "rope_keys_one_late"]
 
 

@@ -122,6 +122,17 @@ def test_a_session_that_recorded_nothing_is_not_green(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.parametrize("asked", ["verdict", "pytest"])
+def test_a_module_that_stops_the_session_is_incomplete_and_named(tmp_path: Path, asked) -> None:
+    """pytest runs no test where a module does not import; its 2 would be wrong usage."""
+    (tmp_path / "test_broken.py").write_text("import no_such_module", encoding="utf-8")
+    result = run(tmp_path, "-n", "0", "--numerics-exit", asked)
+    assert "NOT GREEN: no test recorded a measurement" in result.stdout
+    assert "test_broken.py was not collected: mend it, or" in result.stdout
+    expected = ExitCode.INCOMPLETE if asked == "verdict" else pytest.ExitCode.INTERRUPTED
+    assert result.returncode == expected
+
+
 TWICE = """
 def test_a(numerics):
     numerics([row("one", 1e-6), row("two", 1e-6)])

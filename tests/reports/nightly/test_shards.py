@@ -36,6 +36,7 @@ def shard(index: int, **changes: object) -> Run:
             "spreads": {} if last else {f"{name} level": [0.1 * index]},
             "stability": {"poles": index} if last else {},
             "durations": {"parity": 1.0 * index},
+            "times": [{"suite": "parity", "case": name, "edge": "e", "seconds": 1.0 * index}],
             "cases": [],
             "fault": None,
             **changes,
@@ -60,6 +61,9 @@ def test_nothing_of_a_shard_is_lost(stored: list[Path]) -> None:
     assert manifest.spreads == {"length_c level": [0.1], "stream_tokens level": [0.2]}
     assert manifest.stability == {"poles": 3}
     assert manifest.durations == {"parity": 6.0}
+    assert [(time.case, time.seconds) for time in manifest.times] == [
+        (name, 1.0 * turn) for turn, name in enumerate(PLAN, 1)
+    ]
     suites = {s.name: (s.planned, s.executed, s.whole) for s in manifest.suites}
     assert suites == {"parity": (2, 2, True), "stability": (1, 1, True)}
     assert (manifest.id, manifest.code) == ("2026-11-20T21-30-01Z-1a2b3c4", "0123456789ab")

@@ -119,6 +119,32 @@ def test_a_replay_is_measured_again(
     assert {row.deterministic for row in done.measurements} == {repeats}
 
 
+def test_a_comparison_has_the_seconds_until_its_last_row(monkeypatch) -> None:
+    now = [0.0]
+
+    def rows() -> Iterator[Measurement]:
+        for edge, seconds in (("first", 2.0), ("first", 1.0), ("second", 4.0)):
+            now[0] += seconds
+            yield measurement(case="plain", edge=edge)
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    suite = SuiteRun("parity", 1)
+    for _ in suite.timed(rows()):
+        # What is done with a row is no part of measuring it.
+        now[0] += 100.0
+    assert suite.times == {("plain", "first"): 3.0, ("plain", "second"): 4.0}
+    # A second look at the same work adds to it.
+    assert len(list(suite.timed(rows()))) == 3
+    assert suite.times == {("plain", "first"): 6.0, ("plain", "second"): 8.0}
+
+
+@pytest.mark.parametrize("suite", [parity, known_differences, products])
+def test_what_is_compared_one_after_the_other_is_timed(suite, measure, monkeypatch) -> None:
+    done = suite(measure, monkeypatch)
+    assert done.times.keys() == {(m.case, m.edge) for m in done.measurements}
+    assert 0 < sum(done.times.values()) <= done.seconds
+
+
 @pytest.mark.parametrize("again", ["one", "two", "one two three", ""])
 def test_a_replay_must_find_the_pairs_that_a_port_had_before(
     again: str, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,8 @@ def test_every_entry_is_read_as_plain_text() -> None:
         ('<a href="#edge">edge</a> {{ edge }} {# edge #} <code>edge</code>', ""),
         ('<p class="sr">edge</p><caption title="{{ "<edge>" }}">byte-level</caption>', ""),
         ("<p>PASS pass passes CEMA cema noise floors</p>", "PASS CEMA noise floors"),
+        ("<p>Two runs side by side. Side by side</p>", ""),
+        ("<p>Side by side: another side</p>", "side"),
         ("{% macro a(n) %}<p>edge</p>{% endmacro %}{% macro b(n) %}<p>edge</p>", "edge edge"),
     ],
 )

@@ -482,3 +482,30 @@ def test_both_architectures_stand_side_by_side_and_a_run_without_the_second_says
     assert "guarded" in words and "<svg" in words
     without = section(page_of(run(measurement())), "architectures")
     assert "knows one architecture" in without
+
+
+def test_no_curve_has_the_colour_of_a_failure(page: str) -> None:
+    rules = re.findall(r"((?:\.v\d+(?:, )?)+) \{ --l: var\((--\w+)\); \}", page)
+    colours = {name: colour for names, colour in rules for name in names.split(", ")}
+    assert sorted(colours) == [f".v{i}" for i in range(9)], "as many as the trends draw"
+    assert "--fail" not in colours.values()
+
+
+def test_a_chart_is_as_large_on_a_telephone_and_scrolls(page: str) -> None:
+    chart = svg.chart(
+        [svg.Line("JAX float32 vs megalodon-hf float32", "v0", [(0, 0), (1, 1)])], "x", "nights"
+    )
+    (_, box), (tag, drawing) = Page(chart).tags[:2]
+    assert (box["class"], box["tabindex"], tag) == ("scroll", "0", "svg")
+    telephone = page[page.index("@media (max-width: 40rem) {\n") :]
+    rem = float(re.search(r"\.scroll \.chart \{ min-width: ([\d.]+)rem; \}", telephone)[1])
+    # A letter of 11 units is then at least 9 pixels high.
+    assert 11 * rem * 16 / float(str(drawing["viewbox"]).split()[2]) >= 9
+
+
+def test_a_night_with_a_history_draws_its_trends_so(night: Run) -> None:
+    keys = {m.key for m in night.measurements}
+    history = History(runs=("a", "b"), series=dict.fromkeys(keys, (0.5, 0.5)), manifests=())
+    section = page_of(night, history=history).partition('<section id="trends"')[2]
+    figure = section.partition("</section>")[0].partition("<figure")[2].partition("</figure>")[0]
+    assert 'class="scroll"' in figure and 'class="curve v2"' in figure

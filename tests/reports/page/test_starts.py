@@ -136,6 +136,16 @@ def test_what_has_no_account_says_so_and_has_commands_all_the_same() -> None:
     assert "3 more cases fail" in words(section(page_of(many), "starts"))
 
 
+@pytest.mark.parametrize("note", ["2 values are 0", "columns 0 to 3 are wrong", ""])
+def test_the_note_of_an_account_is_a_sentence(note: str) -> None:
+    page = page_of(replace(red(), explanations=(replace(explained("plain"), note=note),)))
+    told = words(section(page, "starts").replace("<wbr>", ""))
+    after = told.partition("It starts at layers.0.rmsnorm")[2].partition("tolerance ")[2]
+    _, _, rest = after.partition(". ")
+    expected = f"{note[:1].upper()}{note[1:]}." if note else ""
+    assert rest.startswith(expected) and ". columns" not in told
+
+
 def test_a_case_that_holds_on_our_side_says_that() -> None:
     account = replace(explained("plain"), quantity="", meaning="no divergence.", worst=None)
     told = section(page_of(replace(red(), explanations=(account,))), "starts")
@@ -160,8 +170,12 @@ def test_since_when_names_the_run_before_with_a_link_and_the_commits() -> None:
         series={failing(**STAGE).key: (0.5,)},
         manifests=(held.manifest,),
     )
-    told = section(page_of(night, history), "starts")
+    page = page_of(night, history)
+    told = section(page, "starts")
     assert f'<a href="../{held.id}/{PAGE}">' in told
+    # Above, the link says by its name which run it leads to: "this run" is the one on the page.
+    first = section(page, "verdict")
+    assert f'It last held in <a href="../{held.id}/{PAGE}">run <code>{held.id}</code></a>.' in first
     assert "commits: aaaaaaaaaa..bbbbbbbbbb" in told
     assert "git log --oneline aaaaaaaaaa..bbbbbbbbbb" in told
     elsewhere = render(night, decide(night, held), history, "nights/runs")

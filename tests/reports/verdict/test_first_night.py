@@ -195,3 +195,15 @@ def test_the_largest_gate_of_a_group_counts_too() -> None:
     assert decision.word is Word.NOT_COMPARABLE
     assert "times the worst logits of" in decision.sentence
     assert decide(gates(2.0, host=THERE), None, {}, [pin]).word is Word.PASS
+
+
+def test_tests_of_ports_are_held_against_no_night_of_megalodon(tmp_path: Path) -> None:
+    """Negative control: a session that measured Megalodon is."""
+    asked = {"kind": "pytest", "selected": ["everything"]}
+    port = {"name": "mlp", "title": "mlp", "holds": True, "sides": {"original": "torch"}}
+    alone = run(measurement(suite="mlp"), ports=[port], cases=[], **asked)
+    assert pins.home(tmp_path / "runs", alone.manifest).is_relative_to(tmp_path)
+    assert first_night(alone, []) == ""
+    megalodon = run(measurement(), **asked)
+    assert pins.home(tmp_path / "runs", megalodon.manifest) == pins.FOLDER
+    assert "nothing could be compared" in first_night(megalodon, [])

@@ -11,6 +11,7 @@ from stability.core.number_formats import BF16
 from stability.core.parameter_leaves import leaves_of
 from stability.storage.diagnose import report
 from stability.storage.known_gradients import KnownGradients, RowGradients, measured
+from stability.storage.remedies import NOTHING, REMEDIES, try_remedies
 from stability.storage.simulate import FLOAT32, GRADIENTS, run
 from stability.storage.survival import predict, predict_each
 from stability.storage.update_rules import GRADIENT_RMS, SGD, AdamW
@@ -159,6 +160,32 @@ def test_rows_that_decay_alone_moves_are_predicted_as_they_are_measured(decay) -
     everything = RowGradients(np.array(0.0), np.array(SIGNAL), values.shape)
     assert not any(p.frozen for p in predict_each(values, AdamW(3e-4), (BF16,), True, 0.0,
                                                   everything.idle()).values())  # fmt: skip
+
+
+def test_rows_without_a_gradient_count_neither_for_nor_against_a_remedy() -> None:
+    """Unused positions: weight decay moves them too little for bfloat16 under every remedy."""
+    values = np.random.default_rng(0).normal(0.0, 0.02, (10, 96)).astype(np.float32)
+    used = np.arange(10) >= 6
+    rows = RowGradients(np.where(used, 1e-3, 0.0), np.full(10, SIGNAL), values.shape)
+    known = KnownGradients({"wpe.weight": rows}, "as a test says")
+    rule = AdamW(3e-4, weight_decay=0.01)
+    tried = tuple(r for r in REMEDIES if r.name in ("larger lr", "float32 parameters"))
+    found = report({"wpe.weight": values}, rule, known=lambda _: known, remedies=(NOTHING, *tried))
+    (trials,) = found.trials.values()
+    by_name = {trial.remedy.name: trial for trial in trials}
+    # No remedy freezes a row that its gradients move, and the others are not among the frozen.
+    assert all(trial.survival.frozen < 0.1 for trial in trials)
+    assert all(trial.idle == pytest.approx(0.6) for trial in trials)
+    assert "of those with a gradient frozen" in by_name["larger lr"].describe()
+    (said,) = [f.message for f in found.findings if f.metric == "frozen_fraction"]
+    assert "60% have no gradient and count neither for nor against a remedy" in said
+    # Where no row has a gradient, what decay alone does is all there is to judge by.
+    nothing = RowGradients(np.array(0.0), np.array(SIGNAL), values.shape)
+    (left,) = try_remedies(
+        {"wpe.weight": values}, rule, remedies=(NOTHING,), known={"wpe.weight": nothing}
+    )["wpe.weight"]
+    assert left.survival.frozen > 0.9
+    assert not left.idle
 
 
 @pytest.mark.parametrize(
