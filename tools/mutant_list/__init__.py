@@ -4,6 +4,7 @@ from tools.mutant_list import (
     bench,
     blind,
     blind_second,
+    blind_third,
     commands,
     equivalent,
     executors,
@@ -26,6 +27,7 @@ MUTANTS = (
     *executors.MUTANTS,
     *blind.MUTANTS,
     *blind_second.MUTANTS,
+    *blind_third.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

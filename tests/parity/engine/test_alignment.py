@@ -13,6 +13,7 @@ import pytest
 from parity import pins
 from parity.engine.alignment import AlignedBy, Alignment, AlignmentError, Pin, align
 from parity.engine.closeness import EQUAL, MASKED, distance
+from parity.engine.stage_names import LEARNED, learned
 
 Stages = dict[str, np.ndarray]
 BATCH, TIME, HEADS, SIZE = 2, 8, 4, 4
@@ -399,3 +400,10 @@ def test_300_stages_align_within_a_second() -> None:
         seconds.append(time.process_time() - start)
     # Of the processor, and the best of three: other work on the machine is not what is asked.
     assert min(seconds) < 1
+
+
+@pytest.mark.parametrize(("layer", "taught"), [(0, LEARNED), (1, 0.0)])
+def test_a_pair_teaches_the_other_layers_only_if_it_is_of_one_layer(layer, taught):
+    pairs = [("layers.0.mixer", f"blocks.{layer}.ema")]
+    names = ["layers.2.mixer"], ["blocks.2.ema", "blocks.3.ema", "blocks.2.other"]
+    assert learned(pairs, *names).tolist() == [[taught, 0.0, 0.0]]
