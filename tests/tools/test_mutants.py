@@ -22,7 +22,6 @@ from tools.mutant_list import (
     bench,
     blind,
     blind_second,
-    blind_third,
     commands,
     equivalent,
     executors,
