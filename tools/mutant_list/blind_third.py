@@ -68,7 +68,7 @@ REPORTS_VERDICT_LEVELS = of(
         "the work of a level depends on the order of its gates",
         "repr(sorted(m.identity for m in gates))",
         "repr([m.identity for m in gates])",
-        "test_pins.py test_spreads.py test_hosts.py",
+        "test_spreads.py test_pins.py test_hosts.py",
     ),
 )
 REPORTS_VERDICT_DECIDE = of(
@@ -148,7 +148,7 @@ REPORTS_STORE_UNSENT = of(
         "an unsent run.json that was edited gets a valid seal",
         "        check_seal(document, file)\n",
         "",
-        "test_claims.py test_lost_replies.py test_seal.py test_attacks.py",
+        "test_lost_replies.py test_claims.py test_seal.py test_attacks.py",
     ),
 )
 REPORTS_STORE_READER = of(
@@ -179,7 +179,7 @@ REPORTS_STORE_QUERY = of(
         "the name of a folder is a pattern to DuckDB",
         "alone = [glob.escape(self.files[i]) for i",
         "alone = [self.files[i] for i",
-        "test_index.py test_history.py test_store_commands.py",
+        "test_history.py test_index.py test_store_commands.py",
     ),
 )
 REPORTS_REGISTRY_GATE_CHANGES = of(
@@ -213,14 +213,14 @@ REPORTS_REGISTRY_LOOKBACK = of(
         "the line of recent values has the oldest ones",
         "list(value ORDER BY created)[-24:]",
         "list(value ORDER BY created)[:24]",
-        "test_store_commands.py test_index.py test_first_hour.py",
+        "test_index.py test_store_commands.py test_first_hour.py",
     ),
     (
         "unread_runs_counted",
         "runs that could not be read count as asked",
         "return Lookback(rows, len(runs) - len(broken), unreadable)",
         "return Lookback(rows, len(runs), unreadable)",
-        "test_store_commands.py test_hostile_folders.py test_index.py",
+        "test_index.py test_store_commands.py test_hostile_folders.py",
     ),
 )
 REPORTS_REGISTRY_RETENTION = of(
@@ -466,7 +466,7 @@ PARITY_PORT_ROUNDING_FLOORS = of(
         "elements of a quantity that is rounding are called hidden",
         "if squares is None or row is None or quantity in self.cancelled.get(edge, ()):",
         "if squares is None or row is None:",
-        "test_cancelled_derivatives.py test_rounding_floors.py test_hidden_elements.py",
+        "test_rounding_floors.py test_cancelled_derivatives.py test_hidden_elements.py",
     ),
 )
 PARITY_EXECUTORS_ITEM = of(
