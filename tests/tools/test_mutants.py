@@ -22,6 +22,7 @@ from tools.mutant_list import (
     bench,
     blind,
     blind_second,
+    blind_third,
     commands,
     equivalent,
     executors,
