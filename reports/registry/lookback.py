@@ -241,10 +241,11 @@ def _unfit(runs: Sequence[tuple[RunInfo, str]]) -> dict[Path, str]:
             if checksums is None or MEASUREMENTS not in FILES[run.kind]:
                 continue
             with suppress(duckdb.Error):
-                [(found,)] = database.execute(
+                found = database.execute(
                     "SELECT sha256(content) FROM read_blob($file)", {"file": glob.escape(file)}
                 ).fetchall()
-                if found != checksums.get(MEASUREMENTS):
+                # Of a file that is not there DuckDB has no row.
+                if found and found != [(checksums.get(MEASUREMENTS),)]:
                     wrong[run.folder] = (
                         f"{file} is not the file that was stored: its SHA-256 differs from the one "
                         "in run.json: restore the folder or delete it"

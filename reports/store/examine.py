@@ -56,14 +56,16 @@ def examine(folder: Path, only: bool = False) -> Examined:
         return Examined(folder.name, str(error))
     if MEASUREMENTS not in tables:
         return Examined(folder.name, manifest=manifest)
-    gates = _gates(tables[MEASUREMENTS])
+    gates, gated = _gates(tables[MEASUREMENTS])
     broken = int((gates["verdict"].to_numpy() != Verdict.PASS.value).sum())
-    work = _work(tables[MEASUREMENTS])
+    work = _work(tables[MEASUREMENTS], gated)
     return Examined(folder.name, "", manifest, gates.num_rows, broken, work, gates)
 
 
-def _gates(table: pa.Table) -> pa.Table:
-    """Return the rows that are gates, judged by their numbers as `Measurement.settled` does."""
+def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray]:
+    """Return the rows that are gates, judged by their numbers as `Measurement.settled` does, and
+    which of all rows they are.
+    """
     words = _texts(table["verdict"].combine_chunks())
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))
     gated = (words != Verdict.INFO.value) | ~np.isnan(tolerance)
@@ -84,7 +86,7 @@ def _gates(table: pa.Table) -> pa.Table:
     else:
         columns["deterministic"] = pa.nulls(table.num_rows, pa.bool_())
     gates = pa.table(columns)
-    return gates if gated.all() else gates.filter(pa.array(gated))
+    return (gates if gated.all() else gates.filter(pa.array(gated))), gated
 
 
 def _texts(column: pa.Array) -> np.ndarray:
@@ -94,9 +96,12 @@ def _texts(column: pa.Array) -> np.ndarray:
     return np.asarray(column.cast(pa.string()).to_numpy(False))
 
 
-def _work(table: pa.Table) -> str:
-    """Return a hash of what each row is about, in the order of the rows."""
-    digest = hashlib.sha256()
+def _work(table: pa.Table, gated: np.ndarray) -> str:
+    """Return a hash of what each row is about and whether it is a gate, in the order of the rows.
+
+    Of runs of one work one is asked which gates it measured, for all of them.
+    """
+    digest = hashlib.sha256(np.packbits(gated).tobytes())
     for name in KEY:
         column = table[name].combine_chunks()
         array = column.dictionary_encode() if not pa.types.is_dictionary(column.type) else column

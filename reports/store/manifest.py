@@ -237,8 +237,12 @@ class Manifest:
 
     @property
     def of_ports_alone(self) -> bool:
-        """Whether a session of tests compared ports and nothing of Megalodon."""
-        return self.kind is RunKind.PYTEST and bool(self.ports) and not self.cases
+        """Whether a session of tests compared ports and nothing of Megalodon.
+
+        One that measured anything of Megalodon names the reference it chose, whatever it found.
+        """
+        alone = self.environment.reference.kind is None
+        return self.kind is RunKind.PYTEST and bool(self.ports) and alone
 
     def shares_subject(self, other: Manifest) -> bool:
         """Whether both are of one kind and about one subject, or about one of several."""

@@ -82,7 +82,7 @@ def commits(before: Manifest, after: Manifest, changed: bool = True) -> str:
     if between := commit_range(before, after):
         return f"{between}{aside}"
     if before.commit and before.commit == after.commit:
-        planted = after.fault and not before.fault
+        planted = after.fault != before.fault
         known = planted or unclean or not changed
         suspect = "" if known else ": not the code, so the environment or the machine"
         return f"none, both runs are of {before.commit[:SHORT]}{aside}{suspect}"

@@ -4,6 +4,7 @@ from tools.mutant_list import (
     bench,
     blind,
     blind_second,
+    blind_third,
     commands,
     equivalent,
     executors,
@@ -27,6 +28,7 @@ MUTANTS = (
     *executors.MUTANTS,
     *blind.MUTANTS,
     *blind_second.MUTANTS,
+    *blind_third.MUTANTS,
     *packed_streams.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS

@@ -12,7 +12,9 @@ import pytest
 
 from parity import pins
 from parity.engine.alignment import AlignedBy, Alignment, AlignmentError, Pin, align
-from parity.engine.closeness import EQUAL, MASKED, distance
+from parity.engine.closeness import EQUAL, MASKED, distance, entangled
+from parity.engine.layouts import Layout
+from parity.engine.stage_names import LEARNED, learned
 
 Stages = dict[str, np.ndarray]
 BATCH, TIME, HEADS, SIZE = 2, 8, 4, 4
@@ -399,3 +401,47 @@ def test_300_stages_align_within_a_second() -> None:
         seconds.append(time.process_time() - start)
     # Of the processor, and the best of three: other work on the machine is not what is asked.
     assert min(seconds) < 1
+
+
+@pytest.mark.parametrize(("layer", "taught"), [(0, LEARNED), (1, 0.0)])
+def test_a_pair_teaches_the_other_layers_only_if_it_is_of_one_layer(layer, taught):
+    pairs = [("layers.0.mixer", f"blocks.{layer}.ema")]
+    names = ["layers.2.mixer"], ["blocks.2.ema", "blocks.3.ema", "blocks.2.other"]
+    assert learned(pairs, *names).tolist() == [[taught, 0.0, 0.0]]
+
+
+def test_a_sum_that_cancels_says_nothing_of_stages_that_are_equal():
+    """Rounding is relative to the numbers, and their sum may be far below them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, TIME, WIDTH))
+    x -= x.mean()
+    pairs = x.reshape(BATCH, TIME, WIDTH // 2, 2).swapaxes(2, 3).reshape(x.shape)
+    y = pairs + ROUNDING * rng.normal(size=x.shape)
+    assert abs(x.sum() - y.sum()) > abs(x.sum()), "the sum is rounding"
+    [layout] = entangled([x], [y], [0], [0]).values()
+    assert np.array_equal(layout(x), pairs)
+    assert not entangled([x], [y + 1], [0], [0])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_where_equal_stages_lie_in_two_ways_a_wrong_one_lies_in_the_nearest(turned):
+    """There is no usual layout to hold it to, and one of two at random is as likely wrong."""
+    rng = np.random.default_rng(0)
+    original = {name: rng.normal(size=(TIME, TIME)) for name in ("first", "second", "third")}
+    third = original["third"].T if turned else original["third"]
+    port = {"first": original["first"], "second": original["second"].T}
+    port["third"] = third + 100 * EQUAL * rng.normal(size=third.shape)
+    pairs = {pair.port: pair for pair in align(original, port).pairs}
+    assert pairs["third"].by is AlignedBy.NAME
+    assert np.array_equal(pairs["third"].layout(original["third"]), third)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_result_that_is_transposed_is_another_one_unless_a_pin_says_that_it_is_meant(pinned):
+    x = np.random.default_rng(0).normal(size=(TIME, TIME))
+    turned = Layout(x.shape, x.shape, (1, 0), x.shape)
+    pins_of_it = [Pin("result", "result", turned)] if pinned else []
+    sides = {"stage": x + 1, "result": x}, {"stage": x + 1, "result": x.T}
+    found = align(*sides, outputs=(("result",), ("result",)), pins=pins_of_it)
+    pair = next(pair for pair in found.pairs if pair.port == "result")
+    assert (pair.layout == turned, pair.distance == 0.0) == (pinned, pinned)

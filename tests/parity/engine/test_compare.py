@@ -394,3 +394,21 @@ def test_opposite_arrays_have_a_cosine_of_minus_one():
     e = np.asarray([3.0, -4.0])
     assert tensor_metrics(-e, e, "float64")["cosine"] == pytest.approx(-1.0)
     assert math.isnan(tensor_metrics(e, np.zeros(2), "float64")["cosine"])
+
+
+def test_what_another_device_computed_is_other_work(comparison):
+    """Another one of anything that a value depends on gives another identity."""
+
+    def identity(at, name="embed", metric="max_abs"):
+        return at.fact(name, metric, 0.0).identity
+
+    work = replace(CASE.work, hash="another")
+    others = [
+        identity(replace(comparison, device="cuda")),
+        identity(replace(comparison, edge=MegalodonEdge.JAX32_ORACLE)),
+        identity(replace(comparison, work=work)),
+        identity(comparison, name="logits"),
+        identity(comparison, metric="max_rel"),
+    ]
+    assert len({identity(comparison), *others}) == 1 + len(others)
+    assert identity(comparison) == identity(replace(comparison))

@@ -93,3 +93,19 @@ def test_only_tensors_that_fail_are_described_and_no_more_than_the_first():
     assert first.shape == (int(case.valid.sum()), 3)
     assert all(case.valid[w.index[:2]] for w in first.worst)
     assert all(w.actual == wrong[first.quantity][w.index] for w in first.worst)
+
+
+def test_the_tensors_of_one_edge_leave_room_for_those_of_another():
+    case, seen = by_name("right_padding"), Deviations()
+    right = {f"layers.{i}.cema": np.ones((*case.valid.shape, 3)) for i in range(KEPT + 2)}
+    wrong = {name: 2 * x for name, x in right.items()}
+    edges = MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE
+    failed = []
+    for edge in edges:
+        comparison = Comparison(case.work, edge, NoiseFloors.load(), edge.dtype, on_failure=seen)
+        dtype = np.dtype(edge.dtype)
+        rows = comparison.run({name: x.astype(dtype) for name, x in wrong.items()}, right)
+        fails = [(m.edge, m.quantity) for m in rows if m.verdict is Verdict.FAIL]
+        failed += fails[:KEPT]
+    assert len({edge for edge, _ in failed}) == len(edges)
+    assert [(d.edge, d.quantity) for d in seen] == failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from parity.executors import item as item_module
-from parity.executors.cluster import _fits, options
+from parity.executors.cluster import Starts, _fits, options
 from parity.executors.identity import Identity
 from parity.executors.item import ATTEMPTS, Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
@@ -387,3 +388,24 @@ def test_the_time_left_is_what_was_expected_at_the_pace_of_what_is_done() -> Non
         assert progress.estimate() != 0.0
         progress.done(Answer(name, State.DONE, seconds=costs[name]))
     assert progress.estimate() == 0.0
+
+
+def test_a_process_is_kept_for_items_that_need_the_same_of_it_alone() -> None:
+    """A library counts its processors and reads its variables once."""
+    needs = [
+        *(Needs(), Needs(threads=1), Needs(threads=1), Needs()),
+        *(Needs(environment={"HERE": "1"}), Needs(environment={"HERE": "2"})),
+    ]
+    items = [Item(str(i), f"{WORK}process", needs=need) for i, need in enumerate(needs)]
+    found = [answer.value for answer in collect(items, LocalExecutor(1))]
+    kept = [one == other for one, other in itertools.pairwise(found)]
+    assert kept == [False, True, False, False, False]
+
+
+def test_who_took_an_item_over_is_at_it_and_the_dead_one_no_more() -> None:
+    starts = Starts()
+    assert [starts.began(*at) for at in (("a", "w1"), ("b", "w2"), ("a", "w3"))] == [1, 1, 2]
+    assert {worker: item for worker, (item, _) in starts.running().items()} == {
+        "w2": "b",
+        "w3": "a",
+    }

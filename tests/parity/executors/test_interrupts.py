@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.executors.interrupts import run_module
+from parity.executors.interrupts import end_groups, run_module, started_group
 from parity.executors.item import Item
 from parity.executors.local import LocalExecutor
 from parity.executors.sweep import Answers
@@ -195,3 +195,16 @@ def test_every_command_ends_with_3_where_it_is_interrupted(number: signal.Signal
         assert driver.wait(timeout=60) == 3
         assert time.monotonic() - begun < PROMISE
         assert "interrupted: no run was written" in driver.stderr.read()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_worker_is_ended_whether_or_not_it_leads_a_group_yet(leads: bool) -> None:
+    """A process leads its group from its first line on, and may be ended before."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    worker = subprocess.Popen(command, process_group=0 if leads else None)
+    try:
+        started_group(worker.pid)
+        end_groups()
+        assert worker.wait(PROMISE) == -signal.SIGKILL
+    finally:
+        worker.kill()

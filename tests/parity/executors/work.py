@@ -76,3 +76,8 @@ if __name__ == "__main__":
     # A program that notes its number and sleeps.
     Path(sys.argv[1]).write_text(f"{os.getpid()}\n", encoding="utf-8")
     time.sleep(60)
+
+
+def process() -> int:
+    """Return the number of the process that runs the item."""
+    return os.getpid()

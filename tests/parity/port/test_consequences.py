@@ -10,9 +10,12 @@ import pytest
 import torch
 from jax.ad_checkpoint import checkpoint_name
 
-from parity.engine.alignment import Pin
+from parity.engine.alignment import AlignedBy, Alignment, Pin
 from parity.engine.closeness import EQUAL
+from parity.engine.layouts import Layout
+from parity.engine.stage_pairs import Pair
 from parity.port import Port, compare
+from parity.port.consequences import without
 from parity.sides import JaxSide, TorchSide
 
 SCALE = 3.0
@@ -109,3 +112,13 @@ def test_a_difference_behind_two_quantities_of_one_name_starts_where_it_is():
     assert report.culprit is not None and report.culprit.name == "dense"
     assert {m.quantity for m in report.failures} & {"table", "norm"} == set()
     assert any("table is not what the original's table is" in text for text in report.notices)
+
+
+def test_a_pair_that_is_taken_apart_joins_the_stages_that_had_no_partner():
+    """Each under its own name and with its own shape, on its own side."""
+    lies = Layout((2, 3), (2, 3), (1, 0), (3, 2))
+    first, second = (Pair(f"p{n}", f"o{n}", lies, AlignedBy.NAME, 1.0) for n in (1, 2))
+    found = without(Alignment((first, second), {"o0": (5,)}, {"p0": (7,), "p3": ()}), [second])
+    assert found.pairs == (first,)
+    assert dict(found.unaligned_original) == {"o0": (5,), "o2": (2, 3)}
+    assert dict(found.unaligned_port) == {"p0": (7,), "p3": (), "p2": (3, 2)}

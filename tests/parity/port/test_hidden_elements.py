@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from parity.engine.measurement import Verdict
-from parity.port.hidden import hidden
+from parity.port.hidden import Squares, hidden
 from parity.port_tolerances import STUDENT, PortEdge
 from tests.parity.port.test_what_was_compared import both
 
@@ -103,3 +103,16 @@ def test_nothing_is_hidden_where_all_is_alike_or_all_is_rounding():
     assert apart([1.0, 2.0], [0.5, 0.5]) is None
     assert apart([1.0, 2.0], [0.5, 0.5], bound=10.0) is None
     assert apart([], []) is None
+
+
+def test_the_noise_of_an_element_is_of_all_seeds():
+    """Three seeds that move two elements by other amounts, and a mask that does not count."""
+    exact = {"x": np.array([1.0, 2.0, np.inf]), "scalar": np.array(0.0)}
+    squares = Squares()
+    for step in (1.0, 2.0, 4.0):
+        moved = {"x": np.array([1.0 + step, 2.0, 0.0]), "scalar": np.array(-step)}
+        squares.add(exact, moved)
+    assert {name: x.tolist() for name, x in squares.mean().items()} == {
+        "x": [7.0, 0.0, 0.0],
+        "scalar": 7.0,
+    }

@@ -13,8 +13,9 @@ from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import relative_l2
 from parity.engine.quantity import stage_kind
 from parity.engine.rounding_noise import UNIT_ROUNDOFF
-from parity.port.rounding_floors import PortBounds, floors_of, together
+from parity.port.rounding_floors import Noise, PortBounds, floors_of, together
 from parity.port_tolerances import PORTS, PortEdge
+from parity.sides.side import Rounding
 
 SIZE = 10_000
 CROSS = 4 / math.sqrt(SIZE)
@@ -57,3 +58,18 @@ def test_a_stage_whose_rounding_was_not_measured_passes_on_no_edge(edge):
     assert gates["measured"].verdict is Verdict.PASS
     assert gates["stage"].verdict is Verdict.NOT_COMPARABLE and gates["stage"].value == 0
     assert "no tolerance" in gates["stage"].note
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_in_what_is_all_rounding_no_element_hides(cancels):
+    """The terms of such a quantity are far larger than it: each element is small beside them."""
+    edge, expected = PortEdge.ORIGINAL32_PORT64, np.array([1.0, UNIT_ROUNDOFF**2])
+    squares = {Rounding.OPERATIONS: {"stage": np.square(expected * UNIT_ROUNDOFF)}}
+    bounds = PortBounds(
+        {edge: {"stage": UNIT_ROUNDOFF}},
+        {edge: {"stage": 1.0}},
+        {edge: frozenset({"stage"} if cancels else ())},
+        original=Noise(squares=squares),
+    )
+    found = bounds.hidden(edge, Kind.BLOCK, "stage", expected + UNIT_ROUNDOFF, expected)
+    assert (found is None) == cancels

@@ -18,11 +18,13 @@ import torch
 
 from parity import FunctionSide, Port, PortError, TorchSide, compare
 from parity.engine.alignment import AlignmentError
+from parity.engine.compare import Comparison, Work
 from parity.engine.exits import ExitError
 from parity.engine.measurement import Verdict
 from parity.engine.parameter_pairs import Matching
+from parity.engine.quantity import stage_kind
 from parity.port.compare import _digest
-from parity.port.exact import exact_partners
+from parity.port.exact import compare_exactly, exact_partners
 from parity.port.ledger import (
     ALL_DERIVATIVES,
     BETWEEN,
@@ -32,6 +34,7 @@ from parity.port.ledger import (
     has_output,
     ledger_of,
 )
+from parity.port.rounding_floors import PortBounds
 from parity.port.side_runs import covering
 from parity.port_tolerances import PortEdge
 from parity.sides.side import AS_IS, Precision, Rounding, SideError, Trace
@@ -494,3 +497,21 @@ def test_the_work_of_a_port_is_all_that_decides_its_numbers() -> None:
             digests.append(digest(**{f"x{which}": x}))
     assert len(set(digests)) == len(digests)
     assert digest(w0=same.copy(), x1=np.zeros(4, np.float32)) == digests[0]
+
+
+def test_whole_numbers_that_one_side_alone_returns_fail_by_their_own_name():
+    """Paired by shape under other names, they are compared once; what is left over is missing."""
+    edge = PortEdge.PORT64_ORIGINAL64
+    comparison = Comparison(Work("w", "h", ()), edge, PortBounds({}), "float64", kinds=stage_kind)
+    original = {"ids": np.arange(3), "lengths": np.arange(2)}
+    port = {"tokens": np.arange(3), "lengths": np.arange(2), "ids": np.arange(4)}
+    partners = {"ids": "tokens", "lengths": "lengths"}
+    rows = compare_exactly(comparison, original, port, partners)
+    assert {row.quantity: row.verdict for row in rows} == {
+        "tokens": Verdict.PASS,
+        "lengths": Verdict.PASS,
+        "ids": Verdict.FAIL,
+    }
+    assert len(rows) == 3
+    alone = compare_exactly(comparison, original, {}, {})
+    assert [(row.quantity, row.verdict) for row in alone] == [(n, Verdict.FAIL) for n in original]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from parity.engine.measurement import Verdict
 from reports.registry import gate_changes
 from reports.registry.gate_changes import GateChanges, follow_gates
 from reports.store.index import Line
@@ -198,3 +200,22 @@ def test_healthy_nights_cost_no_query(tmp_path: Path, monkeypatch: pytest.Monkey
     assert follow_gates(tmp_path, lines) == {}
     with pytest.raises(AssertionError):
         follow_gates(tmp_path, [replace(line, broken=1) for line in lines])
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_a_gate_that_is_told_without_a_tolerance_has_not_ceased_to_fail(
+    tmp_path: Path, gathered: bool
+) -> None:
+    fact = measurement(tolerance=math.nan, verdict=Verdict.INFO)
+    other = measurement(quantity="x")
+    nights = (
+        earlier(failing(), other, day=10),
+        earlier(fact, other, day=11),
+        earlier(measurement(), other, day=12),
+    )
+    lines = lines_of(tmp_path, *nights)
+    if not gathered:
+        lines = [replace(line, gathered="") for line in lines]
+    found = by_day(follow_gates(tmp_path, lines))
+    assert (told(found[11]), found[11].dropped) == ([], 1)
+    assert told(found[12]) == [(10, [], ["logits"])]

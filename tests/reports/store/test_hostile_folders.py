@@ -333,3 +333,18 @@ def test_the_verdict_is_reported_though_the_disk_is_full(
     with pytest.raises(StoreError, match="No space left"):
         store(root, run(failing(), suites=SUITES), lines.append)
     assert lines == ["verdict: REGRESSED"]
+
+
+def test_a_few_rows_of_endless_lists_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal values of a list take no room in the file and all of it in memory."""
+    schema = pa.schema([("rounds", pa.list_(pa.float64()))])
+
+    def read(values: int) -> pa.Table:
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.table({"rounds": [[1.0] * values]}, schema=schema), buffer)
+        return reader.read_table(buffer.getvalue().to_pybytes(), Path("f"), schema, frozenset())
+
+    monkeypatch.setattr(reader, "VALUES", 1000)
+    assert read(1000).num_rows == 1
+    with pytest.raises(StoreError, match="would unpack to"):
+        read(1001)

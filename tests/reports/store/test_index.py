@@ -20,7 +20,8 @@ from reports.store import examine, gathered, index
 from reports.store.examine import KEY
 from reports.store.index import INDEX
 from reports.store.runs import list_runs, one_look, write_run
-from tests.reports.nights import failing, measurement, reseal, run
+from reports.store.schema import MEASUREMENTS
+from tests.reports.nights import earlier, failing, measurement, reseal, run
 
 
 def night(day: int, row: Any = None) -> Any:
@@ -203,7 +204,46 @@ def test_the_index_judges_a_row_as_a_run_does(tmp_path: Path) -> None:
     # Of what a row says; `Run` settles verdicts when it is made.
     columns = {name: [getattr(m, name) for m in rows] for name in (*KEY, "value", "tolerance")}
     words = pa.array([m.verdict.value for m in rows]).dictionary_encode()
-    found = examine._gates(pa.table({**columns, "verdict": words}))
+    found, _ = examine._gates(pa.table({**columns, "verdict": words}))
     settled = {m.quantity: m.settled().verdict.value for m in rows}
     gates = {name: word for name, word in settled.items() if word != Verdict.INFO.value}
     assert dict(zip(*(found[c].to_pylist() for c in ("quantity", "verdict")), strict=True)) == gates
+
+
+def test_the_line_of_a_gate_ends_with_its_newest_values(tmp_path: Path) -> None:
+    measured = [day * 1e-8 for day in range(1, 27)]
+    for day, value in enumerate(measured, 1):
+        write_run(tmp_path, night(day, measurement(value=value)))
+    [row] = look_back(str(tmp_path)).rows
+    assert list(row["recent"]) == measured[-24:]
+    assert (row["first"], row["last"]) == (measured[0], measured[-1])
+
+
+@pytest.mark.parametrize("damage", ["gone", "another content"])
+def test_a_run_that_cannot_be_read_is_not_among_those_that_answered(
+    tmp_path: Path, damage: str
+) -> None:
+    _, damaged = (write_run(tmp_path, night(day)) for day in (1, 2))
+    file = damaged / MEASUREMENTS
+    file.unlink() if damage == "gone" else file.write_bytes(b"nothing of it")
+    for place in (str(tmp_path), f"{tmp_path}/*"):
+        found = look_back(place)
+        assert found.runs == 1
+        assert [damaged.name in text for text, _ in found.unreadable] == [True]
+        assert [row["runs"] for row in found.rows] == [1]
+
+
+def test_work_is_which_row_is_about_what_and_which_is_a_gate(tmp_path: Path) -> None:
+    """The same names and identities in other rows are other work, and so is a gate told as a fact:
+    one run of a work is asked for all of them."""
+    fact = {"tolerance": math.nan, "verdict": Verdict.INFO}
+    works = [
+        [{"identity": "x"}, {"identity": "y"}, {"identity": "x"}],
+        [{"identity": "x"}, {"identity": "y"}, {"identity": "y"}],
+        [{"identity": "x"}, {"identity": "y"}, {"identity": "x", **fact}],
+        [{"identity": "x"}, {"identity": "y", **fact}, {"identity": "x"}],
+    ]
+    for day, changes in enumerate(works, 1):
+        rows = [measurement(quantity=f"q{i}", **change) for i, change in enumerate(changes)]
+        write_run(tmp_path, earlier(*rows, day=day))
+    assert len({info.work for info in list_runs(tmp_path)[0]}) == len(works)

@@ -16,7 +16,8 @@ import pytest
 
 from reports.store import claims, objects, shared, unsent
 from reports.store.runs import list_runs, write_run
-from reports.store.schema import MANIFEST, StoreError
+from reports.store.schema import MANIFEST, SCHEMA, StoreError
+from reports.store.seal import text_of
 from tests.reports.nights import earlier, measurement
 from tests.reports.store.faulty import Faulty
 
@@ -408,6 +409,26 @@ def test_a_damaged_unsent_run_costs_only_itself(tmp_path: Path) -> None:
     # What cannot be sent claims no name.
     assert not [path for path in store.objects if "/night-a" in path or "/night-b" in path]
     assert [folder.name for folder in unsent.waiting(writer.copy)] == ["night-a", "night-b"]
+
+
+@pytest.mark.parametrize("name", [NAME, "another"])
+def test_an_unsent_run_that_was_edited_is_not_sealed_anew(tmp_path: Path, name: str) -> None:
+    """Sending gives run.json another id, and with it a seal: what was edited must not get it."""
+    store, writer, folder = Faulty.make(), machine(tmp_path, "writer"), folder_of(tmp_path, "a")
+    content = text_of({"schema": SCHEMA, "id": NAME, "content": "a"})
+    (folder / MANIFEST).write_text(content, encoding="utf-8")
+    store.down = "all"
+    with pytest.raises(StoreError):
+        writer.publish(folder, NAME)
+    store.down = ""
+    [waiting] = unsent.waiting(writer.copy)
+    edited = content.replace('"content": "a"', '"content": "b"')
+    (waiting / MANIFEST).write_text(edited, encoding="utf-8")
+    with pytest.raises(StoreError, match="does not fit its seal"):
+        unsent.set_name(waiting, unsent.Note(name, None))
+    writer.refresh(lambda line: None)
+    assert (waiting / MANIFEST).read_text(encoding="utf-8") == edited
+    assert not store.runs(ROOT)
 
 
 def test_a_run_that_is_being_sent_is_left_to_its_sender(tmp_path: Path) -> None:

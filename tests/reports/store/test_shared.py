@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -400,3 +401,20 @@ def test_who_may_only_read_has_a_list_and_reads_nothing_twice(
     asked.clear()
     assert (listed(storage), asked) == ((names, []), [])
     assert not [path for path in objects(storage) if path.startswith(".")]
+
+
+@pytest.mark.parametrize(("hours", "again"), [(-2, False), (0, True), (2, False)])
+def test_a_run_is_read_again_only_while_its_verdict_may_come(
+    tmp_path: Path, machine: Any, asked: list[str], hours: int, again: bool
+) -> None:
+    """A run that a clock dated ahead is no run of this hour: its line is kept as those of old."""
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    created = (datetime.now(UTC) + timedelta(hours=hours)).isoformat(timespec="seconds")
+    one = earlier(measurement(), suites=SUITES, created=created)
+    name = write_run(shared.open_copy(address), one).name
+    machine("second")
+    assert listed(address) == ([name], [])
+    asked.clear()
+    assert listed(address) == ([name], [])
+    assert bool([path for path in asked if path.startswith(name)]) == again

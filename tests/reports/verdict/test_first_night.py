@@ -201,9 +201,12 @@ def test_tests_of_ports_are_held_against_no_night_of_megalodon(tmp_path: Path) -
     """Negative control: a session that measured Megalodon is."""
     asked = {"kind": "pytest", "selected": ["everything"]}
     port = {"name": "mlp", "title": "mlp", "holds": True, "sides": {"original": "torch"}}
-    alone = run(measurement(suite="mlp"), ports=[port], cases=[], **asked)
+    alone = run(measurement(suite="mlp"), ports=[port], cases=[], reference={}, **asked)
     assert pins.home(tmp_path / "runs", alone.manifest).is_relative_to(tmp_path)
     assert first_night(alone, []) == ""
-    megalodon = run(measurement(), **asked)
-    assert pins.home(tmp_path / "runs", megalodon.manifest) == pins.FOLDER
-    assert "nothing could be compared" in first_night(megalodon, [])
+    # Beside a port too, and though its rows are of no case that the package knows.
+    both = [measurement(), measurement(suite="mlp")]
+    for rows, changes in ((both[:1], {}), (both, {"ports": [port], "cases": []})):
+        megalodon = run(*rows, **changes, **asked)
+        assert pins.home(tmp_path / "runs", megalodon.manifest) == pins.FOLDER
+        assert "nothing could be compared" in first_night(megalodon, [])

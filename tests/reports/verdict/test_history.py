@@ -6,10 +6,12 @@ import itertools
 import math
 from pathlib import Path
 
+import pytest
+
 from parity.engine.measurement import Measurement
 from parity.tolerances import NOISE_WINDOW
-from reports.store.runs import Run, write_run
-from reports.store.schema import StoreError
+from reports.store.runs import Run, list_runs, one_look, write_run
+from reports.store.schema import MEASUREMENTS, StoreError
 from reports.verdict import history as history_module
 from reports.verdict.history import WINDOW, History, Past, load_history, worst_over
 from tests.reports.nights import earlier, failing, measurement, run
@@ -162,3 +164,29 @@ def test_a_baseline_that_broke_meanwhile_gives_way_to_the_next_of_its_window(
     assert found.baseline is not None
     assert found.baseline.id == older.name
     assert found.unreadable == ((newest, "damaged meanwhile"),)
+
+
+def test_a_folder_is_no_pattern(tmp_path: Path) -> None:
+    """What has a meaning in a pattern of DuckDB means itself in the name of a folder."""
+    root = tmp_path / "runs [a-z] {x,y}"
+    stored = write_run(root, earlier(measurement(), day=17))
+    # What the name would match as a pattern is another folder.
+    write_run(tmp_path / "runs b {x,y}", earlier(measurement(value=3e-6), day=17))
+    history = load_history(root, run(measurement()))
+    assert history.baseline is not None and history.baseline.id == stored.name
+    assert history.series[KEY] == (measurement().fraction,) and not history.unreadable
+
+
+def test_a_run_that_cannot_be_asked_says_nothing_of_others_that_did_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is damaged after the list was made costs the search that run alone."""
+    monkeypatch.setattr(history_module, "WINDOW", 2)
+    whole = write_run(tmp_path, earlier(measurement(), day=17))
+    damaged = write_run(tmp_path, earlier(measurement(), day=18))
+    with one_look():
+        assert len(list_runs(tmp_path)[0]) == 2
+        (damaged / MEASUREMENTS).write_bytes(b"nothing of it")
+        history = load_history(tmp_path, run(measurement()))
+    assert history.baseline is not None and history.baseline.id == whole.name
+    assert [folder for folder, _ in history.unreadable] == [damaged]

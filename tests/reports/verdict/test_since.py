@@ -56,7 +56,8 @@ def test_the_range_is_of_commits_that_git_can_list():
     before, after = NIGHTS[1], NIGHTS[3]
     assert commit_range(before, after) == "1111111111..3333333333"
     assert log_command(before, after) == "git log --oneline 1111111111..3333333333"
-    assert commits(before, replace(after, dirty=True)).endswith("had uncommitted changes)")
+    for pair in ((before, replace(after, dirty=True)), (replace(before, dirty=True), after)):
+        assert commits(*pair).endswith("had uncommitted changes)")
 
 
 def test_one_commit_is_no_range_and_acquits_the_code():
@@ -64,8 +65,11 @@ def test_one_commit_is_no_range_and_acquits_the_code():
     assert commit_range(NIGHTS[1], same) == log_command(NIGHTS[1], same) == ""
     assert "not the code" in commits(NIGHTS[1], same)
     # What is uncommitted, or planted, is code all the same.
-    assert "not the code" not in commits(NIGHTS[1], replace(same, dirty=True))
-    assert "not the code" not in commits(NIGHTS[1], replace(same, fault="rope_keys_one_late"))
+    for changes in ({"dirty": True}, {"fault": "rope_keys_one_late"}):
+        assert "not the code" not in commits(NIGHTS[1], replace(same, **changes))
+        assert "not the code" not in commits(replace(NIGHTS[1], **changes), same)
+    planted = replace(same, fault="rope_keys_one_late")
+    assert "not the code" in commits(planted, planted)
     assert commits(replace(same, commit=None), same) == "not known"
 
 

@@ -8,7 +8,8 @@ import statistics
 import numpy as np
 import pytest
 
-from reports.verdict.levels import STILL, spread_by_jackknife, spread_over_seeds
+from reports.verdict.levels import STILL, levels, spread_by_jackknife, spread_over_seeds
+from tests.reports.nights import measurement
 
 SEEDS = 4
 
@@ -46,3 +47,12 @@ def test_one_draw_has_no_deviation() -> None:
     assert spread_over_seeds([[1e-7]]) == spread_by_jackknife([[1e-7]]) == STILL
     # A seed that some gate does not respond to has no logarithm.
     assert spread_over_seeds([[1e-7, 0.0], [1e-7, 2e-7]]) == STILL
+
+
+def test_the_order_of_gates_is_no_work() -> None:
+    """Shards and workers give the rows of one night in any order."""
+    rows = [measurement(quantity=name, identity=name) for name in ("a", "b", "c")]
+    [level], [turned] = (levels(each, {}).values() for each in (rows, rows[::-1]))
+    assert level == turned
+    [other] = levels(rows[:2], {}).values()
+    assert other.work != level.work
