@@ -97,15 +97,17 @@ def packed_moments(
 def running_sum(x: Float[Array, "B L G"], positions: Int32[Array, "B L"]) -> Float[Array, "B L G"]:
     """Sum each document up to every token of it.
 
-    By doubling (Hillis and Steele, 1986): log2(L) steps, each of which selects what it adds. What
-    is of another document is not multiplied by 0 but left out, and the error grows as log2(L).
+    A segmented scan (Blelloch, 1990, "Prefix sums and their applications", section 1.5): what is of
+    another document is left out and not multiplied by 0, which an infinity there would turn into
+    NaN. The error grows as log2(L).
     """
-    step = 1
-    while step < x.shape[1]:
-        earlier = jnp.pad(x, ((0, 0), (step, 0), (0, 0)))[:, :-step]
-        x = x + jnp.where((positions >= step)[..., None], earlier, 0.0)
-        step *= 2
-    return x
+
+    def added(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+        begins, total = later
+        carried = jnp.where(begins[..., None], 0.0, earlier[1])
+        return earlier[0] | begins, total + carried
+
+    return jax.lax.associative_scan(added, (positions == 0, x), axis=1)[1]
 
 
 def _begin(positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
