@@ -289,9 +289,16 @@ REPORTS_NIGHTLY_FAN_OUT = of(
     (
         "any_night_of_that_second",
         "another night that began in the same second is taken for this one",
-        "if read_manifest(place.parent).shards == merged.manifest.shards:",
+        "if _same_night(read_manifest(place.parent), merged.manifest):",
         "if read_manifest(place.parent).shards:",
         "test_fan_out.py",
+    ),
+    (
+        "a_night_is_its_shards",
+        "a night of the same second with other code, checkpoint or options is taken for this one",
+        'names = ("shards", "code", "plan", "selected", "fault", "checkpoint", "contract")',
+        'names = ("shards",)',
+        "test_night_adversary.py",
     ),
     (
         "deaths_not_handed_on",

@@ -130,4 +130,14 @@ MUTANTS = (
             "test_orbax_checkpoints.py::test_float64_returns_where_an_event_loop_runs",
         ),
     ),
+    *of(
+        "megalodon_jax/layers/packed_norm.py",
+        (
+            "sum_forgets_a_beginning",
+            "a stretch of tokens says whether its second half begins a document, not the first",
+            "return earlier[0] | begins, total + carried",
+            "return begins, total + carried",
+            "test_packed.py",
+        ),
+    ),
 )
