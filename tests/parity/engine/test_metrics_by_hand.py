@@ -1,0 +1,149 @@
+"""Metrics and rows of a few numbers, each worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from parity.engine.compare import Comparison, Work
+from parity.engine.constants import is_constant, without_constants
+from parity.engine.contract import Breaches, ContractLine, Gate
+from parity.engine.measurement import Kind, Verdict
+from parity.engine.metrics import SMALL, log_softmax, logit_metrics, relative_l2, tensor_metrics
+from parity.engine.quantity import stage_kind
+from parity.port.rounding_floors import PortBounds
+from parity.port_tolerances import PortEdge
+from tests.reports.nights import measurement
+
+
+def test_elements_are_apart_in_absolute_and_relative_terms_and_in_units():
+    """The root mean square of the truth is 2, so that an element below 0.002 counts as small."""
+    e = np.array([-4.0, 0.0, 0.0, 0.0])
+    assert math.sqrt(np.mean(e**2)) == 2.0
+    a = e + np.array([2.0, SMALL, 0.0, 0.0])
+    found = tensor_metrics(a, e, "float32")
+    assert found["max_abs"] == 2.0 and found["max_rel"] == pytest.approx(0.5)
+    # Against 2 SMALL, not against 0.
+    found = tensor_metrics(e + np.array([0.0, -3 * SMALL, 0.0, 0.0]), e, "float32")
+    assert found["max_rel"] == pytest.approx(1.5)
+    e = np.full(200, 1.5)
+    a = e.copy()
+    units = float(np.spacing(np.float32(1.5)))
+    a[:100], a[-1] = 1.5 - 2 * units, 1.5 + 8 * units
+    found = tensor_metrics(a, e, "float32")
+    assert (found["ulp_p50"], found["ulp_p99"], found["ulp_max"]) == (2.0, 2.0, 8.0)
+    assert found["cosine"] == pytest.approx(1.0)
+    right = tensor_metrics(np.array([1.0, 0.0]), np.array([1.0, 1.0]), "float32")
+    assert right["cosine"] == pytest.approx(math.sqrt(0.5))
+    nothing = tensor_metrics(np.empty(0), np.empty(0), "float32")
+    assert (nothing["max_abs"], nothing["max_rel"]) == (0.0, 0.0)
+    assert math.isnan(nothing["cosine"]) and len(nothing) == 3
+
+
+def test_a_distance_is_relative_to_the_second_array_or_to_a_scale():
+    a, e = np.array([3.0, 5.0]), np.array([3.0, 4.0])
+    assert relative_l2(a, e) == 1 / 5 and relative_l2(a, e, 10.0) == 1 / 10
+    assert relative_l2(a, np.zeros(2)) == math.hypot(3, 5)
+    assert relative_l2(a, e, 0.0) == 1.0
+
+
+def test_logits_are_compared_as_what_a_reader_makes_of_them():
+    """Probabilities of 1/4 and 3/4 against 1/2 and 1/2, of the first of two tokens."""
+    e = np.log(np.array([[0.25, 0.75], [0.5, 0.5]]))
+    a = np.log(np.array([[0.5, 0.5], [0.5, 0.5]]))
+    kl = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    found = logit_metrics(a, e, np.array([1, -100]))
+    assert found["kl_max"] == pytest.approx(kl) and found["kl_p50"] == pytest.approx(kl / 2)
+    assert found["kl_p99"] == pytest.approx(0.99 * kl)
+    assert found["nll_difference"] == pytest.approx(math.log(1.5))
+    # Both tokens of two are among the ten most likely; the first is another than the truth's.
+    assert found["topk_jaccard"] == 1.0 and found["top1_agreement"] == 0.5
+    assert logit_metrics(a, e, np.array([-100, -100]))["nll_difference"] == 0.0
+    assert np.exp(log_softmax(1e3 + np.log([1.0, 3.0]))) == pytest.approx([0.25, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("values", "constant"),
+    [
+        ([], True),
+        ([np.inf, np.nan], True),
+        ([2.0, 2.0], True),
+        ([2.0, np.inf, 2.0], True),
+        ([2.0, 3.0], False),
+        ([0.0], True),
+        # A single number, such as a loss, is something.
+        ([2.0], False),
+    ],
+)
+def test_an_array_of_one_value_says_nothing(values, constant):
+    assert is_constant(np.array(values)) is constant
+
+
+def test_agreement_of_two_constants_is_a_note_and_their_difference_still_fails():
+    rows = [
+        measurement(quantity="same"),
+        measurement(quantity="other", verdict=Verdict.FAIL),
+        measurement(quantity="varies"),
+        measurement(quantity="unknown"),
+        measurement(quantity="zero"),
+    ]
+    two, some = np.full(2, 2.0), np.arange(2.0)
+    one = {"same": two, "other": two, "varies": two, "zero": np.full(2, -0.0)}
+    other = {"same": two, "other": 2 * two, "varies": some, "zero": np.zeros(2), "unknown": two}
+    same, *kept, zero = without_constants(rows, one, other)
+    assert kept == rows[1:-1]
+    assert (same.verdict, same.note) == (
+        Verdict.INFO,
+        "nothing compared: 2 everywhere on both sides",
+    )
+    assert math.isnan(same.tolerance) and zero.note.startswith("nothing compared: 0 everywhere")
+    # Either way round.
+    assert without_constants(rows, other, one)[1:4] == rows[1:4]
+
+
+def compared(scales=None, **changes):
+    work = Work("port", "hash", ("first", "second"), suite="suite")
+    edge = PortEdge.PORT32_ORIGINAL32
+    bounds = PortBounds({edge: {"first": 0.5, "second": 0.5}})
+    options = {"kinds": stage_kind, "scales": scales or {}} | changes
+    return Comparison(work, edge, bounds, "float32", "gpu", **options)
+
+
+def test_rows_come_in_the_order_of_work_and_say_which_work_it_is():
+    x = np.array([3.0, 4.0], np.float32)
+    some = {"new": x, "second": x, "first": x}
+    rows = [m for m in compared().run(some, some) if m.metric == "rel_l2"]
+    assert [(m.quantity, m.stage) for m in rows] == [("first", 0), ("second", 1), ("new", -1)]
+    assert {(m.case, m.edge, m.dtype, m.device, m.suite) for m in rows} == {
+        ("port", "port32:original32", "float32", "gpu", "suite")
+    }
+    assert len({m.identity for m in rows}) == 3
+    again = [m for m in compared().run(some, some) if m.metric == "rel_l2"]
+    assert [m.identity for m in again] == [m.identity for m in rows]
+
+
+def test_an_error_is_relative_to_its_scale():
+    x = np.array([3.0, 4.0], np.float32)
+    moved = {"first": x + np.array([0, 1], np.float32)}
+    [plain, *_] = compared().run(moved, {"first": x})
+    [scaled, *_] = compared({"first": 2.0}).run(moved, {"first": x})
+    assert (plain.value, scaled.value) == (0.2, 0.5)
+    assert plain.tolerance == scaled.tolerance == 12 * 0.5
+
+
+def test_a_sentence_counts_what_was_not_measured():
+    """A line with as many gates as planned has others: at least one is missing."""
+    line = ContractLine("s", "case", "edge", "block", 5, "digest")
+    found = Breaches(missing=((line, 2), (line, 5)))
+    assert "at least 4 planned gates were not measured, first: block gates of" in found.sentence()
+    assert found.sentence().endswith("2 of 5")
+    assert "at least 1 planned gate was" in Breaches(missing=((line, 5),)).sentence()
+    gates = tuple(Gate("s", f"case {n}", "edge", "block", "q") for n in (1, 2))
+    twice = Breaches(doubled=gates, unplanned=gates[1:]).sentence()
+    assert twice == (
+        "2 gates measured more than once, first: q (rel_l2) of case case 1 (edge); "
+        "1 gate not in the contract, first: q (rel_l2) of case case 2 (edge)"
+    )
+    assert Breaches().sentence() == "" and Kind.BLOCK == "block"
