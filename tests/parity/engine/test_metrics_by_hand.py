@@ -7,9 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from parity.engine.alignment import _evidence
+from parity.engine.closeness import MASKED, closeness, distance
 from parity.engine.compare import Comparison, Work
 from parity.engine.constants import is_constant, without_constants
 from parity.engine.contract import Breaches, ContractLine, Gate
+from parity.engine.conventions import nearness
 from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import SMALL, log_softmax, logit_metrics, relative_l2, tensor_metrics
 from parity.engine.quantity import stage_kind
@@ -147,3 +150,45 @@ def test_a_sentence_counts_what_was_not_measured():
         "1 gate not in the contract, first: q (rel_l2) of case case 2 (edge)"
     )
     assert Breaches().sentence() == "" and Kind.BLOCK == "block"
+
+
+def test_stages_are_apart_relative_to_the_original_without_masks():
+    """A mask is of the size named or beyond; equal ones are no difference, others are."""
+    x, y = np.array([MASKED, 3.0, -2 * MASKED, 4.0]), np.array([MASKED, 3.0, -2 * MASKED, 6.0])
+    assert distance(y, x) == 2 / 5
+    assert distance(x, y) == pytest.approx(2 / math.hypot(3, 6))
+    assert distance(np.array([MASKED, 0.0]), np.zeros(2)) == MASKED
+    assert distance(np.array([np.inf, 5.0]), np.array([np.inf, 4.0])) == 1 / 4
+    for bad in (np.inf, -np.inf, np.nan):
+        assert math.isnan(distance(np.array([bad, 5.0]), np.array([1.0, 4.0])))
+    assert math.isnan(distance(np.array([np.nan]), np.array([np.nan])))
+    assert distance(np.array([2.0]), np.array([0.0])) == 2.0
+    # Of every two of one size at once, and in the layout that is nearest.
+    found = closeness([x, x[1::2]], [y, x.reshape(2, 2).T, y[1::2]])
+    assert found.distance[0] == pytest.approx([2 / 5, 0.0, math.inf])
+    assert found.distance[1].tolist() == [math.inf, math.inf, pytest.approx(2 / 5)]
+    assert found.layouts[0, 1](x).tolist() == x.reshape(2, 2).T.tolist()
+    assert [side.tolist() for side in found.telling] == [[True, False], [True, True, False]]
+
+
+def test_evidence_is_a_quarter_for_each_digit_that_agrees_and_for_names():
+    apart = np.array([2.0, 1.0, 0.1, 0.01, 1e-4, 0.0, 0.1])
+    telling = np.array([True] * 6 + [False])
+    found = _evidence(np.full(7, 0.5), apart, telling)
+    assert found == pytest.approx([0.5, 0.5, 0.75, 1.0, 1.5, 1.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "near"),
+    [
+        ((2, 3), (3, 2), 1.0),
+        ((2, 1, 3), (3, 2), 1.0),
+        ((6,), (2, 3), 0.5),
+        ((2, 3), (1, 6), 0.5),
+        ((4, 6), (4, 2, 3), 0.5),
+        ((2, 3), (7,), -math.inf),
+        ((4, 9), (6, 6), -math.inf),
+    ],
+)
+def test_shapes_are_near_that_permute_merge_or_split_axes(source, target, near):
+    assert nearness(source, target) == near
