@@ -13,6 +13,7 @@ from parity.engine.compare import Comparison, Work
 from parity.engine.constants import is_constant, without_constants
 from parity.engine.contract import Breaches, ContractLine, Gate
 from parity.engine.conventions import nearness
+from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import SMALL, log_softmax, logit_metrics, relative_l2, tensor_metrics
 from parity.engine.quantity import stage_kind
@@ -192,3 +193,36 @@ def test_evidence_is_a_quarter_for_each_digit_that_agrees_and_for_names():
 )
 def test_shapes_are_near_that_permute_merge_or_split_axes(source, target, near):
     assert nearness(source, target) == near
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        # Stages come before what has none, such as the loss, and failures before what was not
+        # compared, wherever they stand.
+        (((-1, "fail"), (1, "fail"), (0, "fail"), (2, "fail")), 2),
+        (((-1, "fail"), (1, "fail")), 1),
+        (((0, "not comparable"), (3, "fail"), (-1, "fail")), 1),
+        (((2, "not comparable"), (1, "not comparable"), (0, "pass")), 1),
+        (((0, "pass"), (1, "info")), None),
+        # The first that was measured of two at one stage.
+        (((1, "fail"), (1, "fail")), 0),
+        ((), None),
+    ],
+)
+def test_a_divergence_is_the_earliest_stage_that_failed(rows, first):
+    made = [
+        measurement(stage=at, verdict=Verdict(word), quantity=f"q{i}")
+        for i, (at, word) in enumerate(rows)
+    ]
+    found = first_divergence(made)
+    assert found == (None if first is None else made[first])
+
+
+def test_an_error_is_amplified_by_what_it_became_over_what_it_was_fed():
+    assert Stage("x", 6.0, 2.0, 2.0).amplification == 3.0
+    assert Stage("x", 1.0, 0.0, 2.0).amplification == math.inf
+    assert math.isnan(Stage("x", 0.0, 0.0, 2.0).amplification)
+    # At its tolerance a stage is right, and not a number is wrong.
+    assert not Stage("x", 0.0, 2.0, 2.0).broken
+    assert all(Stage("x", 0.0, forced, 2.0).broken for forced in (2.5, math.nan, math.inf))
