@@ -1,4 +1,4 @@
-"""Mutants that stand for a class each: survivors among edits of the syntax tree, drawn at random."""
+"""Mutants that stand for a class of survivors each, among random edits of the syntax tree."""
 
 from __future__ import annotations
 

@@ -15,7 +15,14 @@ from parity.engine.contract import Breaches, ContractLine, Gate
 from parity.engine.conventions import nearness
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Kind, Verdict
-from parity.engine.metrics import SMALL, log_softmax, logit_metrics, relative_l2, tensor_metrics
+from parity.engine.metrics import (
+    SMALL,
+    log_softmax,
+    logit_metrics,
+    relative_l2,
+    tensor_metrics,
+    top1_flips,
+)
 from parity.engine.quantity import stage_kind
 from parity.port.rounding_floors import PortBounds
 from parity.port_tolerances import PortEdge
@@ -65,6 +72,8 @@ def test_logits_are_compared_as_what_a_reader_makes_of_them():
     # Both tokens of two are among the ten most likely; the first is another than the truth's.
     assert found["topk_jaccard"] == 1.0 and found["top1_agreement"] == 0.5
     assert logit_metrics(a, e, np.array([-100, -100]))["nll_difference"] == 0.0
+    # Of one token nothing else is ever the most likely.
+    assert top1_flips(a[:, :1], e[:, 1:], 0.0) == 0.0
     assert np.exp(log_softmax(1e3 + np.log([1.0, 3.0]))) == pytest.approx([0.25, 0.75])
 
 
