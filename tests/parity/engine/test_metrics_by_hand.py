@@ -13,6 +13,7 @@ from parity.engine.compare import Comparison, Work
 from parity.engine.constants import is_constant, without_constants
 from parity.engine.contract import Breaches, ContractLine, Gate
 from parity.engine.conventions import nearness
+from parity.engine.fingerprints import fingerprint
 from parity.engine.localize import Stage, first_divergence
 from parity.engine.measurement import Kind, Verdict
 from parity.engine.metrics import (
@@ -23,7 +24,10 @@ from parity.engine.metrics import (
     tensor_metrics,
     top1_flips,
 )
+from parity.engine.operations import SMALLEST_MASK, _is_mask
 from parity.engine.quantity import stage_kind
+from parity.engine.resemblance import SMALL as FEW
+from parity.engine.resemblance import straight_line
 from parity.port.rounding_floors import PortBounds
 from parity.port_tolerances import PortEdge
 from tests.reports.nights import measurement
@@ -235,3 +239,35 @@ def test_an_error_is_amplified_by_what_it_became_over_what_it_was_fed():
     # At its tolerance a stage is right, and not a number is wrong.
     assert not Stage("x", 0.0, 2.0, 2.0).broken
     assert all(Stage("x", 0.0, forced, 2.0).broken for forced in (2.5, math.nan, math.inf))
+
+
+def test_a_fingerprint_is_of_the_values_in_any_order_and_of_nothing_else():
+    x = np.random.default_rng(0).standard_normal((40, 50)).astype(np.float32)
+    prints = {fingerprint(each) for each in (x, x.T, x[::-1], x.astype(np.float64), x.reshape(-1))}
+    assert len(prints) == 1
+    other = x.copy()
+    other[3, 4] = np.nextafter(other[3, 4], np.float32(9))
+    assert len({fingerprint(each) for each in (x, other, 2 * x, x[1:], np.append(x, x[0]))}) == 5
+    assert fingerprint(np.array([0.0, 1.0])) == fingerprint(np.array([1.0, -0.0]))
+
+
+def test_a_straight_line_is_a_factor_and_a_summand_other_than_1_and_0():
+    x = np.random.default_rng(1).standard_normal(FEW + 1)
+    assert straight_line(x, 3 * x + 2) == pytest.approx((3.0, 2.0))
+    assert straight_line(x, 1 * x + 2) == pytest.approx((1.0, 2.0))
+    assert straight_line(x, 3 * x) == (pytest.approx(3.0), 0.0)
+    assert straight_line(x, x) is None and straight_line(x, 0 * x + 2) is None
+    # So few numbers lie on a line by chance.
+    assert straight_line(x[1:], 3 * x[1:]) is None
+    bent = 3 * x
+    bent[0] += 1
+    assert straight_line(x, bent) is None
+    assert straight_line(x, np.where(x == x[0], np.nan, 3 * x)) is None
+    assert straight_line(0 * x + 1, 0 * x + 2) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "values", "mask"), [(0, 2, True), (-1, 2, False), (0, 3, False), (9, 1, False)]
+)
+def test_a_mask_has_two_values_and_enough_elements(size, values, mask):
+    assert _is_mask(np.arange(SMALLEST_MASK + size) % values) == mask

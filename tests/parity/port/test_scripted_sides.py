@@ -14,10 +14,11 @@ from parity.engine.compare import Comparison, Work
 from parity.engine.layouts import Layout
 from parity.engine.localize import Stage
 from parity.engine.measurement import Kind, Verdict
-from parity.engine.parameter_pairs import Matching
+from parity.engine.parameter_pairs import Matching, Unmatched
 from parity.engine.quantity import stage_kind
 from parity.engine.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.stage_pairs import Pair
+from parity.port.compare import _Both, _weights
 from parity.port.correspondence import Correspondence
 from parity.port.localisation import Place, localise
 from parity.port.narrow import NarrowStage, compare_narrow
@@ -475,3 +476,39 @@ def test_what_cannot_run_in_bfloat16_is_told_and_the_rest_is_still_compared():
 def test_the_port_s_error_is_over_the_original_s(port, original, ratio):
     assert NarrowStage("x", port, original, 0.0).ratio == ratio
     assert math.isnan(NarrowStage("x", 0.0, 0.0, 0.0).ratio)
+
+
+def test_a_parameter_that_the_port_lacks_is_told_where_its_derivative_says_that_it_counts():
+    """Of values all alike: others show in a stage or are made anew there; no element, no value."""
+    values = {
+        "bias": np.zeros(3),
+        "scale": np.ones(3),
+        "idle": np.zeros(3),
+        "keys": np.zeros(3),
+        "kernel": np.arange(3.0),
+        "empty": np.zeros(0),
+    }
+    gradients = {name: np.ones(x.shape) for name, x in values.items()} | {"idle": np.zeros(3)}
+    side = Scripted(lambda how: replace(trace(out=[1.0]), gradients=gradients))
+    runs = SideRuns(side, None)
+    alone = tuple(Unmatched(name, x.shape) for name, x in values.items())
+    both = _Both(Correspondence(Alignment((), {}, {}), Matching((), alone)), runs, runs)
+    side.parameters = lambda: values
+    # A derivative that is all rounding, of which the original's noise knows.
+    [keys] = [name for name in both._measured("original", runs.narrow) if "keys" in name]
+    noise = Noise({keys: 0.0}, {Rounding.OPERATIONS: {keys: 1.0}})
+    assert both.lost(side, {"original": noise, "port": Noise()}) == ["bias", "scale"]
+    assert both.lost(side, {"original": Noise(), "port": noise}) == ["bias", "scale", "keys"]
+
+
+@pytest.mark.parametrize("lost", [[], ["bias"]])
+@pytest.mark.parametrize("more", [(), (Unmatched("extra", (2,)),)])
+def test_parameters_are_a_gate_that_names_what_is_lost_and_what_is_not_the_original_s(lost, more):
+    work = Work("port", "hash", ())
+    bounds = PortBounds({})
+    row = _weights(work, bounds, Matching((), (), more), "cpu", lost)
+    assert row.value == len(lost) + len(more) and row.metric == "unmatched"
+    assert row.verdict is (Verdict.FAIL if row.value else Verdict.PASS)
+    notes = ["not the original's: extra"] if more else []
+    notes += ["the original's that the port does not have: bias"] if lost else []
+    assert row.note == "; ".join(notes)
