@@ -198,6 +198,8 @@ def test_evidence_is_a_quarter_for_each_digit_that_agrees_and_for_names():
         ((2, 3), (3, 2), 1.0),
         ((2, 1, 3), (3, 2), 1.0),
         ((6,), (2, 3), 0.5),
+        # Of so many axes no permutation is tried: only that one side is a vector tells.
+        ((128,), (2,) * 7, 0.5),
         ((2, 3), (1, 6), 0.5),
         ((4, 6), (4, 2, 3), 0.5),
         ((2, 3), (7,), -math.inf),
