@@ -225,7 +225,7 @@ class PortBounds:
             PortEdge.PORT64_ORIGINAL64: (*tables, *_narrowed_squares(operations)),
             PortEdge.PORT32_PORT64: operations[1:],
             PortEdge.ORIGINAL32_ORIGINAL64: operations[:1],
-            PortEdge.ORIGINAL32_PORT64: operations[:1],
+            PortEdge.ORIGINAL32_PORT64: operations[1:],
             PortEdge.PORT32_ORIGINAL64: operations[:1],
             PortEdge.PORT32_ORIGINAL32: (*operations, *tables),
         }

@@ -35,6 +35,7 @@ from tools.mutant_list import (
     ports,
     reports,
     stability,
+    systematic,
     torch_runs,
 )
 from tools.mutant_list.survivors import ARGUED
@@ -56,7 +57,7 @@ def test_no_group_is_left_out() -> None:
     modules = (
         *(bench, blind, blind_second, blind_third, commands, equivalent, executors),
         *(interchange, layers, meshes, model, packed_streams),
-        *(parity, ports, reports, stability, torch_runs),
+        *(parity, ports, reports, stability, systematic, torch_runs),
     )
     groups = [group for module in modules for group in vars(module).values()]
     listed = {m for group in groups if isinstance(group, tuple) for m in group}

@@ -17,6 +17,7 @@ from tools.mutant_list import (
     ports,
     reports,
     stability,
+    systematic,
     torch_runs,
 )
 from tools.mutant_list.mutant import ROOT, Mutant
@@ -30,6 +31,7 @@ MUTANTS = (
     *blind_second.MUTANTS,
     *blind_third.MUTANTS,
     *packed_streams.MUTANTS,
+    *systematic.MUTANTS,
 )
 CONTROLS = equivalent.MUTANTS
 """Equivalent mutants: nothing may find them."""

@@ -12,10 +12,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from parity.engine.alignment import AlignedBy, Alignment, Pin
 from parity.engine.closeness import EQUAL
+from parity.engine.compare import Comparison, Work
 from parity.engine.layouts import Layout
+from parity.engine.localize import Stage
+from parity.engine.quantity import stage_kind
 from parity.engine.stage_pairs import Pair
 from parity.port import Port, compare
-from parity.port.consequences import without
+from parity.port.consequences import compensated, idle_pairs, without
+from parity.port.localisation import Place
+from parity.port.rounding_floors import PortBounds
+from parity.port_tolerances import PortEdge
 from parity.sides import JaxSide, TorchSide
 
 SCALE = 3.0
@@ -122,3 +128,89 @@ def test_a_pair_that_is_taken_apart_joins_the_stages_that_had_no_partner():
     assert found.pairs == (first,)
     assert dict(found.unaligned_original) == {"o0": (5,), "o2": (2, 3)}
     assert dict(found.unaligned_port) == {"p0": (7,), "p3": (), "p2": (3, 2)}
+
+
+SAME = Layout((2,), (2,), (0,), (2,))
+WORK = Work("port", "hash", ("first", "second", "third", "last"))
+
+
+def paired(*stages):
+    """An alignment of stages, each `(name, by, distance)`; the original calls it `its NAME`."""
+    return Alignment(tuple(Pair(name, f"its {name}", SAME, *how) for name, *how in stages), {}, {})
+
+
+def gates(**values):
+    """A gate each that passes up to 1, by stage."""
+    edge = PortEdge.PORT64_ORIGINAL64
+    comparison = Comparison(WORK, edge, PortBounds({}), edge.dtype, kinds=stage_kind)
+    return [comparison.gate(name, "rel_l2", value, 1.0) for name, value in values.items()]
+
+
+@pytest.mark.parametrize(
+    ("failing", "outputs", "expected"),
+    [
+        ("third", {"last"}, ["third"]),
+        # Right stages before, between and behind it change nothing, and the order is the port's.
+        ("first third", {"last"}, ["first", "third"]),
+        ("", {"last"}, []),
+        # What either side returns is its own effect, by either's name, and ends the search.
+        ("third", {"third"}, []),
+        ("third", {"its third"}, []),
+        ("first last", {"last"}, []),
+        ("first last", {"nothing"}, ["first", "last"]),
+    ],
+)
+def test_stages_are_idle_that_fail_though_all_behind_them_passes(failing, outputs, expected):
+    alignment = paired(*((name, AlignedBy.NAME, 1.0) for name in WORK.order))
+    rows = gates(**{name: 2.0 if name in failing.split() else 0.5 for name in WORK.order})
+    assert [pair.port for pair in idle_pairs(alignment, rows, outputs)] == expected
+
+
+@pytest.mark.parametrize(
+    ("by", "distance", "idle"),
+    [
+        (AlignedBy.NAME, 1.0, True),
+        (AlignedBy.ORDER, 1.0, True),
+        (AlignedBy.NEARNESS, 1.0, True),
+        (AlignedBy.VALUE, 1.0, False),
+        (AlignedBy.PIN, 1.0, False),
+        (AlignedBy.NAME, EQUAL, False),
+    ],
+)
+def test_only_a_pair_of_a_name_that_differs_much_may_be_two_quantities(by, distance, idle):
+    """The second fails too, and is idle only where the search gets beyond the third."""
+    alignment = paired(("second", AlignedBy.NAME, 1.0), ("third", by, distance))
+    found = idle_pairs(alignment, gates(second=2.0, third=2.0), ())
+    assert [pair.port for pair in found] == (["second", "third"] if idle else [])
+
+
+def place(**forced):
+    """Every stage by its error when it is fed the original's values, of a tolerance of 1."""
+    stages = tuple(Stage(name, 0.0, error, 1.0) for name, error in forced.items())
+    return Place(PortEdge.PORT64_ORIGINAL64, stages)
+
+
+@pytest.mark.parametrize(
+    ("forced", "failing", "outputs", "two"),
+    [
+        # Right as the port computes it, wrong once it is fed the original's value.
+        ({"first": 2.0, "second": 2.0}, "first", (), True),
+        ({"first": 2.0, "second": 0.5, "third": 2.0}, "first", (), True),
+        ({"first": 2.0, "second": 0.5}, "first", (), False),
+        ({"first": 2.0, "second": 2.0}, "first second", (), False),
+        ({"first": 2.0, "second": 2.0}, "first", {"its first"}, False),
+        # Itself is not behind it, nor is what lies before it.
+        ({"first": 2.0}, "", (), False),
+        ({"second": 0.5, "first": 2.0}, "", (), False),
+        ({"first": 0.5}, "first", (), False),
+        ({"stranger": 2.0, "second": 2.0}, "", (), False),
+        ({}, "first", (), False),
+    ],
+)
+def test_a_pair_is_two_quantities_if_what_follows_is_wrong_only_when_fed(
+    forced, failing, outputs, two
+):
+    alignment = paired(*((name, AlignedBy.NAME, 1.0) for name in WORK.order))
+    rows = gates(**{name: 2.0 if name in failing.split() else 0.5 for name in WORK.order})
+    found = compensated(alignment, rows, place(**forced), outputs)
+    assert found == (alignment.pairs[0] if two else None)

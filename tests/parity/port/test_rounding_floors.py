@@ -69,7 +69,7 @@ def test_in_what_is_all_rounding_no_element_hides(cancels):
         {edge: {"stage": UNIT_ROUNDOFF}},
         {edge: {"stage": 1.0}},
         {edge: frozenset({"stage"} if cancels else ())},
-        original=Noise(squares=squares),
+        port=Noise(squares=squares),
     )
     found = bounds.hidden(edge, Kind.BLOCK, "stage", expected + UNIT_ROUNDOFF, expected)
     assert (found is None) == cancels

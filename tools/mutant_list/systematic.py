@@ -1,0 +1,178 @@
+"""Mutants that stand for a class of survivors each, among random edits of the syntax tree."""
+
+from __future__ import annotations
+
+from tools.mutant_list.mutant import of
+
+PARITY_PORT_CONSEQUENCES = of(
+    "parity/port/consequences.py",
+    (
+        "idle_pair_passes",
+        "pairs that pass are taken for two quantities, and those that fail are not",
+        "if pair.port not in failing:",
+        "if pair.port in failing:",
+        "test_consequences.py",
+    ),
+    (
+        "compensated_by_itself",
+        "a stage that is wrong fed the right inputs counts as one behind itself",
+        "place.stages.index(culprit) + 1 :]",
+        "place.stages.index(culprit) :]",
+        "test_consequences.py",
+    ),
+)
+PARITY_PORT_CORRESPONDENCE = of(
+    "parity/port/correspondence.py",
+    (
+        "stages_that_were_not_computed",
+        "a side that computes less than was aligned ends the comparison",
+        "            for pair in self.alignment.pairs\n            if pair.original in original\n",
+        "            for pair in self.alignment.pairs\n",
+        "test_scripted_sides.py",
+    ),
+)
+PARITY_PORT_ROUNDING_FLOORS = of(
+    "parity/port/rounding_floors.py",
+    (
+        "squares_of_the_other_side",
+        "elements of the port's float32 are held to the rounding of the original's",
+        "PortEdge.PORT32_PORT64: operations[1:],",
+        "PortEdge.PORT32_PORT64: operations[:1],",
+        "test_scripted_sides.py test_hidden_elements.py",
+    ),
+    (
+        "terms_of_one_side_twice",
+        "what cancels on an edge of one side is relative to its terms counted twice",
+        "own = own[:1] if left is right else [each for each in own if each]",
+        "own = [each for each in own if each]",
+        "test_scripted_sides.py test_cancelled_derivatives.py",
+    ),
+)
+PARITY_PORT_LOCALISATION = of(
+    "parity/port/localisation.py",
+    (
+        "place_without_tables_of_the_original",
+        "tables in float32 of the original are no room of a stage that is fed its values",
+        "floors = together(tables, narrowed(operations), constants)",
+        "floors = together(tables, narrowed(operations))",
+        "test_scripted_sides.py test_tables_and_masks.py",
+    ),
+)
+PARITY_PORT_NARROW = of(
+    "parity/port/narrow.py",
+    (
+        "narrow_error_over_the_narrow",
+        "the original's error in bfloat16 is relative to its bfloat16",
+        "relative_l2(_wide(narrow[name]), exact[name])",
+        "relative_l2(exact[name], _wide(narrow[name]))",
+        "test_scripted_sides.py test_nan_under_rounding.py",
+    ),
+)
+PARITY_ENGINE_ALIGNMENT = of(
+    "parity/engine/alignment.py",
+    (
+        "digits_outweigh_names",
+        "one decimal digit that agrees counts as much as sixteen",
+        "np.where(telling, digits / 4, 0.0)",
+        "np.where(telling, digits * 4, 0.0)",
+        "test_metrics_by_hand.py test_alignment.py",
+    ),
+)
+PARITY_ENGINE_CLOSENESS = of(
+    "parity/engine/closeness.py",
+    (
+        "mask_of_the_size_named",
+        "a mask of exactly the size from which on numbers are masks is one",
+        "scale = _norm(e[np.abs(e) < MASKED])",
+        "scale = _norm(e[np.abs(e) <= MASKED])",
+        "test_metrics_by_hand.py test_alignment.py",
+    ),
+)
+PARITY_ENGINE_CONSTANTS = of(
+    "parity/engine/constants.py",
+    (
+        "constant_on_one_side",
+        "what is constant on one side alone is no gate",
+        "if is_constant(one[name]) and is_constant(other[name])",
+        "if is_constant(one[name]) or is_constant(other[name])",
+        "test_metrics_by_hand.py test_what_was_compared.py",
+    ),
+)
+PARITY_ENGINE_CONTRACT = of(
+    "parity/engine/contract.py",
+    (
+        "lost_gates_are_one",
+        "the sentence says of each line that one gate at most is missing",
+        "lost = sum(max(line.gates - found, 1) for line, found in self.missing)",
+        "lost = sum(min(line.gates - found, 1) for line, found in self.missing)",
+        "test_metrics_by_hand.py test_contract.py",
+    ),
+)
+PARITY_ENGINE_CONVENTIONS = of(
+    "parity/engine/conventions.py",
+    (
+        "vector_is_near_nothing",
+        "a vector is no merged matrix of its size",
+        "or min(map(len, wide)) == 1 else",
+        "or min(map(len, wide)) == 0 else",
+        "test_metrics_by_hand.py test_proposal.py",
+    ),
+)
+PARITY_ENGINE_IRREGULARITIES = of(
+    "parity/engine/irregularities.py",
+    (
+        "row_lies_in_two_ways",
+        "a matrix whose one side is 1 is odd where its neighbours are transposed",
+        "sum(n > 1 for n in pair.construction.shape) > 1",
+        "sum(n > 1 for n in pair.construction.shape) >= 1",
+        "test_irregularities.py",
+    ),
+)
+REPORTS_VERDICT_DECIDE = of(
+    "reports/verdict/decide.py",
+    (
+        "new_by_its_case_alone",
+        "an edge that failed before is new because another of its case is",
+        "is_new = any(case == m.case and edge == m.edge for case, edge, _, _ in new)",
+        "is_new = any(case == m.case for case, edge, _, _ in new)",
+        "test_rules_by_hand.py test_verdicts.py",
+    ),
+)
+REPORTS_VERDICT_LEVELS = of(
+    "reports/verdict/levels.py",
+    (
+        "recent_and_one_more",
+        "a level is of one value more than the newest that it should be of",
+        "settle((*earlier[1 - RECENT :], m.value))",
+        "settle((*earlier[-RECENT:], m.value))",
+        "test_rules_by_hand.py test_hosts.py",
+    ),
+)
+REPORTS_VERDICT_NOISE = of(
+    "reports/verdict/noise.py",
+    (
+        "step_below_the_largest",
+        "a value below all that was seen is a step only where it is far beyond the largest",
+        "or now < min(logs) - floor",
+        "or now < min(logs) - 2 * floor",
+        "test_rules_by_hand.py test_rates.py",
+    ),
+)
+REPORTS_VERDICT_SEVERAL = of(
+    "reports/verdict/several.py",
+    (
+        "other_work_than_the_run_before",
+        "a cell is compared with the newest run that has it in place of the first",
+        "identity = m.identity if identity is None else identity",
+        "identity = identity if identity is None else m.identity",
+        "test_rules_by_hand.py test_compare_several.py",
+    ),
+)
+MUTANTS = (
+    *(*PARITY_PORT_CONSEQUENCES, *PARITY_PORT_CORRESPONDENCE, *PARITY_PORT_ROUNDING_FLOORS),
+    *(*PARITY_PORT_LOCALISATION, *PARITY_PORT_NARROW),
+    *(*PARITY_ENGINE_ALIGNMENT, *PARITY_ENGINE_CLOSENESS, *PARITY_ENGINE_CONSTANTS),
+    *(*PARITY_ENGINE_CONTRACT, *PARITY_ENGINE_CONVENTIONS, *PARITY_ENGINE_IRREGULARITIES),
+    *(*REPORTS_VERDICT_DECIDE, *REPORTS_VERDICT_LEVELS, *REPORTS_VERDICT_NOISE),
+    *REPORTS_VERDICT_SEVERAL,
+)
