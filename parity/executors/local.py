@@ -46,7 +46,8 @@ class LocalExecutor:
         self.asked = workers
         # Fixed here: while a process with another environment starts, this one has its variables.
         self.identity = Identity.here()
-        self.workers = workers or 1
+        # Before items are known; their memory may allow fewer.
+        self.workers = workers or threads()
         self._running: dict[str, tuple[str, float]] = {}
         self._threads: list[ThreadPoolExecutor] = []
         self._processes: list[_Process] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import threading
 import time
@@ -10,15 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from parity.executors.item import Answer, Item, State
+from parity.executors.pace import Pace
 
 if TYPE_CHECKING:
     from parity.executors.sweep import Executor
 
 EVERY, REDRAWN = 30.0, 0.5
 """Seconds between two lines, and between two pictures on a terminal."""
-PRIOR = 30.0
-"""Seconds of work as long as expected that the pace is averaged with: one short item says little of
-how fast a machine is."""
 LINES = 200
 """Items of a sweep that get a line each; of more, only those that did not go well."""
 
@@ -27,14 +24,15 @@ class Progress:
     """Says what becomes of items: a table on a terminal, and lines anywhere."""
 
     def __init__(
-        self, executor: Executor, items: Sequence[Item], report: Callable[[str], None]
+        self,
+        executor: Executor,
+        items: Sequence[Item],
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.executor, self.planned, self.report = executor, len(items), report
-        self.start = time.time()
-        # Expected seconds of the items that are not done.
-        self.left = {item.name: item.expected for item in items}
-        self.expected: list[float] = []
-        self.seconds: list[float] = []
+        self.clock, self.start = clock, clock()
+        self.pace = Pace({item.name: item.expected for item in items})
         self.slowest: list[tuple[float, str]] = []
         self._over = threading.Event()
         self._live: Any = None
@@ -64,8 +62,7 @@ class Progress:
 
     def done(self, answer: Answer) -> None:
         """Count an answer, and say what is worth a line."""
-        self.seconds.append(answer.seconds)
-        self.expected.append(self.left.pop(answer.name, 0.0))
+        self.pace.done(answer.name, answer.seconds)
         self.slowest = sorted([*self.slowest, (answer.seconds, answer.name)], reverse=True)[:3]
         well = answer.state is State.DONE and answer.attempts == 1
         if well and self.planned > LINES:
@@ -74,41 +71,30 @@ class Progress:
         if answer.state is State.DONE and answer.attempts > 1:
             text += f", after {answer.attempts - 1} workers died"
         state = "" if answer.state is State.DONE else f"{answer.state}: "
-        self._say(f"  {len(self.seconds)}/{self.planned} {answer.name}: {state}{text}")
+        self._say(f"  {len(self.pace.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the seconds left; None before anything is known of how long items take.
-
-        An item takes what was expected of it, times the pace of those that are done; one of which
-        nothing was expected takes what the median one did.
-        """
-        if not self.left:
-            return 0.0
-        known = [(s, e) for s, e in zip(self.seconds, self.expected, strict=True) if e]
-        pace = (PRIOR + sum(s for s, _ in known)) / (PRIOR + sum(e for _, e in known))
-        typical = statistics.median(self.seconds) if self.seconds else 0.0
-        takes = {name: pace * each or typical for name, each in self.left.items()}
-        if not all(takes.values()):
-            return None
-        now = time.time()
-        ages = {name: now - since for name, since in self.executor.running().values()}
-        # What has taken longer than it should takes some longer still.
-        rest = [max(takes[n] - ages.get(n, 0.0), ages.get(n, 0.0) / 4) for n in takes]
-        return max(sum(rest) / max(min(self.executor.workers, len(rest)), 1), max(rest))
+        """Return the seconds left; None before anything is known of how long items take."""
+        return self.pace.estimate(*self._running())
 
     def lines(self) -> list[str]:
         """Return how it goes: counts and estimate, each worker, and what took longest."""
-        left = self.estimate()
-        head = f"{len(self.seconds)} of {self.planned} in {time.time() - self.start:.0f} s"
-        if left is not None:
-            head += f", about {left:.0f} s left"
-        now = time.time()
+        now = self.clock()
+        head = f"{len(self.pace.seconds)} of {self.planned} in {now - self.start:.0f} s"
+        if left := self.pace.words(*self._running()):
+            head += f", {left}"
         rows = [
             f"{worker}: {name} for {now - since:.0f} s"
             for worker, (name, since) in sorted(self.executor.running().items())
         ]
         slow = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in self.slowest)
         return [head, *rows, *([f"slowest: {slow}"] if slow else [])]
+
+    def _running(self) -> tuple[dict[str, float], int]:
+        """Return how long each item has been running, and how many run at a time."""
+        now = self.clock()
+        ages = {name: now - since for name, since in self.executor.running().values()}
+        return ages, self.executor.workers
 
     def table(self) -> Any:
         """Return the same for a terminal."""

@@ -19,6 +19,7 @@ from parity.engine.closeness import EQUAL
 from parity.engine.compare import Comparison, Work
 from parity.engine.constants import without_constants
 from parity.engine.exits import exits_named
+from parity.engine.irregularities import untransposed
 from parity.engine.matching import match_parameters
 from parity.engine.measurement import Measurement, Verdict
 from parity.engine.metrics import without_shared_infinities
@@ -163,7 +164,8 @@ def compare(port: Port) -> Report:
     edge = PortEdge.PORT32_ORIGINAL32
     comparison = Comparison(work, edge, bounds, edge.dtype, port.device, kinds=stage_kind)
     rows = require_an_output(rows, ledger, comparison)
-    return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger)
+    odd = untransposed(matching.pairs, port.original.parameters())
+    return Report(port.title, tuple(rows), alignment, matching, place, narrow, notices, ledger, odd)
 
 
 def _both_sides(port: Port) -> _Both:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from parity.engine.alignment import Alignment
 from parity.engine.contract import Gate
@@ -43,6 +43,8 @@ class Report:
     """What a reader should know, such as what could not run."""
     ledger: tuple[Entry, ...]
     """Each result and derivative of the original: compared, or the reason why not."""
+    untransposed: Mapping[str, str] = field(default_factory=dict)
+    """Square matrices that lie the other way than conventions say, by the port's name."""
 
     def __repr__(self) -> str:
         """Return the answer: what a failing assertion shows of it."""
@@ -202,6 +204,14 @@ class Report:
             # Equal values pass for right until something is wrong: then they are suspects.
             suspects = irregularities(self.matching.pairs)
             lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
+            # Other layouts than the convention's are right where nothing differs at their use.
+            at = self.place.stages.index(self.culprit) if self.culprit is not None else None
+            stages = [stage.name for stage in self.place.stages]
+            lines += [
+                f"parameter {name}: {note}"
+                for name, note in self.untransposed.items()
+                if first_use(name, stages) == at and name not in suspects
+            ]
         rounded = [pair for pair in self.matching.pairs if pair.means is Means.ROUNDED]
         lines += [f"note: parameter {pair.port}: {pair.note}" for pair in rounded]
         return lines + [f"note: {notice}" for notice in self.notices]

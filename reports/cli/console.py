@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -127,15 +128,19 @@ summary_option = click.option(
     help="Append a summary in Markdown.  [default: the step-summary file when set]",
 )
 
+EVERY = 30.0
+"""Seconds between two lines with the time left."""
+
 
 class Progress:
     """Lines on stderr, with a bar below them where stderr is a terminal.
 
-    Call it with a line; call `step` with how many parts are done, and of how many.
+    Call it with a line; call `step` with how many parts are done, of how many, and the time left.
     """
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.clock = quiet, time.perf_counter()
+        self.told = -math.inf
         self.bar: Any = None
 
     def __call__(self, line: str) -> None:
@@ -148,19 +153,34 @@ class Progress:
         else:
             self.bar.console.print(text, markup=False, highlight=False)
 
-    def step(self, done: int, planned: int) -> None:
-        """Move the bar; lines already say the same where there is no terminal."""
-        if self.quiet or not sys.stderr.isatty():
+    def step(self, done: int, planned: int, left: str = "") -> None:
+        """Move the bar; where there is no terminal, write the time left now and then.
+
+        Args:
+            done: How many parts are done.
+            planned: Of how many.
+            left: The time left in words; otherwise the bar takes all parts as equally long.
+        """
+        if self.quiet:
+            return
+        if not sys.stderr.isatty():
+            now = time.perf_counter()
+            if left and now - self.told >= EVERY:
+                self.told = now
+                self(f"{done} of {planned}, {left}")
             return
         if self.bar is None:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import TimeRemainingColumn as ByCount
 
-            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            remaining = TextColumn("{task.description}") if left else ByCount()
+            columns = BarColumn(), MofNCompleteColumn(), remaining
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self.bar.add_task("", total=planned)
             self.bar.start()
-        self.bar.update(self.bar.task_ids[0], completed=done, total=planned)
+        task = self.bar.task_ids[0]
+        self.bar.update(task, completed=done, total=planned, description=left)
 
     def stop(self) -> None:
         """Take the bar away."""

@@ -17,7 +17,7 @@ from parity.executors.inputs import MODULE, contents
 from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import Answers, Executor, run
 from parity.megalodon.suite import choose_reference
-from reports.nightly.expected import cost, expected_seconds
+from reports.nightly.expected import cost, expected_seconds, in_order
 from reports.nightly.run import Options, nightly, open_checkpoint, plan_of
 from reports.nightly.shards import (
     MESH_PART,
@@ -155,7 +155,10 @@ def fan_out(
     names = " ".join(sorted(f"{item.name} {item.digest()}" for item in items))
     place = options.out / UNFINISHED / hashlib.sha256(names.encode()).hexdigest()[:12]
     expected, known_here = expected_seconds(options.out, [item.name for item in items])
-    items = [replace(item, expected=expected[item.name]) for item in items]
+    by_part = {item.name: item for item in items}
+    order = in_order(list(by_part), expected, executor.workers)
+    expected = {part: expected[part] for part in order}
+    items = [replace(by_part[part], expected=expected[part]) for part in order]
     report(
         f"a night of {len(items)} parts on {executor.name}: "
         f"{cost(expected, executor.workers, known_here)}"

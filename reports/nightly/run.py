@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -11,9 +12,11 @@ from pathlib import Path
 import jax
 
 from parity.engine.contract import contract_of
+from parity.executors.pace import Pace
 from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name
 from parity.megalodon.suite import Reference, choose_reference
+from reports.nightly.expected import expected_seconds
 from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
 from reports.nightly.suites import (
     LIVE,
@@ -35,7 +38,8 @@ from reports.verdict.document import GIVEN, case_info, with_tables
 from reports.verdict.levels import spreads_of
 from stability.suite import Checkpoint
 
-Step = Callable[[int, int], None]
+Step = Callable[[int, int, str], None]
+"""Gets how many parts are done, of how many, and the time left in words."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,13 @@ class Options:
     shard: Shard | None = None
 
 
-def nightly(options: Options, report: Report, step: Step = lambda done, planned: None) -> Outcome:
+def nightly(options: Options, report: Report, step: Step = lambda *_: None) -> Outcome:
     """Run everything and write the run folder.
 
     Args:
         options: What to run; a shard runs its part of it and is stored to be merged.
         report: Gets a line as each part finishes.
-        step: Gets how many parts are done, and of how many.
+        step: Gets how many parts are done, of how many, and the time left.
 
     Raises:
         ValueError: an unknown case or fault, a checkpoint that does not hold together, or more
@@ -67,10 +71,10 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     """
     started = datetime.now(UTC)
     start = Start.now([options.checkpoint])
-    step = start.checked_before(step)
     cases = {case.name: case for case in select_cases(options)}
     selection, plan = _selection(options), plan_of(options)
     parts = options.shard.part_of(plan) if options.shard else plan
+    at = start.checked_before(_with_time_left(step, expected_seconds(options.out, parts)[0]))
     checkpoint = open_checkpoint(options.checkpoint)
     # A broken checkpoint is refused before an hour of work, not after it.
     model = checkpoint.load()
@@ -83,17 +87,18 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     suites: list[SuiteRun] = []
     with fault.planted() if fault else nullcontext():
         if own:
-            suites.append(run_parity(own, reference, report, lambda n: step(n, len(parts))))
+            suites.append(run_parity(own, reference, report, at))
         for part in (part for part in parts if part in MEASURED):
+            at(parts.index(part))
             suites.append(MEASURED[part](reference, report, selection[part]))
     if PROBES_PART in parts:
-        step(parts.index(PROBES_PART), len(parts))
+        at(parts.index(PROBES_PART))
         suites.append(run_stability(checkpoint, model, report))
     if CONTROLS_PART in parts:
         # Last, because they throw away what is compiled.
-        step(len(parts) - 1, len(parts))
+        at(len(parts) - 1)
         suites.append(run_controls(reference, report))
-    step(len(parts), len(parts))
+    at(len(parts))
     probed = CheckpointInfo(
         name=checkpoint.folder.name,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
@@ -118,6 +123,30 @@ def nightly(options: Options, report: Report, step: Step = lambda done, planned:
     )
     start.check()
     return store(options.out, run, report)
+
+
+def _with_time_left(
+    step: Step, expected: Mapping[str, float], clock: Callable[[], float] = time.monotonic
+) -> Callable[[int], None]:
+    """Return a step that gets how many parts are done, and says how long the others take.
+
+    Args:
+        step: Is called with it.
+        expected: Seconds of each part, in the order they are run in.
+        clock: Seconds now.
+    """
+    pace, names, begun = Pace(dict(expected)), list(expected), clock()
+
+    def at(done: int) -> None:
+        nonlocal begun
+        taken, begun = clock() - begun, clock()
+        over = names[len(pace.seconds) : done]
+        # Parts that end together share what they took.
+        for name in over:
+            pace.done(name, taken / len(over))
+        step(done, len(names), pace.words({}, 1) if pace.left else "")
+
+    return at
 
 
 def plan_of(options: Options) -> tuple[str, ...]:

@@ -109,16 +109,19 @@ def compare_ports(
             answer = done.found[-1][1].sentence()
         except REFUSALS as error:
             done.refused.append((port, error))
-            answer = f"{port.title}: not compared: {str(error).splitlines()[0]}"
+            answer = f"{port.title}: not compared"
         except Exception as error:
             # Code of the two sides runs in there, and may raise anything.
             named = PortError(f"{type(error).__name__}: {error}".rstrip(": "))
             named.__cause__ = error
             done.refused.append((port, named))
-            answer = f"{port.title}: not compared: {str(named).splitlines()[0]}"
+            answer = f"{port.title}: not compared"
         seconds = time.perf_counter() - start
         done.seconds[port.name] = done.seconds.get(port.name, 0.0) + seconds
         report(f"{answer} ({seconds:.1f} s)")
+    # Where nothing was compared, the command ends with the reasons: they are said once.
+    for port, error in done.refused if done.found else ():
+        report(f"{port.title}: not compared: {str(error).splitlines()[0]}")
     return done
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec
 
 from parity.executors.identity import Watch, code, stale_bytecode
 from parity.executors.inputs import changed, contents
@@ -12,6 +13,7 @@ from reports.provenance.environment import git_state
 from reports.store.schema import StoreError
 
 PACKAGES = Path(__file__).parents[2]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class Start:
         """Return the digest of an input; empty for none."""
         return "" if place is None else self.inputs[str(place)]
 
-    def checked_before(self, step: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def checked_before(self, step: Callable[P, None]) -> Callable[P, None]:
         """Return a callback of progress that checks first, at most once a second."""
 
-        def checked(done: int, planned: int) -> None:
+        def checked(*args: P.args, **keywords: P.kwargs) -> None:
             self.check(now=False)
-            step(done, planned)
+            step(*args, **keywords)
 
         return checked
 

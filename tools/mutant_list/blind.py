@@ -560,13 +560,13 @@ PARITY_EXECUTORS_LOCAL = of(
         "test_executors.py::test_as_many_processes_as_memory_and_processors_allow",
     ),
 )
-PARITY_EXECUTORS_PROGRESS = of(
-    "parity/executors/progress.py",
+PARITY_EXECUTORS_PACE = of(
+    "parity/executors/pace.py",
     (
         "estimate_below_zero",
         "items that take longer than expected make the estimate smaller",
-        "max(takes[n] - ages.get(n, 0.0), ages.get(n, 0.0) / 4) for n in takes",
-        "takes[n] - ages.get(n, 0.0) for n in takes",
+        "max(takes[n] - ages[n], ages[n] / LATE) for n in takes",
+        "takes[n] - ages[n] for n in takes",
         "test_executors.py::test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes",
     ),
 )
@@ -655,7 +655,7 @@ MUTANTS = (
     *PARITY_EXECUTORS_IDENTITY,
     *PARITY_EXECUTORS_SWEEP,
     *PARITY_EXECUTORS_LOCAL,
-    *PARITY_EXECUTORS_PROGRESS,
+    *PARITY_EXECUTORS_PACE,
     *PARITY_EXECUTORS_CLUSTER,
     *REPORTS_VERDICT_SINCE,
     *REPORTS_VERDICT_PINS,

@@ -720,13 +720,13 @@ PARITY_EXECUTORS_CLUSTER = of(
         "test_executors.py test_ray_executor.py",
     ),
 )
-PARITY_EXECUTORS_PROGRESS = of(
-    "parity/executors/progress.py",
+PARITY_EXECUTORS_PACE = of(
+    "parity/executors/pace.py",
     (
         "pace_upside_down",
         "a slow machine is expected to be fast",
-        "(PRIOR + sum(s for s, _ in known)) / (PRIOR + sum(e for _, e in known))",
-        "(PRIOR + sum(e for _, e in known)) / (PRIOR + sum(s for s, _ in known))",
+        "        return taken / wanted\n",
+        "        return wanted / taken\n",
         "test_executors.py",
     ),
 )
@@ -1007,7 +1007,7 @@ MUTANTS = (
     *PARITY_EXECUTORS_LOCAL,
     *PARITY_EXECUTORS_SWEEP,
     *PARITY_EXECUTORS_CLUSTER,
-    *PARITY_EXECUTORS_PROGRESS,
+    *PARITY_EXECUTORS_PACE,
     *MEGALODON_JAX_LAYERS_TIMESTEP_NORM,
     *MEGALODON_JAX_LAYERS_NORMS,
     *MEGALODON_JAX_LAYERS_COMPLEX_EMA,

@@ -22,6 +22,7 @@ from parity.executors.identity import Identity
 from parity.executors.item import ATTEMPTS, Answer, Item, ItemError, Needs, State
 from parity.executors.local import LocalExecutor, available_memory
 from parity.executors.machine import UNKNOWN, threads
+from parity.executors.pace import LATE
 from parity.executors.progress import LINES, Progress
 from parity.executors.sweep import ANSWERS, Answers, collect, open_executor, run
 from tests.helpers import ROOT
@@ -358,7 +359,7 @@ def test_progress_says_who_is_at_what_what_was_slowest_and_how_long_it_takes() -
     left = progress.estimate()
     assert left is not None and 4.9 < left <= 5.0
     # What took longer than most takes some longer still.
-    engine._running["local:2"] = "another", time.time() - 21.0
+    engine._running["local:2"] = "another", time.time() - 80.0
     late = progress.estimate()
     assert late is not None and late > 5.0
     del engine._running["local:2"]
@@ -375,15 +376,22 @@ def test_the_time_left_is_what_was_expected_at_the_pace_of_what_is_done() -> Non
     costs = {"mesh": 100.0, "probes": 60.0, "plain": 40.0, "tiny": 10.0}
     items = [Item(name, "work:double", expected=cost) for name, cost in costs.items()]
     progress = Progress(engine, items, lambda line: None)
-    # Before anything is done: 210 s of work on two workers.
-    assert progress.estimate() == 105.0
-    # Twice as slow as expected, averaged with 30 s that are not: a pace of 150 / 90.
+    # Before anything is done: 100 s beside 60 and 40 s, and the last 10 s behind them.
+    assert progress.estimate() == 110.0
+    assert "55 s to 4 minutes left" in progress.lines()[0]
+    # Twice as slow as expected, averaged with 5 s that are not: a pace of 125 / 65.
     progress.done(Answer("probes", State.DONE, seconds=120.0))
-    assert progress.estimate() == pytest.approx(max(150.0 / 2, 100.0) * 150 / 90)
-    # What runs longer than it should is not about to be over at once.
+    assert progress.estimate() == pytest.approx(100.0 * 125 / 65)
+    assert "about 3 minutes left" in progress.lines()[0]
+    # What runs longer than it should is not about to be over at once, and says that the pace is no
+    # less: (125 + 400) / (65 + 100). The other two take 40 and 10 s times that.
     engine._running["local:1"] = "mesh", time.time() - 400.0
     left = progress.estimate()
-    assert left is not None and 100.0 < left < 101.0
+    assert left is not None and 40.0 * 525 / 165 < left < 50.0 * 525 / 165
+    assert progress.pace.estimate({"mesh": 4000.0}, 2) == pytest.approx(40.0 * 4125 / 165)
+    del progress.pace.left["plain"], progress.pace.left["tiny"]
+    assert progress.pace.estimate({"mesh": 4000.0}, 2) == pytest.approx(4000.0 / LATE)
+    progress.pace.left |= {"plain": 40.0, "tiny": 10.0}
     for name in ("mesh", "plain", "tiny"):
         assert progress.estimate() != 0.0
         progress.done(Answer(name, State.DONE, seconds=costs[name]))

@@ -87,6 +87,16 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixt
         assert ("one [bold]case[/bold] done" in text.err) is not quiet
 
 
+def test_the_time_left_is_a_line_now_and_then_without_a_terminal(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    report = Progress(False)
+    for done in range(3):
+        report.step(done, 3, "about 5 minutes left")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("0 of 3, about 5 minutes left")
+
+
 def test_progress_on_a_terminal_has_a_bar_and_no_colour_if_asked(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -96,8 +106,12 @@ def test_progress_on_a_terminal_has_a_bar_and_no_colour_if_asked(monkeypatch, ca
     report("a line above the bar")
     report.step(3, 3)
     report.stop()
+    timed = Progress(False)
+    timed.step(1, 3, "about 5 minutes left")
+    timed.stop()
     text = capsys.readouterr()
     assert text.out == ""
+    assert "about 5 minutes left" in text.err
     assert "a line above the bar" in text.err
     assert "3/3" in text.err
     assert "\x1b[3" not in text.err

@@ -174,6 +174,9 @@ def test_a_port_that_cannot_be_compared_leaves_the_run_incomplete(tmp_path: Path
     none = compare_by_command(path, "--case", "wrong", "--out", tmp_path / "runs", "--quiet")
     assert none.exit_code == 2
     assert "share no parameter" in none.output
+    # The error has the reason, and no line of the progress has it too.
+    told = compare_by_command(path, "--case", "wrong", "--out", tmp_path / "runs")
+    assert told.output.count("share no parameter") == 1
     assert len(list_runs(tmp_path / "runs")[0]) == 1
 
 
