@@ -77,14 +77,14 @@ def untransposed(pairs: Iterable[Pair], original: Arrays) -> dict[str, str]:
     for pair in pairs:
         if len(pair.construction.pieces) != 1 or not pair.construction.pieces[0].part.is_whole:
             continue
-        name, ends = pair.originals[0], (naming.leaf(pair.originals[0]), naming.leaf(pair.port))
-        x = original.get(name)
-        axes = CONVENTIONS.get((*ends, 2)) or CONVENTIONS.get((*reversed(ends), 2))
+        name = pair.originals[0]
+        theirs, ours, x = naming.leaf(name), naming.leaf(pair.port), original.get(name)
+        axes = CONVENTIONS.get((theirs, ours, 2)) or CONVENTIONS.get((ours, theirs, 2))
         if x is None or axes is None or x.ndim != 2 or x.shape != x.T.shape:
             continue
         if pair.construction.shape == x.shape and _move(pair) != axes and np.any(x != x.T):
             notes[pair.port] = (
-                f"is the transpose of what a {ends[1]} of the original's {name} is: "
+                f"is the transpose of what a {ours} of the original's {name} is: "
                 f"both have the shape {x.shape}, and it was not transposed"
             )
     return notes
