@@ -95,9 +95,9 @@ _ONEDNN = (
 """Flags for XLA's matrix products by another library than YNN, which jaxlib takes by default.
 
 YNN asks the processor itself what it has: `--xla_cpu_max_isa` does not limit it."""
-# INDIVIDUAL_DOT, for with DOT jaxlib 0.10.2 puts `a @ b + c @ d` into one oneDNN graph, which it
-# cannot compile. oneDNN is built without exceptions, so it writes "partition compile failed" and ends
-# the process by the instruction ud2 (SIGILL, exit -4), on every processor and without any limit.
+# INDIVIDUAL_DOT, for with DOT jaxlib 0.10.2 puts `a @ b + c @ d` into one graph, and oneDNN cannot
+# compile it. Built without exceptions, it writes "partition compile failed" and ends the process
+# by the instruction ud2 (SIGILL, exit -4), on every processor and without any limit.
 # jaxlib cannot store programs with oneDNN's products, and says so in a warning for each.
 _UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 

@@ -179,9 +179,11 @@ class StoreAdversary(RuleBasedStateMachine):
         path = self.some(number) / MEASUREMENTS
         try:
             table = pq.ParquetFile(path).read()
-        except (OSError, pa.ArrowException):
+            rows = table.to_pylist()
+        except (OSError, pa.ArrowException, UnicodeDecodeError):
+            # A byte that was flipped before.
             return
-        pq.write_table(pa.Table.from_pylist(edit(table.to_pylist()), schema=table.schema), path)
+        pq.write_table(pa.Table.from_pylist(edit(rows), schema=table.schema), path)
 
     @rule(one=numbers, other=numbers, name=st.sampled_from([MEASUREMENTS, FINDINGS, MANIFEST]))
     def files_change_places(self, one: int, other: int, name: str) -> None:
