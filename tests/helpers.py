@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from unittest import mock
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -63,6 +67,39 @@ def cli(*arguments: object, **options: Any) -> Result:
     from reports.cli import main
 
     return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+
+
+def scratch_folder() -> Path:
+    """Return a new folder, in memory where the system has such a place.
+
+    For thousands of small files that are flushed to the disk one by one: beside other work a disk
+    takes five times as long for them as everything else together.
+    """
+    memory = Path("/dev/shm")
+    in_memory = memory.is_dir() and os.access(memory, os.W_OK)
+    return Path(tempfile.mkdtemp(dir=memory if in_memory else None))
+
+
+@contextlib.contextmanager
+def without_checks() -> Iterator[None]:
+    """Context in which annotations are not checked.
+
+    A function within a function is decorated with a check, and compiled for it, whenever the outer
+    one is called; here it is left as it is. A module that is imported meanwhile has its checks.
+    """
+    decorated = jaxtyping.jaxtyped
+
+    def jaxtyped(*arguments: Any, **options: Any) -> Any:
+        decorate = decorated(*arguments, **options)
+        if arguments:
+            return decorate
+        return lambda each: each if "<locals>" in each.__qualname__ else decorate(each)
+
+    with (
+        mock.patch.object(jaxtyping.config, "jaxtyping_disable", True),
+        mock.patch.object(jaxtyping, "jaxtyped", jaxtyped),
+    ):
+        yield
 
 
 def double(kind: type, **fields: Any) -> Any:

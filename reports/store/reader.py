@@ -111,7 +111,9 @@ def read_table(content: bytes, path: Path, schema: pa.Schema, absent: frozenset[
             _check_size(file.metadata, path)
             _check_columns(file.schema_arrow, schema, names, path)
             table = file.read(columns=names, use_threads=False).select(names)
-    except (OSError, pa.ArrowException) as error:
+        # That texts are UTF-8, which reading does not ask.
+        table.validate(full=True)
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise StoreError(
             f"expected a complete Parquet file at {path}, but reading it gave: {error}; it is "
             f"missing or truncated: {_REMEDY}"

@@ -40,9 +40,12 @@ def test_a_night_on_another_processor_is_green_and_says_where_it_is(tmp_path: Pa
 
 PRODUCT = """
 import jax, jax.numpy as jnp
-x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-print(jax.jit(lambda a, b: a @ b).lower(x, x).compile().as_text())
+x = jnp.ones((64, 64), jnp.float32)
+compiled = jax.jit(lambda a, b: a @ b + b @ a).lower(x, x).compile()
+assert (compiled(x, x) == 128).all()
+print(compiled.as_text())
 """
+"""Runs it: jaxlib can make one oneDNN fusion of the sum, which ends the process."""
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,26 @@ def test_a_host_takes_its_products_by_the_library_of_its_name(name: str, library
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert [n for n in ("__ynn", "__onednn") if n in done.stdout] == [n for n in (library,) if n]
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "told"),
+    [
+        ("0", "...\n==== 3 passed, 1 skipped in 2.10s ====\n", "3 passed, 1 skipped"),
+        ("1", "...\n1 failed, 3 passed in 2.10s\n", "exit 1: 1 failed, 3 passed"),
+        ("2", "...\n1 error in 0.10s\n", "exit 2: 1 error"),
+        ("-4", "....\nExtension modules: numpy in one\n", "exit -4: no counts, see its log"),
+        ("-9", "", "exit -9: no counts, see its log"),
+        (None, "....", "not run"),
+    ],
+)
+def test_tests_that_died_are_not_taken_for_tests_that_passed(
+    tmp_path: Path, code: str | None, log: str, told: str
+) -> None:
+    if code is not None:
+        (tmp_path / "exit").write_text(code, encoding="utf-8")
+    (tmp_path / "log").write_text(log, encoding="utf-8")
+    assert simulated_hosts.tests_of(tmp_path) == told
 
 
 def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:

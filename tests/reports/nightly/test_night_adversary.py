@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -35,6 +34,7 @@ from reports.registry.outcome import UnjudgedError
 from reports.store.runs import Run, list_runs, read_run
 from reports.store.schema import StoreError
 from reports.verdict.decide import ExitCode
+from tests.helpers import scratch_folder
 from tests.reports.nightly.test_fan_out import quiet
 from tests.reports.nightly.world import CASES, CONTENTS, PARTS, Source, Ticking, World
 
@@ -56,7 +56,7 @@ class NightAdversary(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp())
+        self.root = scratch_folder()
         (self.root / "checkpoint").mkdir()
         (self.root / "pins").mkdir()
         self.world = World(self.root / "checkpoint")
@@ -282,7 +282,7 @@ def attack(examples: int, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "examples",
-    [40, pytest.param(5000, marks=[pytest.mark.sweep, pytest.mark.long])],
+    [200, pytest.param(5000, marks=[pytest.mark.sweep, pytest.mark.long])],
     ids=["", "many"],
 )
 def test_no_pass_but_for_what_was_measured_by_this_code_on_this_content(examples: int) -> None:

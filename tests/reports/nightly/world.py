@@ -14,8 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import jaxtyping
-
 from parity.engine.contract import Gate
 from parity.engine.measurement import Verdict
 from parity.executors import sweep
@@ -24,12 +22,13 @@ from parity.executors.inputs import contents
 from parity.executors.item import Answer, Item
 from parity.executors.sweep import Answers
 from parity.megalodon.recordings import RecordedReference
+from parity.tolerances import TABLE
 from reports.nightly import fan_out as driver
 from reports.nightly.suites import SuiteRun
 from reports.provenance.environment import describe
 from stability.core.findings import Finding, Severity
 from stability.suite import Checkpoint
-from tests.helpers import double
+from tests.helpers import double, without_checks
 from tests.reports.nightly.test_fan_out import Inline
 from tests.reports.nights import measurement
 
@@ -140,12 +139,18 @@ class World:
         recorded = RecordedReference()
         described = describe(recorded)
         patches: dict[str, Any] = {
+            # Where a part writes: as fast as the folder of the world.
+            "tempfile.tempdir": str(pins.parent),
             "reports.nightly.run.datetime": SimpleNamespace(now=lambda zone: self.now),
             "reports.nightly.run.run_parity": self.parity,
             "reports.nightly.run.run_stability": self.probes,
             "reports.nightly.run.open_checkpoint": lambda folder: opened,
             "reports.nightly.fan_out.open_checkpoint": lambda folder: opened,
             "reports.nightly.run.choose_reference": lambda asked: recorded,
+            # The tolerances in force, which no verdict reads, are two thirds of a run.json.
+            "reports.verdict.document.TABLE": TABLE[:2],
+            "reports.verdict.document.PORTS": (),
+            "reports.verdict.document.MESHES": (),
             "reports.nightly.run.describe": lambda asked: described,
             "reports.nightly.run.fault_by_name": lambda name: SimpleNamespace(
                 name=name, planted=self.plant
@@ -172,7 +177,7 @@ class World:
         }
         with contextlib.ExitStack() as stack:
             # Checks of annotations and reading versions again are two thirds of a night.
-            stack.enter_context(mock.patch.object(jaxtyping.config, "jaxtyping_disable", True))
+            stack.enter_context(without_checks())
             for name, value in patches.items():
                 stack.enter_context(mock.patch(name, value))
             yield

@@ -241,6 +241,23 @@ def test_a_row_that_is_there_twice_is_named(root: Path) -> None:
     assert [f for f, _ in list_runs(root)[1]] == [folder]
 
 
+@pytest.mark.parametrize("text", [b"quantity", b"logits"], ids=["name", "value"])
+def test_texts_that_are_no_utf8_are_damage_even_with_a_checksum_that_fits(
+    root: Path, text: bytes
+) -> None:
+    folder = write_run(root, run(measurement(), suites=SUITES))
+    path = folder / "measurements.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none", write_statistics=False)
+    content = path.read_bytes()
+    assert text in content
+    path.write_bytes(content.replace(text, b"\xb2" + text[1:]))
+    reseal(folder)
+    with pytest.raises(StoreError, match=r"measurements\.parquet"):
+        read_run(folder)
+    [(bad, why)] = list_runs(root)[1]
+    assert (bad, "measurements.parquet" in why) == (folder, True)
+
+
 def bomb(path: Path, kind: str) -> None:
     if kind == "rows":
         table = pq.read_table(path)

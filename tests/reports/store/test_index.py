@@ -204,7 +204,7 @@ def test_the_index_judges_a_row_as_a_run_does(tmp_path: Path) -> None:
     # Of what a row says; `Run` settles verdicts when it is made.
     columns = {name: [getattr(m, name) for m in rows] for name in (*KEY, "value", "tolerance")}
     words = pa.array([m.verdict.value for m in rows]).dictionary_encode()
-    found, _ = examine._gates(pa.table({**columns, "verdict": words}))
+    found, _, _ = examine._gates(pa.table({**columns, "verdict": words}))
     settled = {m.quantity: m.settled().verdict.value for m in rows}
     gates = {name: word for name, word in settled.items() if word != Verdict.INFO.value}
     assert dict(zip(*(found[c].to_pylist() for c in ("quantity", "verdict")), strict=True)) == gates

@@ -82,6 +82,9 @@ def test_a_run_continued_from_its_state_is_the_same_run(attach) -> None:
     again, continued = start()
     again.load_state_dict(kept[0])
     continued.load_state_dict(kept[1])
+    for q, saved in zip(again.parameters(), kept[1]["state"].values(), strict=True):
+        # Bit for bit: five steps later a rounded moment may have been lost in bfloat16 parameters.
+        assert all(torch.equal(value, continued.state[q][name]) for name, value in saved.items())
     steps(again, continued, 2)
     for p, q in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(p, q)
