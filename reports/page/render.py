@@ -110,7 +110,7 @@ def _visible(value: Any) -> Any:
 def _share_tick(level: float) -> str:
     """Write a share of a tolerance, given as log10, in the room there is beside a chart."""
     value = 10.0**level
-    return f"{100 * value:.3g} %" if value < 10 else f"{value:.0e}×"
+    return f"{100 * value:.3g} %" if value < 10 else f"{value:.0e}×".replace("e+0", "e")
 
 
 def _breakable(text: str) -> Markup:

@@ -36,12 +36,18 @@ def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
     gates = gates_of(data)
     if not nights or gates.empty:
         return None
-    lines = []
-    for i, edge in enumerate(edges_of(gates)[:9]):
+    worst = {}
+    for edge in edges_of(gates)[:9]:
         rows = gates[gates["edge"] == edge]["measurement"]
         now = max((m.fraction for m in rows), key=lambda v: (math.isnan(v), v))
-        series, _ = worst_over(history, {m.key for m in rows}, now)
-        lines.append(Line(edge_name(edge), f"v{i}", _points(series)))
+        worst[edge], _ = worst_over(history, {m.key for m in rows}, now)
+    finite = [v for series in worst.values() for v in series if v is not None and math.isfinite(v)]
+    # Where a tolerance is 0, what fails is an infinite share of it: it is drawn above all others.
+    top = 10.0 * max([1.0, *finite])
+    lines = [
+        Line(edge_name(edge), f"v{i}", _points(series, top))
+        for i, (edge, series) in enumerate(worst.items())
+    ]
     moved = sorted(
         (move for m in gates["measurement"] if (move := _moved(m, history))),
         key=lambda item: -abs(math.log(item["factor"])),
@@ -52,6 +58,7 @@ def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
         "lines": lines,
         "moved": moved[:DRIFTS],
         "omitted": max(0, len(moved) - DRIFTS),
+        "infinite": any(v == math.inf for series in worst.values() for v in series),
         "sentence": _sentence(nights + 1, len(moved), len(gates)),
     }
 
@@ -66,11 +73,11 @@ def _sentence(nights: int, moved: int, gates: int) -> str:
     )
 
 
-def _points(series: Sequence[float | None]) -> list[tuple[float, float]]:
-    """Return (nights before this one, log10 of the share); NaN breaks a line."""
+def _points(series: Sequence[float | None], top: float) -> list[tuple[float, float]]:
+    """Return (nights before this one, log10 of the share, at most `top`); NaN breaks a line."""
     last = len(series) - 1
     return [
-        (i - last, math.log10(max(v, 1e-6)) if v is not None and math.isfinite(v) else math.nan)
+        (i - last, math.nan if v is None or math.isnan(v) else math.log10(min(max(v, 1e-6), top)))
         for i, v in enumerate(series)
     ]
 

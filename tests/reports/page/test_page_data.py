@@ -123,11 +123,26 @@ def test_a_gate_moved_from_the_median_of_all_nights_whichever_of_them_was_odd(no
     assert [row["factor"] for row in moved] == ([pytest.approx(1.5)] if now == 0.75 else [])
 
 
-def test_a_trend_shows_a_night_that_was_not_finite_as_a_gap():
+def test_a_trend_shows_what_was_not_measured_as_a_gap():
     m = failing(value=math.nan)
-    result = trends(frame([m]), nights(m, [math.inf, 0.5]))
-    assert [math.isfinite(y) for _, y in result["lines"][0].points] == [False, True, False]
+    result = trends(frame([m]), nights(m, [math.nan, 0.5, None]))
+    assert [math.isfinite(y) for _, y in result["lines"][0].points] == [False, True, False, False]
+    assert not result["infinite"]
     assert trends(frame([m]), History()) is None
+
+
+@pytest.mark.parametrize("largest", [0.5, 3e7])
+def test_a_failure_at_a_tolerance_of_0_is_above_every_other(largest):
+    """Negative control of what a chart once did: the line had a gap, and ended where it held."""
+    exact = failing(quantity="tokens", tolerance=0.0, value=2.0, edge="jax32:oracle")
+    other = failing(quantity="logits", value=largest * 4e-6, edge="jax64:oracle")
+    history = History(runs=("a", "b"), series={exact.key: (math.inf, 0.0), other.key: (0.5, 0.5)})
+    result = trends(frame([exact, other]), history)
+    by_name = {line.name: [y for _, y in line.points] for line in result["lines"]}
+    exactly, otherwise = by_name["JAX float32 vs oracle"], by_name["JAX float64 vs oracle"]
+    assert exactly[0] == exactly[2] > max(*otherwise, 0.0) and exactly[1] < 0.0
+    assert otherwise[2] == pytest.approx(math.log10(largest))
+    assert result["infinite"]
 
 
 def test_a_stage_with_several_gates_is_as_bad_as_its_worst():
