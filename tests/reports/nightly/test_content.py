@@ -233,7 +233,7 @@ def test_a_change_of_the_packages_after_the_last_part_makes_no_run(
 def test_a_change_of_the_packages_stops_a_night_in_one_process(
     options: Options, edited: list[str], turn: int
 ) -> None:
-    def step(done: int, planned: int) -> None:
+    def step(done: int, planned: int, left: str) -> None:
         if done == turn:
             edited.append("stability/suite.py")
 

@@ -60,7 +60,9 @@ def test_random_errors_cost_nothing_on_a_slope_and_a_part_at_the_end_of_a_parabo
 def way(size: int, asked: float, arrives: float) -> Outcome:
     """Elements that were each asked to go as far, and of which a share arrived."""
     intended = np.full(size, asked)
-    return Outcome(np.zeros(size), arrives * intended, intended, np.ones(size, bool))
+    return Outcome(
+        np.zeros(size), arrives * intended, intended, np.ones(size, bool), np.ones(size, bool)
+    )
 
 
 class Trained:
@@ -260,7 +262,9 @@ def spread_out(shares: Mapping[str, Sequence[float]]) -> Any:
             intended = np.ones(sample.size)
             lost = storage.wrapper in ("cast", "nearest")
             arrives = np.resize(shares[name], sample.size) if lost else intended
-            found[name] = Outcome(np.zeros(sample.size), arrives, intended, intended > 0)
+            found[name] = Outcome(
+                np.zeros(sample.size), arrives, intended, intended > 0, intended > 0
+            )
         return found
 
     return train
