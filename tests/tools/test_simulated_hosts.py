@@ -17,6 +17,7 @@ from parity.executors.sweep import collect, open_executor
 from reports.nightly.run import Options, nightly
 from reports.store.runs import read_run
 from reports.verdict.decide import Word
+from tests.helpers import double
 from tests.reports.nights import stored_below
 from tools import simulated_hosts
 
@@ -84,6 +85,25 @@ def test_tests_that_died_are_not_taken_for_tests_that_passed(
         (tmp_path / "exit").write_text(code, encoding="utf-8")
     (tmp_path / "log").write_text(log, encoding="utf-8")
     assert simulated_hosts.tests_of(tmp_path) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({}, True),
+        ({"tests": "not run"}, False),
+        ({"tests": "exit -4: no counts, see its log"}, False),
+        ({"tests": "exit 1: 1 failed, 3 passed"}, False),
+        ({"verdicts": ("PASS", "PASS", "missed")}, False),
+        ({"verdicts": ("PASS", "not run", "REGRESSED")}, False),
+    ],
+)
+def test_a_host_holds_where_its_nights_and_tests_ran_and_are_good(changes, holds: bool) -> None:
+    good = {"tests": "3 passed, 1 skipped", "verdicts": ("PASS", "PASS", "REGRESSED")}
+    row = double(simulated_hosts.Row, **good | changes)
+    assert simulated_hosts.holds(row, tests=True) == holds
+    # Nights alone were asked for.
+    assert simulated_hosts.holds(row, tests=False) == ("verdicts" not in changes)
 
 
 def test_a_true_loss_of_accuracy_is_found_on_another_machine(tmp_path: Path) -> None:

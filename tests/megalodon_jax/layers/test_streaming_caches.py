@@ -29,7 +29,7 @@ from megalodon_jax.checks import traced_checks
 from megalodon_jax.inference import decode_step
 from megalodon_jax.layers import ChunkedAttention
 from megalodon_jax.types import check_cache, filled_cache
-from tests.helpers import EXACT, TINY, close, model_of, rel_l2, tiny
+from tests.helpers import EXACT, TINY, model_of, rel_l2, rounding_bound, tiny
 from tests.megalodon_jax.layers.streams import (
     IDS,
     LAZILY,
@@ -247,8 +247,12 @@ def test_caches_can_be_written_by_hand() -> None:
     assert jax.tree.structure(nothing) == jax.tree.structure(init_cache(TINY, B, **LAZILY))
     ids, model = jnp.asarray(IDS[:, :3]), model_of(TINY)
     by_hand, _ = step(model, ids, nothing)
+
+    def carried(model: MegalodonForCausalLM) -> jax.Array:
+        return step(model, ids, init_cache(TINY, B))[0]
+
     # Two programs: one adds keys to a ring, and a library may sum its products in another order.
-    assert close(by_hand, step(model, ids, init_cache(TINY, B))[0])
+    assert rel_l2(by_hand, carried(model)) <= rounding_bound(carried, model)
 
 
 def test_float16_keys_and_values_are_refused() -> None:
