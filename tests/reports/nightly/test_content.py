@@ -197,11 +197,14 @@ def test_a_change_of_the_packages_stops_a_shared_night(options: Options, edited:
             second: Future[Answer] = Future()
 
             def meet_other_code() -> None:
+                # After the first answer is on disk, however long that takes: of two that are there,
+                # either may be taken first.
+                while not any(f.stat().st_size for f in options.out.rglob(ANSWERS)):
+                    time.sleep(0.01)
                 edited.append("parity/engine/compare.py")
                 second.set_result(self._done(items[1]).result())
 
-            # After the first answer was taken: of two that are there, either may be taken first.
-            threading.Timer(0.3, meet_other_code).start()
+            threading.Thread(target=meet_other_code, daemon=True).start()
             return [self._done(items[0]), second, *(Future() for _ in items[2:])]
 
     with pytest.raises(StoreError) as refused:
