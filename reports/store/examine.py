@@ -17,6 +17,8 @@ from reports.store.schema import FILES, MEASUREMENTS, StoreError, added_columns
 
 KEY = ("case", "edge", "quantity", "metric", "identity")
 """What names a gate and the work it is about."""
+_COLUMNS = (*KEY, "value", "tolerance", "verdict", "deterministic")
+"""Columns of `measurements.parquet` that decide whether a gate passes, and name it."""
 _WORDS = tuple(verdict.value for verdict in Verdict)
 _PASS, _FAIL, _INFO, _NOT_COMPARABLE = (
     _WORDS.index(verdict)
@@ -57,7 +59,9 @@ def examine(folder: Path, only: bool = False) -> Examined:
             # A file that fits its checksum is whole; only the gates are counted.
             if checksums is None or name == MEASUREMENTS:
                 absent = added_columns(name, manifest.migrated_from)
-                tables[name] = rows_table(content, folder / name, absent)
+                # A checksum covers every column; without one each column has to be read.
+                only = None if checksums is None else _COLUMNS
+                tables[name] = rows_table(content, folder / name, absent, only)
     except StoreError as error:
         return Examined(folder.name, str(error))
     if MEASUREMENTS not in tables:

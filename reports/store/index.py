@@ -72,13 +72,22 @@ _seen: dict[Path, tuple[tuple[int, ...], dict[str, Line], dict[str, str]]] = {}
 """Indices that this process has read, each with the status of its file."""
 
 
-def read_index(root: Path, folders: Iterable[Path], keep: bool = True) -> list[Line]:
-    """Return a line for each of these folders of `root`, in their order.
+def read_index(
+    root: Path, folders: Iterable[Path], keep: bool = True, more: Iterable[Line] = ()
+) -> list[Line]:
+    """Return a line for each of these folders of `root`, sorted by name.
 
-    Only folders that the index does not know, or whose files changed, are read and checked; what
-    was learnt of them is written to the index if `keep`, and if one may write there.
+    Only folders that the index does not know, or whose files changed, are read and checked.
+
+    Args:
+        root: folder of runs.
+        folders: folders in it that may be runs.
+        keep: write new lines to the index, if one may write there.
+        more: lines of folders that the index may not know, which `learn` returned. Like those of
+            the index, they count only while the files of their run are unchanged.
     """
     known, verified = _load(root)
+    known = known | {line.name: line for line in more}
     gathered = Gathered(root, verified)
     lines: dict[str, Line] = {}
     new: dict[Path, str] = {}
@@ -89,17 +98,35 @@ def read_index(root: Path, folders: Iterable[Path], keep: bool = True) -> list[L
             new[folder] = signature
         else:
             lines[folder.name] = line
-    order = [*lines, *(folder.name for folder in new)]
-    changed = bool(new) or len(lines) < len(known)
-    paths = list(new)
-    for start in range(0, len(paths), AT_ONCE):
-        found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
-        place = gather(gathered, found) if keep else ""
-        lines |= {it.name: _line(it, new[root / it.name], place) for it in found}
+    changed = bool(new or more) or len(lines) < len(known)
+    lines |= {line.name: line for line in learn(gathered, new, keep)}
     if changed and keep:
         lines = gathered.compact(lines)
         _save(root, lines, gathered)
-    return [lines[name] for name in sorted(order)]
+    return [lines[name] for name in sorted(lines)]
+
+
+def learn(gathered: Gathered, folders: Mapping[Path, str], keep: bool = True) -> list[Line]:
+    """Read folders, check every file of their runs, and return a line for each.
+
+    Args:
+        gathered: where the values of their gates are written if `keep`.
+        folders: what may be runs, each with its signature from before it is read.
+        keep: whether to write values.
+    """
+    paths = list(folders)
+    lines: list[Line] = []
+    for start in range(0, len(paths), AT_ONCE):
+        found = [examine(folder) for folder in paths[start : start + AT_ONCE]]
+        place = gather(gathered, found) if keep else ""
+        lines += [_line(it, folders[gathered.root / it.name], place) for it in found]
+    return lines
+
+
+def unknown_folders(root: Path, folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of `root` that have no line in its index."""
+    known, _ = _load(root)
+    return [folder for folder in folders if folder.name not in known]
 
 
 def _line(found: Examined, signature: str, place: str) -> Line:

@@ -5,7 +5,7 @@ Source: docs/reports.md "Store".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,20 +89,24 @@ def read_run(folder: Path) -> Run:
     return Run(manifest, **parts, **more)
 
 
-def rows_table(content: bytes, path: Path, absent: Mapping[str, Any]) -> pa.Table:
-    """Return the rows of one of `FILES` as Arrow has them.
+def rows_table(
+    content: bytes, path: Path, absent: Mapping[str, Any], only: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the rows of one of `FILES` as an Arrow table.
 
     Args:
         content: bytes of the file.
         path: where they are from, for messages.
         absent: columns that its schema did not have.
+        only: columns to read, those of a measurement's key among them; all of them by default.
 
     Raises:
         StoreError: it is damaged, or holds null where a number or a text must be.
     """
     name = path.name
     schema = arrow_schema(name)
-    wanted = pa.schema([schema.field(column) for column in COLUMNS[name]])
+    columns = COLUMNS[name] if only is None else only
+    wanted = pa.schema([schema.field(column) for column in columns])
     table = read_table(content, path, wanted, frozenset(absent))
     empty = [c for c in table.column_names if c not in NULLABLE and table[c].null_count]
     if empty:

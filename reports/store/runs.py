@@ -18,6 +18,7 @@ from reports.store.manifest import Manifest
 from reports.store.reader import checksum, read_bytes
 from reports.store.run import Run, read_run
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
+from reports.store.several import learn_together
 from reports.store.writer import add_page, add_verdict, check_writable, write_run
 
 __all__ = [
@@ -99,7 +100,7 @@ def list_lines(root: Path, keep: bool = True) -> tuple[list[Line], Unreadable]:
     Nothing is written unless `keep`.
     """
     folders, unreadable = _folders(root)
-    lines = read_index(root, folders, keep)
+    lines = read_index(root, folders, keep, learn_together(root, folders, keep))
     unreadable += [(root / line.name, line.why) for line in lines if line.why]
     return [line for line in lines if not line.why], unreadable
 

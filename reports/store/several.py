@@ -1,0 +1,91 @@
+"""Many new runs read by several processes, so that a first look at ten thousand takes less long.
+
+Reading is Python's work on JSON and Parquet, so threads would not share it. A helper writes what it
+learnt as an index of its own, and its lines are trusted like those of the index: only while the
+files of their run are unchanged. Whatever a helper did not do is done by the process that asked.
+Source: docs/reports.md "Store".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from parity.executors.interrupts import run_module
+from reports.store.gathered import Gathered
+from reports.store.index import Line, learn, read_lines, signature_of, unknown_folders, write_lines
+
+SHARE = 1_000
+"""Fewest runs that a process is started for: it takes 2 s to start, as long as reading so many."""
+MOST = 4
+"""Most processes, this one included: each may take 500 MB."""
+LONGEST = 1_800.0
+"""Seconds after which a helper is given up."""
+
+
+def learn_together(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
+    """Return lines of the folders of `root` that its index does not know, if there are many.
+
+    Args:
+        root: folder of runs.
+        folders: folders in it that may be runs.
+        keep: whether to write the values of their gates beside them.
+    """
+    new = unknown_folders(root, folders)
+    processes = min(_processors(), MOST, len(new) // SHARE)
+    if processes < 2:
+        return []
+    shares = [new[i::processes] for i in range(processes)]
+    with (
+        TemporaryDirectory(prefix="megalodon-numerics-") as place,
+        ThreadPoolExecutor(processes - 1) as helpers,
+    ):
+        asked = [
+            helpers.submit(_ask, root, share, keep, Path(place) / str(i))
+            for i, share in enumerate(shares[1:])
+        ]
+        lines = _learn(root, shares[0], keep)
+        for answer in asked:
+            lines += answer.result()
+    return lines
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _learn(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
+    # Signatures come first: a file that changes while it is read must not fit the line.
+    return learn(Gathered(root, {}), {folder: signature_of(folder) for folder in folders}, keep)
+
+
+def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[Line]:
+    """Have a helper read these folders; nothing comes back from one that failed."""
+    names, answer = place.with_suffix(".names"), place.with_suffix(".lines")
+    names.write_text(json.dumps([folder.name for folder in folders]))
+    # As this process finds its modules, and never in the folder that somebody happens to be in.
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}
+    arguments = (str(root), str(names), str(answer), "keep" if keep else "")
+    try:
+        done = run_module("reports.store.several", arguments, environment, LONGEST)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [] if done.returncode else read_lines(answer)
+
+
+def _help(root: str, names: str, answer: str, keep: str) -> None:
+    folders = [Path(root) / name for name in json.loads(Path(names).read_text())]
+    write_lines(Path(answer), _learn(Path(root), folders, bool(keep)))
+
+
+if __name__ == "__main__":
+    _help(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""Many new runs are read by several processes, and the answer is that of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.registry.lookback import look_back
+from reports.store import gathered, index, runs, several
+from reports.store.index import Line
+from reports.store.runs import list_lines, write_run
+from tests.reports.nights import measurement, run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven nights of different values, the fourth of which is damaged."""
+    root = tmp_path_factory.mktemp("runs")
+    for day in range(1, 8):
+        name = f"2026-11-{day:02d}T21-30-00Z-0000000"
+        created = f"2026-11-{day:02d}T21:30:00+00:00"
+        night = run(measurement(value=day * 1e-7), id=name, created=created)
+        folder = write_run(root, night)
+        if day == 4:
+            (folder / "run.json").write_text("{}")
+    return root
+
+
+@pytest.fixture
+def shared(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same runs without an index, of which three processes shall read three, two and two."""
+    _forget(made)
+    monkeypatch.setattr(several, "SHARE", 2)
+    monkeypatch.setattr(several, "_processors", lambda: 3)
+    return made
+
+
+def _forget(root: Path) -> None:
+    (root / index.INDEX).unlink(missing_ok=True)
+    for path in (root / gathered.FOLDER).glob("*"):
+        path.unlink()
+    index._seen.clear()
+
+
+def _alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what one process reads."""
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "learn_together", lambda *_: [])
+        answer = _answer(root)
+    _forget(root)
+    return answer
+
+
+def _answer(root: Path) -> Any:
+    lines, unreadable = list_lines(root)
+    values = [row["value"] for row in look_back(str(root), "baseline", "logits").rows]
+    # Which file has the values of a run differs with the shares, and the values do not.
+    return [(n.name, n.manifest, n.gates, n.work) for n in lines], unreadable, values
+
+
+def test_processes_read_what_one_reads(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the folder that one is in has a package `reports` of its own."""
+    expected = _alone(shared, monkeypatch)
+    read: list[str] = []
+    examine = index.examine
+    monkeypatch.setattr(index, "examine", lambda f: (read.append(f.name), examine(f))[1])
+    foreign = shared.parent / "foreign" / "reports"
+    foreign.mkdir(parents=True, exist_ok=True)
+    (foreign / "__init__.py").write_text("raise RuntimeError('a package of somebody else')\n")
+    monkeypatch.chdir(foreign.parent)
+    assert _answer(shared) == expected
+    assert [len(part) for part in expected] == [6, 1, 6]
+    # This process read its own share and nothing of the others'.
+    assert [name[8:10] for name in read] == ["01", "04", "07"]
+    assert len(list((shared / gathered.FOLDER).glob("*.parquet"))) == 3
+
+
+@pytest.mark.parametrize("failure", ["dies", "takes too long", "writes half of its answer"])
+def test_what_a_helper_did_not_do_is_done(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    expected = _alone(shared, monkeypatch)
+
+    def helper(module: str, arguments: tuple[str, ...], *_: object) -> Any:
+        if failure == "takes too long":
+            raise several.subprocess.TimeoutExpired(module, 1.0)
+        Path(arguments[2]).write_text("half of")
+        code = int(failure == "dies")
+        return several.subprocess.CompletedProcess(module, code, "", "")
+
+    monkeypatch.setattr(several, "run_module", helper)
+    assert _answer(shared) == expected
+
+
+def test_a_run_that_changed_after_it_was_read_is_read_again(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is of the files as they were; what a helper says of others counts for nothing."""
+    old = shared / "2026-11-02T21-30-00Z-0000000" / "measurements.parquet"
+    content = old.read_bytes()
+
+    def late(root: Path, folders: Any, keep: bool) -> list[Line]:
+        lines = several.learn_together(root, folders, keep)
+        old.write_bytes(content[:-1])
+        return lines
+
+    monkeypatch.setattr(runs, "learn_together", late)
+    _, unreadable = list_lines(shared)
+    old.write_bytes(content)
+    assert [path.name[8:10] for path, _ in unreadable] == ["02", "04"]
+
+
+def test_few_runs_are_read_by_one(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process takes longer to start than 1,000 runs to read; known runs need none."""
+    asked: list[int] = []
+    monkeypatch.setattr(several, "_ask", lambda *a: (asked.append(len(a[1])), [])[1])
+    monkeypatch.setattr(several, "SHARE", 4)
+    list_lines(shared)
+    assert asked == []
+    monkeypatch.setattr(several, "SHARE", 2)
+    list_lines(shared)
+    assert asked == []
+    _forget(shared)
+    list_lines(shared)
+    assert asked == [2, 2]
