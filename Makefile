@@ -77,7 +77,7 @@ checkpoint: $(VENV)/.base
 $(VENV)/.base: $(INPUTS)
 	@echo "installing megalodon-numerics into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) -e .
+	@$(PIP) -e '.[nightly]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base

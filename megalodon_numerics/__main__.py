@@ -9,6 +9,10 @@ from typing import Any
 from megalodon_numerics import PACKAGES, _folder
 
 
+_USAGE = 2
+"""Exit code of wrong usage and of a missing extra: `reports.verdict.decide.ExitCode.USAGE`."""
+
+
 def main() -> None:
     """Run the command line with the packages of this project, whatever else has their names.
 
@@ -23,8 +27,13 @@ def main() -> None:
 
 
 def _command() -> Any:
-    for name in PACKAGES:
+    for name in PACKAGES[:-1]:
         _load(name)
+    try:
+        _load(PACKAGES[-1])
+    except ModuleNotFoundError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return _USAGE
     from reports.cli import main as command
 
     return command()

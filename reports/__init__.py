@@ -1,4 +1,28 @@
-"""What a person sees in the morning: the run folder, its history, the verdict and the page.
+"""The run folder, its history, the verdict and the page of a night.
 
 Source: docs/reports.md, docs/verdicts.md.
+
+Raises:
+    ModuleNotFoundError: the extra `nightly` is not installed; the message says how to install it.
 """
+
+from __future__ import annotations
+
+import importlib.util
+
+NIGHTLY = ("click", "duckdb", "jinja2", "pandas", "pyarrow", "rich")
+"""Packages of the extra `nightly`, which this package needs and no other one does."""
+
+
+def _check_extra() -> None:
+    # Asked here, once: otherwise each command would end with the name of whichever it met first.
+    missing = [name for name in NIGHTLY if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(
+            "expected the extra 'nightly', which runs, pages and commands need, but "
+            f"{', '.join(missing)} cannot be imported: pip install 'megalodon-numerics[nightly]'",
+            name=missing[0],
+        )
+
+
+_check_extra()
