@@ -98,7 +98,7 @@ def compare_narrow(
 def _floors(
     port: SideRuns, truth: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the error explained by rounding, bfloat16 parameters included, or why it is unknown."""
+    """Return the error explained by rounding, bfloat16 parameters included; or why unknown."""
 
     def moved(seed: int) -> Mapping[str, np.ndarray]:
         stages = port.run(Run(Precision.BFLOAT16, Rounding.OPERATIONS, seed)).stages
