@@ -325,7 +325,7 @@ def _check(
         problems += [f"{item}: {line}" for line in differences(table, found)]
     refuse(
         problems,
-        f"{place} is not what is asked for",
+        f"{place} differs from what was requested",
         "Ask with the configuration and the optimiser of the run; parameters that somebody added "
         "need model_like.",
     )

@@ -45,7 +45,7 @@ def save_tensors(
         tensors: the tensors, by name.
         path: the file, `.safetensors`; names of shards and index are derived from it.
         max_shard_size: largest size of a shard in bytes, as a number or text such as "5GB" or
-            "500MiB"; a larger tensor gets a shard of its own. None writes one file.
+            "500MiB"; a larger tensor gets a separate shard. None writes one file.
 
     Returns:
         The files, the index last.

@@ -91,7 +91,7 @@ class TorchContents:
     tensors: dict[str, TorchTensor]
     """Tensors of the model, by name; empty if there is no model."""
     models: dict[Place, int]
-    """Where the model's tensors were found, with the number of tensors in each place."""
+    """Number of the model's tensors, by the place where they were found."""
     optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
     """Optimiser states, in the format of `optimizer.state_dict()`."""
     left: list[str] = field(default_factory=list)
@@ -229,8 +229,8 @@ def _load(file: Path) -> Any:
 def _under_no_foreign_name(file: Path) -> Iterator[Path]:
     """Provide a path to a torch file whose name does not end in .safetensors, within this context.
 
-    torch.load decides by that ending rather than by the content. What was mapped stays mapped after
-    the path is gone.
+    torch.load decides by that ending rather than by the content. Mapped tensors stay valid after
+    the path is removed.
     """
     if file.suffix != ".safetensors":
         yield file
@@ -304,7 +304,7 @@ def _unreadable(file: Path, error: Exception) -> str:
         )
     if type(error).__name__ == "UnpicklingError":
         return (
-            f"{file} is not readable as tensors: it is damaged, or pickles objects of its own. "
+            f"{file} is not readable as tensors: it is damaged, or pickles other objects. "
             f"Copy it again, or where it was trained, {_SAVE}."
         )
     return (

@@ -192,7 +192,7 @@ class Tree:
             try:
                 code = _awaited(child, _PATIENCE * limit)
             except BaseException:
-                # The child has a session of its own, and would otherwise continue.
+                # The child has a separate session, so it would otherwise continue.
                 os.kill(child, signal.SIGKILL)
                 raise
             output.seek(0)
@@ -369,7 +369,7 @@ class Options:
     """Whether to run the remaining tests of a package if the listed ones find nothing."""
     executor: str = "local"
     address: str | None = None
-    """As for `parity.executors.sweep.open_executor`."""
+    """Address of a Ray cluster (`parity.executors.sweep.open_executor`)."""
 
 
 def measure(mutant: str, side: str, wide: bool, bad: list[str], trees: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class ChunkedAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H e"], AttentionCache | None]:
         """Attend from L tokens to themselves and to the cache.
 
-        Without a cache, chunks are counted from position 0 and a short tail is a chunk of its own.
+        Without a cache, chunks are counted from position 0 and a short tail is a separate chunk.
         With a cache, given or requested, its size matters. If it holds one chunk, keys of earlier
         chunks are never visible. If it holds more, a call is processed in blocks of at most C
         tokens counted from its start, and each block sees the last `max_cache_len` keys up to its
@@ -241,7 +241,7 @@ class ChunkedAttention(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks from position 0; a short tail is a chunk of its own."""
+        """Attend within chunks from position 0; a short tail is a separate chunk."""
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:

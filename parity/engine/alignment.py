@@ -39,7 +39,7 @@ PRESENT = 0.15
 """Worth of a pair of equal values, whatever its names."""
 # There nothing has diverged, so a stage without a partner is the likelier explanation.
 ENCLOSED = 0.8
-"""Evidence (`_evidence`) that a pair of different values needs where values agree again behind."""
+"""Evidence (`_evidence`) that a pair of different values needs if values agree again after it."""
 DIVERGED = 0.45
 """Evidence that such a pair needs where values do not agree again."""
 HORIZON = 12

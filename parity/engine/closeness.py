@@ -45,8 +45,8 @@ class Closeness:
     layouts: dict[tuple[int, int], Layout]
     """Nearest layout from the original to the port by (row, column), where sizes are equal."""
     telling: tuple[np.ndarray, np.ndarray]
-    """Which stages of either side can be identified by their values: those with more than two
-    distinct values. Zeros, masks and scalars cannot."""
+    """Booleans for the stages of each side: whether a stage can be identified by its values, as it
+    has more than two distinct ones. Zeros, masks and scalars cannot."""
 
 
 def closeness(original: Sequence[np.ndarray], port: Sequence[np.ndarray]) -> Closeness:

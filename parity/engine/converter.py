@@ -71,7 +71,7 @@ def converter_source(matching: Matching) -> str:
         result += ["    " * (len(header) + 1) + line for line in lines]
     for entry in matching.unmatched_port:
         result.append(
-            f"    # {entry.name} {entry.shape}: nothing of the original is proposed for it"
+            f"    # {entry.name} {entry.shape}: no parameter of the original is proposed for it"
         )
     return "\n".join([*result, "    return port", ""])
 

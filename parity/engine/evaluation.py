@@ -42,7 +42,7 @@ class Evaluation:
     signs: Signs | None = None
     """Random signs that perturb the result of every operation; None for no perturbation."""
     notices: dict[str, None] = field(default_factory=dict)
-    """What could not be done as requested, in order, without repetition."""
+    """Notices of requests that could not be fulfilled, in order, without repetition."""
     differentiable: bool = False
     """Keep the custom derivatives of functions; marks inside these are then not seen."""
     recorder: Recorder | None = None

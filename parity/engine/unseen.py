@@ -167,7 +167,7 @@ class Search:
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
         for other in reversed(self.suspects):
             if other.index < suspect.index:
-                before = f"before it, on a way that {self.original} does not take"
+                before = f"before it, in a computation that {self.original} does not do"
                 found.setdefault(self._source(other.index), before)
         return found
 

@@ -49,7 +49,7 @@ DOCUMENTS = ("README.md",)
 
 @dataclass(frozen=True)
 class Identity:
-    """What the results of a process depend on, besides its work and its processor."""
+    """Everything that determines the results of a process, besides its work and its processor."""
 
     code: str
     """Digest of the packages (`code`)."""

@@ -57,7 +57,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
             if received[0] in _SIGNALS:
                 time.sleep(grace)
                 end_groups()
-                os.write(2, b"interrupted: what ran did not stop by itself, and was ended\n")
+                os.write(2, b"interrupted: running work did not stop by itself and was killed\n")
                 _exit(code)
         os.close(reader)
 

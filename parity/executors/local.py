@@ -129,7 +129,7 @@ class LocalExecutor:
                     raise
             finally:
                 del self._running[process.name]
-        return lost(item, ATTEMPTS, "each ended without a word, as for want of memory")
+        return lost(item, ATTEMPTS, "each died without an error message, as if out of memory")
 
 
 class _Process:

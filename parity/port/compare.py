@@ -268,8 +268,8 @@ class _Both:
         notices = []
         if parameters:
             notices.append(
-                f"nothing in the port is made of the original's {', '.join(parameters)}: it makes "
-                "that itself, or these inputs do not ask for it"
+                f"the port has no counterpart of the original's {', '.join(parameters)}: it "
+                "computes them itself, or these inputs do not need them"
             )
         for side, runs in (("original", self.original), ("port", self.port)):
             if runs.cotangents is not None and not runs.best.gradients:
@@ -452,7 +452,7 @@ class _Both:
         """Return which outputs and derivatives of the original were compared, or why not."""
         without_derivatives = ""
         if not port.gradients:
-            without_derivatives = "it was not asked for (Port.gradients)"
+            without_derivatives = "it was not requested (Port.gradients)"
         for side, runs in (("original", self.original), ("port", self.port)):
             if port.gradients and not runs.best.gradients:
                 without_derivatives = f"the {side} has no trained parameter"
@@ -527,7 +527,7 @@ def _with_hidden(
 
 
 def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
-    """Note on the gate of a quantity whose terms cancel what its error is relative to."""
+    """Add a note to the gate of a quantity whose terms cancel: what its error is relative to."""
     assert isinstance(comparison.floors, PortBounds)
     cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
     if row.metric != "rel_l2" or row.note or not cancelled:

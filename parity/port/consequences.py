@@ -70,8 +70,8 @@ def _failing(rows: Iterable[Measurement]) -> set[str]:
 def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
     """Return whether a differing pair may be two quantities of one name.
 
-    Not if it was paired by value, or differs by less than another quantity would: then the stage is
-    slightly wrong. Not an output either, whose difference is an effect by itself.
+    A pair matched by value, or one that differs by less than another quantity would, is a stage
+    that is slightly wrong. The difference of an output is an effect by itself.
     """
     named = pair.by not in (AlignedBy.VALUE, AlignedBy.PIN) and pair.distance > EQUAL
     return named and not {pair.port, pair.original} & set(outputs)
@@ -93,5 +93,5 @@ def notice_of(pair: Pair) -> str:
     """Return the notice for a pair that was dropped."""
     return (
         f"{pair.port} is not what the original's {pair.original} is: they differ by "
-        f"{pair.distance:.0e} and what is made of them does not"
+        f"{pair.distance:.0e}, yet everything computed from them agrees; the pair was dropped"
     )

@@ -28,7 +28,7 @@ from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsRe
 
 MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
-# A float32 table may affect one operation without being averaged out, as it is over a stage.
+# The effect of a float32 table averages out over a stage, but may show in full in one operation.
 ROOM = 4.0
 """Factor on the tolerance of its stage up to which an operation may differ."""
 
@@ -186,7 +186,7 @@ class _Fed:
     theirs: dict[str, np.ndarray]
     """The original's stages in float32."""
     replaced: dict[str, np.ndarray]
-    """Those of them that are fed to the port."""
+    """The subset of these stages that is fed to the port."""
     exact: dict[str, np.ndarray]
     floors: Floors
     """Noise floor of each stage by itself."""

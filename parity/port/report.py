@@ -126,7 +126,7 @@ class Report:
         if first.verdict is Verdict.NOT_COMPARABLE:
             return f"{self.title}: {first.quantity} was not compared: {first.note}"
         note = f": {first.note}" if first.note else ""
-        return f"{self.title}: {first.quantity} fails on {first.edge}, no stage on its own{note}"
+        return f"{self.title}: {first.quantity} fails on {first.edge}, no single stage does{note}"
 
     def _gates(self) -> list[Measurement]:
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]

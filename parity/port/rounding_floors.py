@@ -128,8 +128,8 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
         return None
     return (
         f"float32 costs the port {port[first] / original[first]:.0f} times what it costs the "
-        f"original from {first} on, by the operations it is made of: a way to compute it that "
-        "loses digits, or decides by a number that one rounding turns"
+        f"original from {first} on: there its algorithm loses digits, or branches on a number that "
+        "rounding changes"
     )
 
 
