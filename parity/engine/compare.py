@@ -123,7 +123,7 @@ class Comparison:
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
         """Return the measurement of a value that must be at most `bound`.
 
-        NaN fails. Without a finite bound the verdict is `NOT_COMPARABLE`, whatever the value.
+        NaN always fails. Any other value is `NOT_COMPARABLE` without a finite bound.
         """
         if math.isnan(value):
             note = "not a number on at least one side"

@@ -33,7 +33,7 @@ from parity.executors.item import (
 
 
 class RayExecutor:
-    """Workers of a Ray cluster."""
+    """Executor that runs items on a Ray cluster."""
 
     name = "ray"
 

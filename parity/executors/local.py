@@ -36,7 +36,7 @@ _STARTING = threading.Lock()
 
 
 class LocalExecutor:
-    """Processes of this machine."""
+    """Executor that runs items in processes of this machine."""
 
     name = "local"
 

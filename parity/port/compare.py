@@ -202,7 +202,7 @@ def _both_sides(port: Port) -> _Both:
 
 @dataclass
 class _Both:
-    """Both sides by the port's names."""
+    """Runs of both sides, and the correspondence between them by the port's names."""
 
     names: Correspondence
     original: SideRuns

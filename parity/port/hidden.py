@@ -17,9 +17,9 @@ import numpy as np
 from parity.port_tolerances import NARROWING, STUDENT
 
 Arrays = Mapping[str, np.ndarray]
-# A kernel such as that of GELU computes 1 + erf(x) where the result is 1e-14, and loses digits to
-# the 1 that no perturbation of its inputs or result shows: half of x below 10, times 2 or 3
-# roundings.
+# A kernel such as that of GELU, x / 2 * (1 + erf(...)), loses digits to the 1 where the sum is
+# 1e-14, which no perturbation of its inputs or result shows. For |x| below 10 the factor is below
+# 5, times 2 or 3 roundings.
 ROUNDINGS = 16
 """Error in unit roundoffs of 1 that a hidden element may have, whatever its magnitude."""
 
