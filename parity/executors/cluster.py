@@ -46,7 +46,7 @@ class RayExecutor:
         """
         # No usage statistics are sent.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # On a cluster of this machine alone, lack of memory counts as any other worker death.
+        # On a cluster started here, lack of memory counts like any other worker death.
         os.environ.setdefault("RAY_task_oom_retries", str(ATTEMPTS - 1))
         try:
             import ray

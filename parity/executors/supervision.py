@@ -1,4 +1,4 @@
-"""Supervision: a command in a child process earns exit code 0 by leaving a completion record.
+"""Supervision: a command runs in a child that must leave a completion record to exit with 0.
 
 `os._exit(0)` in a module under test, or `exit(0)` in its C code, ends the process on the spot: no
 `finally` runs, and the shell sees success. So the process that the shell waits for does nothing but
