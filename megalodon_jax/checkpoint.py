@@ -1,13 +1,13 @@
-"""Native checkpoints: model, configuration and optimiser state in one folder, whole or not at all.
+"""Native checkpoints: model, configuration and optimiser state in one folder, written atomically.
 
     model.safetensors      the parameters by torch name, each in its own dtype
-    optimizer.safetensors  leaves of the optimiser state by dotted path, when there is one
+    optimizer.safetensors  leaves of the optimiser state by dotted path, if there is one
     config.json            `MegalodonConfig.to_dict()`
     manifest.json          schema, versions, step, dtype policy; per tensor shape, dtype, sha256
 
-A folder is written beside its place and then swapped in; loading refuses whatever differs from the
-manifest. `convert.load_from_pretrained` reads the same folder. No torch. Source: docs/guide.md
-"Stopping and resuming".
+A folder is written beside its target and then swapped in. Loading rejects anything that differs
+from the manifest. `convert.load_from_pretrained` reads the same folder. No torch is needed. Source:
+docs/guide.md "Stopping and resuming".
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _PACKAGES = ("megalodon-numerics", "jax", "equinox", "optax", "safetensors", "nu
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a folder held."""
+    """Contents of a checkpoint folder."""
 
     model: MegalodonForCausalLM
     step: int
     opt_state: Any = None
-    """Of the structure of `opt_state_like`; None when none was asked for."""
+    """Optimiser state with the structure of `opt_state_like`; None if that was not given."""
     mesh: dict[str, int] | None = None
-    """Axes and sizes of the mesh it was saved on; None where there was none. It binds nothing."""
+    """Axes and sizes of the mesh it was saved on, for information; None if there was no mesh."""
 
 
 def save_checkpoint(
@@ -62,23 +62,23 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint, replacing the one at `folder` only when the new one is complete.
 
-    The two are exchanged in one step where the system can (Linux); elsewhere the old one steps
-    aside first, and returns if the new one cannot take its place. What an interruption leaves is a
-    hidden sibling of `folder`, which may be deleted. Parameters that somebody added to the model
-    are saved too; `load_checkpoint` takes a `model_like` for them.
+    Where the system supports it (Linux), the two are exchanged in one step. Elsewhere the old one
+    is renamed first, and restored if the new one cannot take its place. An interruption leaves a
+    hidden sibling of `folder`, which may be deleted. Parameters that a user added to the model are
+    saved too; pass `model_like` to `load_checkpoint` to load them.
 
     Args:
-        folder: where to; missing parents are made.
-        model: the model; its dtypes must be those its configuration asks for.
-        step: optimiser steps taken, at least 0.
-        opt_state: any pytree of arrays, as optax makes; typed PRNG keys may be among them.
-        mesh: axes and sizes of the mesh the model is on, a note for who loads it.
+        folder: target; missing parents are created.
+        model: the model; its dtypes must match its configuration.
+        step: number of optimiser steps taken, at least 0.
+        opt_state: any pytree of arrays, such as optax's; may contain typed PRNG keys.
+        mesh: axes and sizes of the model's mesh, stored for information.
 
     Raises:
         ValueError: the model's dtypes contradict its configuration, layers are stacked, a leaf of
-            `opt_state` cannot be stored, `step` is negative, or `folder` holds something else than
+            `opt_state` cannot be stored, `step` is negative, or `folder` holds something other than
             a checkpoint.
-        OSError: the folder cannot be written; what was there still is.
+        OSError: the folder cannot be written; its former content is unchanged.
     """
     target, step = Path(os.path.realpath(folder)), operator.index(step)
     if step < 0:
@@ -96,20 +96,20 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | os.PathLike[str], *, opt_state_like: Any = None, model_like: Any = None
 ) -> Checkpoint:
-    """Read a checkpoint back, bit for bit, or say why not.
+    """Load a checkpoint, bit for bit.
 
     Args:
-        folder: what `save_checkpoint` wrote.
-        opt_state_like: an optimiser state of the structure to fill, arrays or shapes, such as
-            `optimizer.init(...)` or its `eqx.filter_eval_shape`; None leaves the state unread.
-        model_like: a model of the structure to fill, arrays or shapes, for a checkpoint with
-            parameters that somebody added; None builds the model of the configuration.
+        folder: a folder written by `save_checkpoint`.
+        opt_state_like: an optimiser state with the structure to fill, of arrays or shapes, such as
+            `optimizer.init(...)` or its `eqx.filter_eval_shape`; None does not load the state.
+        model_like: a model with the structure to fill, of arrays or shapes, for a checkpoint with
+            parameters that a user added; None builds the model of the configuration.
 
     Raises:
-        FileNotFoundError: the folder or one of its files is not there.
-        ValueError: a file is corrupt or differs from the manifest, the manifest is of another
-            schema, the configuration contradicts it, or the optimiser state has another
-            structure. Every difference between two sets of tensors is listed in one error.
+        FileNotFoundError: the folder or one of its files does not exist.
+        ValueError: a file is corrupt or differs from the manifest, the manifest has another schema,
+            the configuration contradicts it, or the optimiser state has another structure. One
+            error lists all differences between two sets of tensors.
     """
     folder = Path(os.path.realpath(folder))
     manifest = _read_manifest(folder)
@@ -132,16 +132,16 @@ def load_checkpoint(
 
 
 def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: str) -> None:
-    """Insist that the leaves of a model are what its configuration says, whatever was added to it.
+    """Check that the leaves of a model match its configuration, whatever was added to it.
 
     Raises:
-        ValueError: they are not; every difference is listed.
+        ValueError: they do not; every difference is listed.
     """
     found, table = specs(leaves), table_specs(model.config)
     ours = {name: found[name] for name in found if name in table}
     if len(ours) < len(found):
-        # A layer that somebody wrapped has its parameters under other names: only where nothing
-        # was added is a name that is not there a mistake.
+        # A wrapped layer has its parameters under other names, so missing names are errors only if
+        # nothing was added.
         table = {name: table[name] for name in ours}
     refuse(
         differences(table, ours),
@@ -151,21 +151,21 @@ def check_model(model: MegalodonForCausalLM, leaves: Mapping[str, Any], caller: 
 
 
 def check_config(saved: MegalodonConfig, expected: MegalodonConfig, source: str) -> None:
-    """Insist that a checkpoint has the configuration that is expected.
+    """Check that a checkpoint has the expected configuration.
 
     Raises:
-        ValueError: it has not; every field that differs is listed.
+        ValueError: it does not; every differing field is listed.
     """
     fields = ({n: repr(v) for n, v in c.to_dict().items()} for c in (expected, saved))
     refuse(differences(*fields), f"{source} is of another configuration")
 
 
 def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
-    """Return the leaves of a pytree by dotted path, checked to be storable.
+    """Return the leaves of a pytree by dotted path, after checking that they can be stored.
 
     Raises:
-        ValueError: a leaf is no array, shares its name, or is a weakly typed array; the message
-            calls the tree `name`.
+        ValueError: a leaf is not an array, shares its name with another, or is a weakly typed
+            array; the message calls the tree `name`.
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -189,7 +189,7 @@ def _stored(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
         extra = {"prng": str(jax.random.key_impl(leaf))}
         leaf = jax.random.key_data(leaf)
     elif getattr(leaf, "weak_type", False):
-        # A strongly typed scalar would promote where this one does not: another number.
+        # A strongly typed scalar would promote where this one does not, which changes results.
         extra = {"weak": True}
     array = np.asarray(leaf, order="C")
     return array, _row(array) | extra
@@ -211,17 +211,17 @@ def _row(array: np.ndarray) -> dict[str, Any]:
 
 
 def specs(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """Return dtype and shape of leaves in words, by name."""
+    """Describe leaves by dtype and shape, by name."""
     return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
 
 
 def table_specs(config: MegalodonConfig) -> dict[str, str]:
-    """Return dtype and shape of the parameters of a configuration in words, by name."""
+    """Describe the parameters of a configuration by dtype and shape, by name."""
     return {row.name: f"{row.dtype} {row.shape}" for row in weight_table(config)}
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Return a line for each name that is missing, unexpected, or stands for something else."""
+    """Return a line for each name that is missing, unexpected, or has another description."""
     return [
         *(f"missing {name}: {what}" for name, what in expected.items() if name not in found),
         *(f"unexpected {name}: {what}" for name, what in found.items() if name not in expected),
@@ -282,7 +282,7 @@ def _check_replaceable(target: Path) -> None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of the packages that a checkpoint depends on; None for one not there."""
+    """Return the versions of the packages a checkpoint depends on; None for a missing package."""
     return {name: _version(name) for name in _PACKAGES}
 
 
@@ -328,7 +328,7 @@ def _read_config(folder: Path, manifest: Mapping[str, Any]) -> MegalodonConfig:
 
 
 def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read a tensor file and hold it against the manifest."""
+    """Read a tensor file and check it against the manifest."""
     rows, file = manifest["files"].get(name), folder / name
     if rows is None:
         raise ValueError(f"{folder} was saved without {name}; load it with opt_state_like=None.")

@@ -1,4 +1,4 @@
-"""The configuration: every size, rate and dtype of a Megalodon, validated once and hashable."""
+"""Configuration: every size, rate and dtype of a Megalodon, validated once and hashable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SIZES = (
     "max_positions",
 )
 _RATES = ("dropout", "attention_dropout", "hidden_dropout")
-# By annotation, so that no field of these types can be forgotten.
+# Checked by annotation, so that no field of these types can be forgotten.
 _TYPES = {
     "bool": (lambda value: type(value) is bool, "True or False"),
     "int": (lambda value: type(value) is int, "an integer"),
@@ -51,7 +51,7 @@ _TYPES = {
         "a number",
     ),
 }
-# megalodon-hf says the same thing in another word.
+# Different name of the same field in megalodon-hf.
 _HF_NAMES = {"gradient_checkpointing": "use_checkpoint"}
 
 
@@ -63,9 +63,9 @@ class MegalodonConfig:
     paper's: D `model_dim`, H `num_heads`, Z `z_dim`, E `value_dim`, F `ffn_hidden_dim`,
     N `cema_ndim`, C `chunk_size`, G `norm_num_groups`, V `vocab_size`.
 
-    Four dtypes say what happens where: parameters are stored in `param_dtype` (precision-sensitive
-    ones never below float32), operands of matrix products are rounded to `compute_dtype`, products
-    and every activation between them are kept in `accum_dtype`, softmax and loss are taken in
+    Four dtypes set the precision: parameters are stored in `param_dtype` (precision-sensitive ones
+    never below float32), operands of matrix products are rounded to `compute_dtype`, products and
+    all activations between them are kept in `accum_dtype`, and softmax and loss are computed in
     `softmax_dtype`.
 
     Raises:
@@ -91,29 +91,29 @@ class MegalodonConfig:
     scale_emb: bool = False
     norm_affine: bool = True
     mask_ema: bool = True
-    """Zero masked inputs of the EMA. False lets padding in, exactly as megalodon-hf does."""
+    """Whether to zero masked inputs of the EMA. False lets padding in, exactly as megalodon-hf."""
     dropout: float = 0.0
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     pad_token_id: int | None = 0
-    """The token whose embedding gets no gradient; None where there is none."""
+    """Token whose embedding gets no gradient; None for none."""
     bos_token_id: int | None = 1
     eos_token_id: int | Sequence[int] | None = 2
-    """What ends a text: a token, several (kept as a tuple), or None."""
+    """Tokens that end a text: one, several (kept as a tuple), or None."""
     max_positions: int = 1_000_000
     init_mode: InitMode = "he"
     use_checkpoint: bool = False
     scan_layers: bool = False
-    """Run equal layers as one loop: compiled once, however many there are."""
+    """Run equal layers as one loop, which is compiled once whatever the number of layers."""
     output_size: int = -1
     param_dtype: DTypeLike = jnp.float32
     compute_dtype: DTypeLike = jnp.float32
     accum_dtype: DTypeLike = jnp.float32
     softmax_dtype: DTypeLike = jnp.float32
     gemm_backend: GemmBackend | Rules = "default"
-    """How the matrices of the blocks are multiplied (`megalodon_jax.quantization.products`): one
-    name for all, or rules (pattern, name), the first match deciding and "default" where there is
-    none. Rules may name the head, `lm_head`, too, which a single name leaves out."""
+    """Backend for the matrices of the blocks (`megalodon_jax.quantization.products`): one name for
+    all, or rules (pattern, name), of which the first match applies, and "default" without a match.
+    Rules may also name the head, `lm_head`, which a single name does not include."""
 
     def __post_init__(self) -> None:
         for name in _DTYPE_FIELDS:
@@ -215,16 +215,16 @@ class MegalodonConfig:
 
     @property
     def effective_max_cache_len(self) -> int | None:
-        """Tokens of keys and values a cache retains; None when unbounded."""
+        """Number of tokens whose keys and values a cache retains; None if unbounded."""
         if self.cache_unbounded:
             return None
         return self.chunk_size if self.max_cache_len is None else self.max_cache_len
 
     @property
     def gemm_policy(self) -> Policy:
-        """The rules that `gemm_backend` stands for; they are about whole names of linear maps."""
+        """The rules that `gemm_backend` stands for, with patterns for full names of linear maps."""
         chosen: Any = self.gemm_backend
-        # One name is for the blocks: the head is the matrix that costs most and bears least.
+        # A single name excludes the head, the most expensive and most sensitive matrix.
         return (("model.*", chosen),) if isinstance(chosen, str) else chosen
 
     @property
@@ -239,16 +239,16 @@ class MegalodonConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> MegalodonConfig:
-        """Return a size of the original Megalodon by its name there: see `PRESETS`.
+        """Return a model size of the original Megalodon by its name there: see `PRESETS`.
 
-        Sizes, SwiGLU and the embedding's scale are those of the table in the original's code; so is
-        a `chunk_size` of 2,048. As in megalodon-hf, the head is the embedding (the original has a
+        Sizes, SwiGLU, the embedding's scale and a `chunk_size` of 2,048 are those of the table in
+        the original's code. As in megalodon-hf, the head is the embedding (the original has a
         separate V x D matrix, except for pg19), and feed-forward maps and `wh2` have biases (the
         original's have none). docs/guide.md "Sizes" counts the parameters of each.
 
         Args:
             name: a key of `PRESETS`, such as "mega7.1B".
-            changes: fields that shall differ, such as `vocab_size` or `chunk_size`.
+            changes: fields to change, such as `vocab_size` or `chunk_size`.
 
         Raises:
             ValueError: there is no such preset, or a field breaks its rule.
@@ -261,7 +261,7 @@ class MegalodonConfig:
 
     @classmethod
     def from_7b(cls) -> MegalodonConfig:
-        """Return what megalodon-hf's `from_7b_setup` builds: 8.46 billion parameters.
+        """Return the configuration of megalodon-hf's `from_7b_setup`: 8.46 billion parameters.
 
         It has SwiGLU and a feed-forward width of 11,264. The original has one or the other:
         `preset("mega7.1B")` is without SwiGLU, `preset("mega7.3B")` has it and a width of 8,192.
@@ -276,7 +276,7 @@ class MegalodonConfig:
         """Return the fields as JSON values; dtypes by name."""
         fields = dataclasses.asdict(self)
         if not self.scan_layers:
-            # A younger field: what was written or hashed before it existed stays what it was.
+            # Added later: configurations written or hashed before it existed must not change.
             del fields["scan_layers"]
         if not isinstance(self.gemm_backend, str):
             fields["gemm_backend"] = [list(rule) for rule in self.gemm_policy]
@@ -304,7 +304,7 @@ class MegalodonConfig:
     def from_hf(cls, config: Any) -> MegalodonConfig:
         """Read a megalodon-hf configuration, as an object or as the dict of its `config.json`.
 
-        Fields that say nothing about the mathematics (Transformers' bookkeeping) are ignored. An
+        Fields unrelated to the mathematics (Transformers' bookkeeping) are ignored. An
         `output_size` of None is -1. Inverse of `to_hf`.
 
         Raises:
@@ -333,11 +333,11 @@ class MegalodonConfig:
     def to_hf(self) -> dict[str, Any]:
         """Return the JSON of a `config.json` for megalodon-hf, or its configuration's arguments.
 
-        Nothing is left out: what megalodon-hf has no word for it keeps without reading it.
+        All fields are included: megalodon-hf keeps those it does not know without reading them.
         """
         names = {ours: theirs for theirs, ours in _HF_NAMES.items()}
         fields = {names.get(name, name): value for name, value in self.to_dict().items()}
-        # Transformers ties the head whatever output_size says, unless it is told not to.
+        # Transformers ties the head whatever output_size says, unless this field is False.
         fields |= {"model_type": HF_MODEL_TYPE, "tie_word_embeddings": self.tied}
         return dict(sorted((fields | {"architectures": ["MegalodonForCausalLM"]}).items()))
 
@@ -367,12 +367,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mega7.1B": _7B,
     "mega7.3B": _7B | {"ffn_hidden_dim": 8192, "swiglu": True},
 }
-"""Fields by the names that the original implementation gives its sizes (XuezheMax/megalodon,
-`megalodon/model/mega.py`, `ModelStore`); what is not named is the default of `MegalodonConfig`."""
+"""Fields by the names of sizes in the original implementation (XuezheMax/megalodon,
+`megalodon/model/mega.py`, `ModelStore`); other fields have the defaults of `MegalodonConfig`."""
 
 
 def widened(dtype: DTypeLike) -> np.dtype:
-    """Return the dtype a reduction of `dtype` is taken in: at least float32."""
+    """Return the dtype in which a reduction of `dtype` is computed: at least float32."""
     return jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
@@ -382,10 +382,10 @@ def _require(config: MegalodonConfig, name: str, holds: bool, rule: str) -> None
 
 
 def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonConfig") -> np.dtype:
-    """Return a dtype this project computes in; an error names the argument and its `owner`.
+    """Return a supported dtype; errors name the argument and its `owner`.
 
     Raises:
-        ValueError: it is another one, float16, or float64 without 64-bit JAX.
+        ValueError: it is not supported (such as float16), or is float64 without 64-bit JAX.
     """
     try:
         dtype = None if value is None else jnp.dtype(value)

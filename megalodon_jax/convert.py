@@ -1,7 +1,7 @@
-"""Weights in and out: torch state dicts, safetensors files, Hugging Face directories.
+"""Import and export of weights: torch state dicts, safetensors files, Hugging Face directories.
 
-Torch is imported only inside the functions that hand out or read torch tensors; safetensors files
-need none. Source: docs/guide.md "Interop".
+Torch is imported only inside functions that return or read torch tensors; safetensors files do not
+need it. Source: docs/guide.md "Interop".
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def state_dict(
 
     Args:
         model: the model to export, stacked or not.
-        dtype: storage dtype of everything but the sensitive parameters, which stay in at least
-            float32; None keeps what is there.
+        dtype: storage dtype of all except the sensitive parameters, which keep at least float32;
+            None keeps the present dtypes.
         include_rope_inv_freq: add the RoPE rates, which strict loading in torch does not expect.
 
     Raises:
-        ValueError: `dtype` is none this project stores, such as float16.
+        ValueError: `dtype` is not supported, for example float16.
     """
     tensors = exported_tensors(model, dtype=dtype)
     arrays = {name: np.array(tensor.read()) for name, tensor in tensors.items()}
     if model.tied:
-        # Strict loading in torch asks for the head, and two names of one array are not saved.
+        # Strict loading in torch needs the head, and one array cannot be saved under two names.
         arrays[HEAD] = arrays[EMBEDDING].copy()
     return arrays | (_rope_rates(model.config) if include_rope_inv_freq else {})
 
@@ -72,10 +72,9 @@ def state_dict(
 def exported_tensors(
     model: MegalodonForCausalLM, *, dtype: DTypeLike | None = None
 ) -> dict[str, Tensor]:
-    """Return the weights by torch name, to be read one at a time; a tied head is the embedding's.
+    """Return the weights by torch name, to be read one at a time; a tied head is not included.
 
-    Parameters that are not ours (`Role.OTHER`) are among them; those that are no floating-point
-    numbers keep their dtype.
+    Parameters that are not ours (`Role.OTHER`) are included; non-floating ones keep their dtype.
 
     Args:
         model: see `state_dict`.
@@ -106,7 +105,7 @@ def convert_jax_to_torch(
 
     Args:
         model: the model to export.
-        dtype: torch dtype of everything but the sensitive parameters; None keeps what is there.
+        dtype: torch dtype of all except the sensitive parameters; None keeps the present dtypes.
         include_rope_inv_freq: see `state_dict`.
 
     Raises:
@@ -125,17 +124,18 @@ def save_safetensors(
     include_rope_inv_freq: bool = False,
     max_shard_size: int | str | None = None,
 ) -> None:
-    """Write the weights to a safetensors file, or to shards of it; aside first and then renamed.
+    """Write the weights to a safetensors file or to shards, atomically.
 
-    Tensors are copied when they are written: a shard of them is in memory at a time.
+    Tensors are copied when they are written, so one shard is in memory at a time.
 
     Args:
         model: the model to save, stacked or not.
-        path: the file; shards are called after it, `model-00001-of-00003.safetensors` and
+        path: the file; shards are named after it, `model-00001-of-00003.safetensors` and
             `model.safetensors.index.json`.
         dtype: see `state_dict`.
         include_rope_inv_freq: see `state_dict`.
-        max_shard_size: most bytes of a file, a number or such as "5GB"; None writes one file.
+        max_shard_size: largest size of a file, a number or text such as "5GB"; None writes one
+            file.
 
     Raises:
         ValueError: see `state_dict` and `megalodon_jax.shards.save_tensors`.
@@ -152,10 +152,10 @@ def save_safetensors(
 def load_weights_from_torch(
     model: MegalodonForCausalLM, state_dict: Mapping[str, torch.Tensor]
 ) -> MegalodonForCausalLM:
-    """Return a model like `model` with the weights of a torch state dict, its layers one by one.
+    """Return a model like `model`, unstacked, with the weights of a torch state dict.
 
-    Names and shapes must match exactly. A prefix that a wrapper put before every name (`module.`,
-    `_orig_mod.`) is taken off.
+    Names and shapes must match exactly, except for a prefix that a wrapper put before every name
+    (`module.`, `_orig_mod.`), which is removed.
 
     Raises:
         ValueError: see `megalodon_jax.weights.build_model`.
@@ -178,18 +178,18 @@ def load_from_pretrained(
     A directory holds weights and `config.json`, or the steps of `megalodon_jax.orbax_checkpoints`,
     of which the newest is loaded.
 
-    A torch file may hold a state dict or a training checkpoint with one in it
+    A torch file may hold a state dict or a training checkpoint that contains one
     (`megalodon_jax.torch_files`); a prefix that a wrapper put before every name (`model.`,
-    `module.`) is taken off.
+    `module.`) is removed.
 
     Args:
-        path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory holding
-            one. What is not there as a path and looks like "org/name" is taken for an id of the
-            Hugging Face hub, where huggingface_hub is installed.
+        path: `.safetensors`, `.bin`, `.pt` or `.ckpt` file, `*.index.json`, or a directory with
+            one. A path that does not exist and looks like "org/name" is treated as an id of the
+            Hugging Face hub, if huggingface_hub is installed.
         config: the model's configuration; None reads `config.json` beside the weights.
-        dtype: storage dtype of all but the sensitive parameters, which keep at least float32 and
+        dtype: storage dtype of all except the sensitive parameters, which keep at least float32 and
             never pass through a narrower dtype.
-        key: accepted for compatibility; a strict load leaves nothing to draw at random.
+        key: accepted for compatibility; a strict load draws nothing at random.
         revision: branch, tag or commit of a hub id.
 
     Raises:
@@ -209,7 +209,7 @@ def load_from_pretrained(
     if config is None:
         config = read_config(file.parent / "config.json")
     config = dataclasses.replace(config, param_dtype=dtype)
-    # Unread: with every tensor in memory beside the model, it would be there twice.
+    # Opened unread: reading all tensors now would hold the weights in memory twice.
     tensors = unprefixed(open_tensors(file), str(file))
     return build_model(config, tensors, source=str(file))
 
@@ -218,8 +218,8 @@ def read_config(path: Path) -> MegalodonConfig:
     """Read a `config.json`, ours (with dtypes) or Hugging Face's.
 
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is not JSON, or describes no Megalodon.
+        FileNotFoundError: it does not exist.
+        ValueError: it is not JSON, or does not describe a Megalodon.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} not found: pass config=..., or put config.json there.")
@@ -238,7 +238,7 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     Raises:
         ValueError: see `open_tensors`.
     """
-    # Not by `open_tensors`: each of its tensors opens the file and reads the whole header again.
+    # Not through `open_tensors`, whose tensors each open the file and read the header again.
     if file.name.endswith(".index.json"):
         return shard_tensors(file, read_tensors)
     if reads_as_safetensors(file):
@@ -262,12 +262,12 @@ def open_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
-    """Return the tensors without the prefix that a wrapper of the model put before its names.
+    """Remove the prefix that a wrapper of the model put before its names.
 
-    Names without the prefix stay, for the strict load to list.
+    Names without the prefix are kept, for the strict load to list.
 
     Raises:
-        ValueError: there are several prefixes, so several models.
+        ValueError: there are several prefixes, and so several models.
     """
     suffix = f".{EMBEDDING}"
     found = sorted(name.removesuffix(EMBEDDING) for name in tensors if f".{name}".endswith(suffix))
@@ -281,7 +281,7 @@ def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
 
 
 def reads_as_safetensors(file: Path) -> bool:
-    """Whether a file is read as safetensors: by what it begins with, and in doubt by its name."""
+    """Return whether to read a file as safetensors: by its content, and if unclear by its name."""
     return (file.suffix == ".safetensors" and not is_torch_file(file)) or is_safetensors(file)
 
 

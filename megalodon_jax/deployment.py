@@ -1,8 +1,8 @@
-"""A folder that megalodon-hf loads: weights, configuration, tokenizer and generation settings.
+"""Writes a folder that megalodon-hf loads: weights, configuration, tokenizer, generation settings.
 
-The folder is written beside its place and takes it when everything is there and a check of the
-caller's has passed. `parity.checkpoint_pair.deployment` brings the check: a forward pass on both
-sides. Source: docs/guide.md "Deployment".
+The folder is written beside its target and moved there when it is complete and a check supplied by
+the caller has passed. `parity.checkpoint_pair.deployment` supplies the check: a forward pass on
+both sides. Source: docs/guide.md "Deployment".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VOCABULARIES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Files of which a tokenizer has one at least."""
+"""Files of which every tokenizer has at least one."""
 _TOKENIZER = (
     *VOCABULARIES,
     "merges.txt",
@@ -68,23 +68,23 @@ def write_pretrained(
     A tied head is stored once, as the embedding: megalodon-hf ties it again.
 
     Args:
-        model: the model, stacked or not, with no parameters but those of its configuration.
-        folder: where to; an earlier export there is replaced.
-        tokenizer: a folder whose tokenizer files are copied.
+        model: the model, stacked or not, with exactly the parameters of its configuration.
+        folder: target; an earlier export there is replaced.
+        tokenizer: folder whose tokenizer files are copied.
         generation: generation settings: a mapping, a JSON file, or a folder with
             `generation_config.json`.
         dtype: see `convert.state_dict`.
         max_shard_size: see `convert.save_safetensors`.
-        check: called with the complete folder before it takes its place; what it returns goes into
-            the record, and what it raises leaves nothing behind.
+        check: called with the complete folder before it is moved to its target. Its result is added
+            to the record; if it raises, nothing is left behind.
 
     Returns:
-        The record, which is `export.json` of the folder too.
+        The record, which is also `export.json` of the folder.
 
     Raises:
         FileNotFoundError: there is no tokenizer, or there are no generation settings, to copy.
         ValueError: the model has other parameters than its configuration, the tokenizer or the
-            settings have tokens outside the vocabulary, or `folder` holds something else than an
+            settings have tokens outside the vocabulary, or `folder` holds something other than an
             export; or see `convert.save_safetensors`.
     """
     target = Path(os.path.realpath(folder))
@@ -122,13 +122,13 @@ def write_pretrained(
 
 
 def _config(model: MegalodonForCausalLM) -> dict[str, Any]:
-    """Return the fields of `config.json`: megalodon-hf's, and what Auto classes ask for."""
+    """Return the fields of `config.json`: megalodon-hf's, and those that Auto classes need."""
     module = CODE.removesuffix(".py")
     names = {"AutoConfig": "MegalodonConfig", "AutoModelForCausalLM": "MegalodonForCausalLM"}
     return model.config.to_hf() | {
         "auto_map": {auto: f"{module}.{name}" for auto, name in names.items()},
-        # What `torch_dtype="auto"` loads in. A narrower one would round the sensitive parameters,
-        # which megalodon-hf has no way to leave out.
+        # Used by `torch_dtype="auto"`. A narrower dtype would round the sensitive parameters, which
+        # megalodon-hf cannot exclude.
         "torch_dtype": "float32",
     }
 
@@ -165,7 +165,7 @@ def _tokenizer_files(folder: Path, vocabulary: int) -> list[Path]:
 
 
 def _ids(tokenizer: Mapping[str, Any]) -> list[int]:
-    """Return the ids that a tokenizer.json gives out."""
+    """Return the token ids of a tokenizer.json."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab", {}) if isinstance(model, Mapping) else {}
     ids = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary) - 1]

@@ -1,8 +1,8 @@
-"""Several processes as one program: how they start, save and load together, and how they end.
+"""Several processes as one program: start, checkpoints, and termination.
 
 Every process runs the same program on the same whole batch and holds its own shards. Checkpoints
 are those of one device (`megalodon_jax.checkpoint`), written by the first process from whole
-arrays, so any mesh loads what any other saved. Source: docs/sharding.md "Several processes".
+arrays, so any mesh can load what another saved. Source: docs/sharding.md "Several processes".
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from megalodon_jax.sharding.placement import shard_model, shard_state
 Tree = TypeVar("Tree")
 _log = logging.getLogger(__name__)
 _meetings = itertools.count()
-"""Numbers the meetings of a program: a barrier's name is used once."""
+"""Counter of barriers, since each needs a unique name."""
 _saves = itertools.count()
-"""Numbers what the first process says of its checkpoints."""
+"""Counter of saves, for the first process's messages about them."""
 _WRITTEN = "written"
 _PATIENCE = 600
 
 
 def start(address: str, processes: int, index: int, *, patience: int = 40) -> None:
-    """Join the processes of a program; to be called before anything that asks JAX for a device.
+    """Join the processes of a program; call it before anything that uses a JAX device.
 
-    On CPUs the collectives are Gloo's, on GPUs NCCL's. A process that ends, or that is not heard of
-    for `patience` seconds, ends all others, each with an error that says so: a collective cannot
-    finish without it, and none is waited for longer than that.
+    Collectives use Gloo on CPUs and NCCL on GPUs. If a process ends, or sends no heartbeat for
+    `patience` seconds, all others end with an error that says so: no collective can finish without
+    it, and none waits longer than that.
 
     Args:
         address: host and port of the first process, such as "10.0.0.1:9911".
-        processes: how many there are.
-        index: which this one is, from 0.
+        processes: number of processes.
+        index: index of this process, from 0.
         patience: seconds.
 
     Raises:
@@ -68,12 +68,13 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
 def compiled(function: Any, *arguments: Any) -> Any:
     """Return a jitted function, compiled for these arguments in all processes before any runs it.
 
-    Gloo waits 30 seconds for the others when a group of devices first meets. One process that finds
-    its program in a cache while another compiles would give up.
+    Gloo waits only 30 seconds for the others when a group of devices first communicates. A process
+    that finds its program in a cache while another compiles would time out.
 
     Args:
-        function: of `jax.jit` or `eqx.filter_jit`; what is returned takes the same arguments.
-        arguments: as they will be, arrays on their mesh.
+        function: result of `jax.jit` or `eqx.filter_jit`; the returned function takes the same
+            arguments.
+        arguments: the arguments of later calls, with arrays on their mesh.
     """
     program = function.lower(*arguments).compile()
     meet("compiled")
@@ -81,10 +82,12 @@ def compiled(function: Any, *arguments: Any) -> Any:
 
 
 def meet(name: str, *, patience: int = _PATIENCE) -> None:
-    """Wait until every process is here, for `patience` seconds at most; without a collective.
+    """Wait at a barrier until all processes arrive, for at most `patience` seconds.
+
+    It uses no collective.
 
     Raises:
-        RuntimeError: a process did not come.
+        RuntimeError: a process did not arrive.
     """
     client = _client()
     if client is None:
@@ -99,10 +102,10 @@ def meet(name: str, *, patience: int = _PATIENCE) -> None:
 
 
 def _client() -> Any:
-    """Return what processes meet by; None where there is one alone."""
+    """Return the client for barriers and messages; None if there is only one process."""
     if not jax.distributed.is_initialized():
         return None
-    # JAX has no public name for it: nothing else here is to depend on where it is.
+    # JAX has no public name for it: keep the private import in this one place.
     from jax._src.distributed import global_state
 
     return global_state.client
@@ -123,15 +126,15 @@ def whole(tree: Tree) -> Tree:
 
 
 def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: Any = None) -> None:
-    """Write a checkpoint from every process's shards, whole or not at all; all must call it.
+    """Write a checkpoint from the shards of all processes, atomically; all must call it.
 
-    Arguments and errors as for `checkpoint.save_checkpoint`. The first process writes; no process
-    goes on before it is done, so that after a return every one may count on the file.
+    Arguments and errors as for `checkpoint.save_checkpoint`. The first process writes, and no
+    process continues before it is done, so that every process may rely on the file afterwards.
 
     Raises:
-        RuntimeError: in the other processes, where the first did not write; the message says why.
+        RuntimeError: in the other processes, if the first did not write; the message says why.
     """
-    # A step that is none is refused before processes part.
+    # Validated before processes diverge.
     step = as_integer("distributed.save: step", step, 0)
     mesh = _mesh_sizes(model)
     complete, state = whole((model, opt_state))
@@ -141,7 +144,7 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
         try:
             save_checkpoint(folder, complete, step=step, opt_state=state, mesh=mesh)
         except Exception as error:
-            # The others wait at the meeting: it is raised after that.
+            # Raised after the barrier, at which the others wait.
             failure = error
         if client is not None:
             told = _WRITTEN if failure is None else f"{type(failure).__name__}: {failure}"
@@ -157,12 +160,12 @@ def save(folder: str | os.PathLike[str], model: Any, *, step: int, opt_state: An
 
 
 def load(folder: str | os.PathLike[str], mesh: Mesh, *, opt_state_like: Any = None) -> Checkpoint:
-    """Read a checkpoint and lay it out on a mesh, whichever it was saved on; every process reads.
+    """Read a checkpoint and place it on a mesh, whichever it was saved on; every process reads.
 
-    Where the meshes differ, the log says so: parameters are the same bits, but sums are added in
-    another order from here on.
+    If the meshes differ, a warning is logged: parameters are bit-identical, but sums are computed
+    in another order from here on.
 
-    Arguments and errors as for `checkpoint.load_checkpoint`; `mesh` is where to.
+    Arguments and errors as for `checkpoint.load_checkpoint`; `mesh` is the target mesh.
     """
     found = load_checkpoint(folder, opt_state_like=opt_state_like)
     here = {name: int(size) for name, size in mesh.shape.items()}

@@ -1,6 +1,6 @@
-"""Formats of files that stand where a checkpoint should, told by their content.
+"""Detects by content what a file is that was expected to be a checkpoint.
 
-A name says nothing: downloads store what the server answered, and clones without Git LFS store
+Names are unreliable: downloads store whatever the server answered, and clones without Git LFS store
 pointers, all under the name of the weights. Source: docs/stability.md "Which files".
 """
 
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 _LOOKED_AT = 1024
-"""Bytes of the start of a file that are looked at."""
+"""Bytes read from the start of a file."""
 _AGAIN = "download the file again, from the address of the file itself, logged in where it asks"
 _UNPACK = "unpack it and name the file inside"
 _PREFIXES = (
@@ -32,10 +32,10 @@ _PAGE = re.compile(rb"\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)
 
 
 def format_of_file(file: Path) -> tuple[str, str]:
-    """Return what a file is by its first bytes, and what to do; two empty texts if they do not say.
+    """Return the format of a file by its first bytes, and what to do; two empty texts if unknown.
 
-    It is asked of files that could not be read as what they were taken for, so a torch file or a
-    safetensors file that is damaged later is told by its beginning too.
+    It is called for files that could not be read in their expected format, so a torch or
+    safetensors file damaged further on is also reported by its beginning.
 
     Raises:
         OSError: the file cannot be read.
@@ -59,7 +59,7 @@ def format_of_file(file: Path) -> tuple[str, str]:
 
 
 def _text(start: bytes) -> tuple[str, str]:
-    """Return what a text is; two empty texts where the bytes are none."""
+    """Return the format of a text file, and what to do; two empty texts if it is not text."""
     if start.startswith(_LFS):
         size = re.search(rb"^size (\d{1,18})$", start, re.MULTILINE)
         real = f" of {int(size[1]):,} bytes" if size else ""
@@ -69,8 +69,8 @@ def _text(start: bytes) -> tuple[str, str]:
         )
     if _PAGE.match(start):
         return "a web page, which a server sent in place of the file", _AGAIN
-    # A safetensors header begins with its length: eight bytes, some of them 0. Fewer bytes than
-    # that may be the start of anything.
+    # A safetensors header starts with its length: eight bytes, some of them 0. With fewer bytes
+    # than that, the file may be the start of anything.
     if len(start) <= 8 or any(byte < 32 and byte not in b"\t\n\r\f" for byte in start):
         return "", ""
     text = start.decode("utf-8", "replace").strip()

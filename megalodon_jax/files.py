@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and files that are read within limits."""
+"""Atomic writing of files and folders, and reading of files within limits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 JSON_BYTES = 64 * 2**20
-"""Largest JSON file that is read. The largest that this program writes has a few megabytes."""
+"""Largest JSON file that is read, in bytes. The largest written by this program has a few MB."""
 JSON_DEPTH = 64
-"""Deepest nesting that is read. What this program writes is nested 8 deep."""
+"""Deepest JSON nesting that is read. This program writes at most 8 levels."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\2\2\0\0")
 _NO_BRACKET = bytes(c for c in range(256) if c not in b"[]{}")
@@ -35,13 +35,13 @@ _KINDS = {
 
 @contextlib.contextmanager
 def written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Context with a path to write to, which becomes `target` when the block ends without an error.
+    """Provide a path to write to, which becomes `target` if the block ends without an error.
 
-    The file is written beside `target`, since a rename between file systems is a copy. Where the
-    block raises, `target` stays what it was and nothing is left behind.
+    The file is written beside `target`, since a rename between file systems would copy. If the
+    block raises, `target` is unchanged and nothing is left behind.
 
     Raises:
-        OSError: the folder is not there, or cannot be written.
+        OSError: the folder does not exist, or cannot be written.
     """
     path = Path(target)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
@@ -49,7 +49,7 @@ def written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
     aside = Path(name)
     try:
         yield aside
-        # A temporary file is its owner's alone; this one is to be read by others.
+        # A temporary file is readable by its owner only; this one should be readable by others.
         aside.chmod(0o644)
         aside.replace(path)
     finally:
@@ -58,21 +58,21 @@ def written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Context with an empty folder to write files to, which becomes `target` when the block ends
-    without an error, in the place of what is there.
+    """Provide an empty folder to write to, which replaces `target` if the block ends without an
+    error.
 
-    Missing parents are made. What an interruption leaves is a hidden sibling of `target`, which may
-    be deleted.
+    Missing parents are created. An interruption leaves a hidden sibling of `target`, which may be
+    deleted.
 
     Raises:
-        OSError: the folder cannot be written; what was there still is.
+        OSError: the folder cannot be written; its former content is unchanged.
     """
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"))
     try:
         yield aside
-        # A temporary folder is its owner's alone; this one is to be read by others.
+        # A temporary folder is readable by its owner only; this one should be readable by others.
         aside.chmod(0o755)
         for path_inside in aside.rglob("*"):
             path_inside.chmod(0o755 if path_inside.is_dir() else 0o644)
@@ -86,19 +86,19 @@ def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
 def read_limited(file: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
-    A named pipe would block, and a device may have no end, so neither is opened for reading.
+    A named pipe would block, and a device may be endless, so neither is opened.
 
     Raises:
         OSError: it cannot be read, or is a loop of symbolic links.
-        ValueError: it is no regular file, or larger than the limit.
+        ValueError: it is not a regular file, or is larger than the limit.
     """
     _check_regular(file, file.stat())
-    # The path may have become a pipe since; without O_NONBLOCK opening it would wait for a writer.
+    # The path may have become a pipe since; without O_NONBLOCK, opening it would wait for a writer.
     handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as opened:
         status = os.fstat(handle)
         _check_regular(file, status)
-        # One byte more shows that the file grew. A buffer of `limit` bytes would be taken at once.
+        # One more byte detects growth. Reading `limit` bytes would allocate them at once.
         content = opened.read(min(status.st_size, limit) + 1)
     if len(content) > limit:
         raise ValueError(f"{file} has more than {limit:,} bytes, the most that is read of it")
@@ -112,10 +112,10 @@ def _check_regular(file: Path, status: os.stat_result) -> None:
 
 
 def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
-    """Return the JSON object in the bytes of a file.
+    """Parse the JSON object in the content of a file.
 
     Raises:
-        ValueError: it is not JSON, nested more than `JSON_DEPTH` deep, or no object.
+        ValueError: it is not JSON, is nested more than `JSON_DEPTH` deep, or is not an object.
     """
     if _depth(content) > JSON_DEPTH:
         raise ValueError(f"{file} is JSON nested more than {JSON_DEPTH} deep")
@@ -129,37 +129,37 @@ def parse_json_object(content: bytes, file: Path) -> dict[str, Any]:
 
 
 def _depth(content: bytes) -> int:
-    """Return how deep JSON is nested, before anything recursive sees it."""
+    """Return the nesting depth of JSON, without recursion."""
     if content.count(b"[") + content.count(b"{") <= JSON_DEPTH:
         return 0
-    # Without a backslash every other quote opens a text, which needs no pattern.
+    # Without backslashes every other quote starts a string, which needs no pattern.
     simple = b"\\" not in content
     outside = b"".join(content.split(b'"')[::2]) if simple else _STRING.sub(b"", content)
-    # 2 for what opens and 0 for what closes, less 1 for each: no Python per bracket.
+    # 2 for an opening and 0 for a closing bracket, minus 1 each: no Python code per bracket.
     sums = accumulate(outside.translate(_STEPS, _NO_BRACKET))
     return max(map(sub, sums, count(1)), default=0)
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON file that must hold an object, of at most `JSON_BYTES` and `JSON_DEPTH`.
+    """Read a JSON file that must hold an object, within `JSON_BYTES` and `JSON_DEPTH`.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON, holds something else, is too large or too deep, or is no regular
+        ValueError: it is not JSON, is not an object, is too large or too deep, or is not a regular
             file.
     """
     return parse_json_object(read_limited(file, JSON_BYTES), file)
 
 
 def _publish(aside: Path, target: Path) -> None:
-    """Put the folder `aside` in the place of the folder `target`, if there is one.
+    """Move the folder `aside` to `target`, replacing a folder there.
 
-    The two are exchanged in one step where the system can (Linux); elsewhere the old one steps
-    aside first, and returns if the new one cannot take its place. An interruption leaves the old or
-    the new. What was there is left at `aside`, or deleted.
+    Where the system supports it (Linux), the two are exchanged in one step. Elsewhere the old one
+    is renamed first, and restored if the new one cannot take its place. An interruption leaves the
+    old or the new one. The former content is left at `aside`, or deleted.
 
     Raises:
-        OSError: the folder cannot be replaced; what was there still is.
+        OSError: the folder cannot be replaced; its former content is unchanged.
     """
     if not target.exists():
         aside.rename(target)
@@ -177,7 +177,7 @@ def _publish(aside: Path, target: Path) -> None:
 
 
 def _exchanged(left: Path, right: Path) -> bool:
-    """Exchange two folders in one step; False where the system or the file system cannot."""
+    """Exchange two folders in one step; return False if the system or file system cannot."""
     exchange = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
     if exchange is None:
         return False
@@ -186,7 +186,7 @@ def _exchanged(left: Path, right: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Bring a file or the names in a folder to the disk, so that a power cut keeps the order."""
+    """Flush a file, or the names in a folder, to disk, so that a power failure keeps the order."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Text generation: pick a token, feed it back, carry the cache (docs/guide.md "Generation")."""
+"""Text generation: sample a token, feed it back, carry the cache (docs/guide.md "Generation")."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ __all__ = [
     "trim_cache",
 ]
 
+# The noise that decides a draw spans 20 in float32, so at this temperature tokens whose logits
+# differ by 2e-4 are never exchanged. That is the rounding error of float32 logits: a lower
+# temperature would sample from rounding errors, and from 1e-38 on from 0/0.
 GREEDY_BELOW = 1e-5
-"""A temperature below it is greedy. The noise that decides a draw spans 20 in float32, so at this
-temperature tokens whose logits are 2e-4 apart are never exchanged. That is the rounding error of
-float32 logits: a lower temperature would draw from rounding errors, and from 1e-38 on from 0/0."""
+"""Temperature below which sampling is greedy."""
 
 
 def greedy_token(logits: Float[Tensor, "B V"]) -> Int32[Array, " B"]:
-    """Return the most likely token of each row, the first of equals.
+    """Return the most likely token of each row, the first one of equals.
 
     Raises:
-        RuntimeError: a row has NaN or +inf, or nothing but -inf (also under jit).
+        RuntimeError: a row contains NaN or +inf, or only -inf (also under jit).
     """
     peak = jnp.max(logits, axis=-1)
     return _finite(jnp.argmax(logits, axis=-1).astype(jnp.int32), peak)
@@ -65,20 +66,20 @@ def sample_token(
     top_k: SupportsIndex | None = None,
     top_p: Rate | None = None,
 ) -> Int32[Array, " B"]:
-    """Draw a token of each row.
+    """Sample a token of each row.
 
     Args:
-        logits: (B, V), any float dtype; probabilities are taken in at least float32. -inf excludes
-            a token.
+        logits: (B, V), any float dtype; probabilities are computed in at least float32. -inf
+            excludes a token.
         key: PRNG key.
         temperature: divides the logits; below `GREEDY_BELOW` the most likely token is taken.
-        top_k: keep the k most likely tokens, and what is as likely as the k-th; 0 or None: all.
-        top_p: keep the smallest set of most likely tokens whose probability reaches p; 1 or None:
-            all.
+        top_k: keep the k most likely tokens and any as likely as the k-th; 0 or None keeps all.
+        top_p: keep the smallest set of most likely tokens whose probability reaches p; 1 or None
+            keeps all.
 
     Raises:
         ValueError: a value is out of range.
-        RuntimeError: a row of logits has NaN or +inf, or nothing but -inf, or a traced value is out
+        RuntimeError: a row of logits contains NaN or +inf, or only -inf, or a traced value is out
             of range (also under jit).
     """
     rates = _rates("sample_token", temperature, top_k, top_p)
@@ -92,13 +93,13 @@ def _draw(
     top_k: int | None,
     top_p: Float[Array, ""] | None,
 ) -> Int32[Array, " B"]:
-    """Draw with what `_rates` returned."""
+    """Sample with the values that `_rates` returned."""
     if temperature is None:
         return greedy_token(logits)
     logits = logits.astype(widened(logits.dtype))
     peak = jnp.max(logits, axis=-1, keepdims=True)
     temperature, likeliest = temperature.astype(logits.dtype), jnp.argmax(logits, axis=-1)
-    # Relative to the peak nothing overflows to +inf, and nothing is divided by less than the limit.
+    # Relative to the peak, nothing overflows to +inf and the divisor has a lower limit.
     logits = (logits - peak) / jnp.maximum(temperature, GREEDY_BELOW)
     if top_k is not None and top_k < logits.shape[-1]:
         kth = jax.lax.top_k(logits, top_k)[0][:, -1:]
@@ -107,7 +108,7 @@ def _draw(
         top_p = top_p.astype(logits.dtype)
         ranked = jnp.sort(logits, axis=-1, descending=True)
         p = jax.nn.softmax(ranked, axis=-1)
-        # A token stays while those above it have not reached p; the first always stays.
+        # A token is kept if those above it have not reached p; the first is always kept.
         kept = jnp.cumsum(p, axis=-1) - p < top_p
         least = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -118,7 +119,7 @@ def _draw(
 
 
 def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array, " B"]:
-    """Return `token`, or raise where the largest logit, `peak`, is not finite."""
+    """Return `token`, or raise if the largest logit, `peak`, is not finite."""
     message = (
         "logits hold NaN or +inf, or exclude every token: no token can be chosen. -inf excludes a "
         "token; look for NaN in the parameters of the model."
@@ -129,9 +130,10 @@ def _finite(token: Int32[Array, " B"], peak: Float[Array, " B"]) -> Int32[Array,
 def decode_step(
     model: MegalodonForCausalLM, cache: ModelCache, token: Integer[Tensor, " B"]
 ) -> tuple[Float[Array, "B V"], ModelCache]:
-    """Feed one token per row; returns its logits and the cache after it.
+    """Feed one token per row; return its logits and the cache after it.
 
-    The cache is donated: its buffers are written in place and the one handed in is gone.
+    The cache is donated: its buffers are overwritten in place, so the argument is invalid after the
+    call.
     """
     token = as_int32("decode_step: token", token, "B", "give the latest token of each row")
     decode = _decode if checks_enabled() else _decode_unchecked
@@ -146,8 +148,8 @@ def _decode_token(
     return logits[:, 0], after
 
 
-# Equinox's jit words the errors of checks; where there are none JAX's own starts a token of six
-# layers 0.6 ms sooner, a tenth of the token: it does not sort the leaves of model and cache anew.
+# Equinox's jit formats the errors of checks. Without checks, JAX's own starts a token of six layers
+# 0.6 ms sooner, a tenth of the token, because it does not re-sort the leaves of model and cache.
 _decode = eqx.filter_jit(_decode_token, donate="all-except-first")
 _decode_unchecked = jax.jit(_decode_token, donate_argnums=1)
 
@@ -170,30 +172,29 @@ def generate(
     """Continue each prompt by `max_new_tokens` tokens, in one compiled function.
 
     It compiles once per prompt length, `max_new_tokens`, `top_k` and `eos_token_id`; the values of
-    `temperature` and `top_p` may vary freely. It may itself be called under jit, with any array
-    traced; an unbounded cache then grows by as many tokens as are asked for.
+    `temperature` and `top_p` may vary freely. It may be called under jit with any array traced; an
+    unbounded cache then grows by the number of requested tokens.
 
     Args:
         model: the language model.
         prompt_ids: (B, L), any integer dtype. An empty prompt without a cache starts from BOS.
-        max_new_tokens: tokens to add, at least 1.
+        max_new_tokens: number of tokens to add, at least 1.
         key: PRNG key; needed unless greedy.
         temperature: below `GREEDY_BELOW`, so at 0, greedy.
         top_k, top_p: see `sample_token`.
-        bos_token_id: what an empty prompt starts from; None means the configuration's.
-        eos_token_id: a row that produced it, or one of several, repeats what it produced from there
-            on; None never stops.
-        attention_mask: True, or 1, where the prompt is valid. Each row gets what it would get
-            alone, whatever its length; it has at least one token, and padding on either side only.
-            New tokens stand behind the padded prompt.
-        cache: continue a stream; then `prompt_ids` are its next tokens.
-        return_cache: also return the cache. It ends before the last token returned: it has seen all
-            others. To go on, pass `ids[:, -1:]` as the next prompt, with the returned cache and
-            key.
+        bos_token_id: first token of an empty prompt; None means the configuration's.
+        eos_token_id: one token or several; a row that produced one repeats it from there on. None
+            never stops.
+        attention_mask: True, or 1, where the prompt is valid. Each row gets the result it would get
+            alone, whatever its length. It has at least one token, and padding on either side only.
+            New tokens follow the padded prompt.
+        cache: cache of a stream to continue; then `prompt_ids` are its next tokens.
+        return_cache: whether to return the cache. It has seen all tokens but the last one returned.
+            To continue, pass `ids[:, -1:]` as the next prompt, with the returned cache and key.
 
     Returns:
-        ids (B, L + max_new_tokens) int32, the cache or None, and the next key (when greedy, the one
-        that was given).
+        ids (B, L + max_new_tokens) int32, the cache or None, and the next key (if greedy, the given
+        one).
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, a rate is out of range,
@@ -202,7 +203,7 @@ def generate(
         RuntimeError: one of these about a traced value; an id is outside the vocabulary; logits are
             not finite.
 
-    On a continued cache a prompt that ends in EOS is a finished row: to go on after it, add the
+    On a continued cache, a prompt that ends in EOS is a finished row. To continue after it, add the
     next tokens to the prompt or pass no `eos_token_id`.
     """
     max_new_tokens = as_integer("generate: max_new_tokens", max_new_tokens, 1)
@@ -234,7 +235,7 @@ def generate(
 
 
 generate_jit = generate
-"""The same function: what `generate` does is compiled."""
+"""The same function: `generate` is already compiled."""
 
 
 def _ends(eos_token_id: Any) -> tuple[int, ...]:
@@ -250,9 +251,9 @@ def _ends(eos_token_id: Any) -> tuple[int, ...]:
 def _generated(model, prompt_ids, mask, max_new_tokens: int, key, cache, rates, ends, return_cache):
     """Return the ids, the cache and the next key; arguments are those of `generate`, checked.
 
-    `mask` is None where nothing is padded; `ends` are the tokens that end a row. A cache that is
-    returned has seen every token but the last, so only without one may the loop stop when every row
-    has finished.
+    `mask` is None if nothing is padded; `ends` are the tokens that end a row. A returned cache must
+    have seen every token but the last, so the loop may stop early, when every row has finished,
+    only if no cache is returned.
     """
     call = (model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends, return_cache)
     per_row = mask is not None or (cache is not None and cache.per_row)
@@ -281,7 +282,7 @@ def _continued(model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends,
 
     token = latest(prompt_ids)
     if cache is not None:
-        # A row that had finished when its stream was put aside stays finished.
+        # A row that had finished when its stream was suspended stays finished.
         done = _is_any(token, ends)
     logits, cache = model(prompt_ids, mask, cache=cache, return_cache=True)
     logits = latest(logits)
@@ -309,27 +310,27 @@ def _continued(model, prompt_ids, mask, max_new_tokens, key, cache, rates, ends,
 
     carry = (jnp.ones((), jnp.int32), new, token, cache, key, done)
     index, new, token, cache, key, _ = jax.lax.while_loop(unfinished, step, carry)
-    # Where all rows finished early, what is left repeats how each of them ended.
+    # If all rows finished early, the remaining tokens repeat each row's end.
     written = jnp.arange(max_new_tokens, dtype=jnp.int32) < index
     new = jnp.where(written, new, token[:, None])
     return jnp.concatenate([prompt_ids, new], axis=1), cache, key
 
 
 def _is_any(token: Int32[Array, " B"], ends: tuple[int, ...]) -> Bool[Array, " B"]:
-    """Say which tokens end a row."""
+    """Return which tokens end a row."""
     return jnp.any(token[:, None] == jnp.array(ends, jnp.int32), axis=1)
 
 
 def _rates(
     caller: str, temperature: Any, top_k: SupportsIndex | None, top_p: Any
 ) -> tuple[Float[Array, ""] | None, int | None, Float[Array, ""] | None]:
-    """Return the rates, checked: arrays, so that their values do not compile; None: not used."""
+    """Check the rates; return arrays, so that new values do not recompile, and None if unused."""
     rule = "{}: temperature={} must be 0 (greedy) or positive, and finite."
     if traced(temperature):
         bad = ~(temperature >= 0) | ~jnp.isfinite(temperature)
         temperature = checked(temperature, bad, rule.format(caller, "..."))
     else:
-        # A number even of an array: under jit a comparison of arrays has no truth value.
+        # Converted to a number: under jit, a comparison of arrays has no truth value.
         temperature = float(temperature)
         if not 0.0 <= temperature < np.inf:
             raise ValueError(rule.format(caller, temperature))
@@ -353,7 +354,7 @@ def _rates(
 def _masked(
     ids: Int32[Array, "B L"], mask: Any
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"] | None]:
-    """Return the prompts, checked, and their mask; None where nothing is padded."""
+    """Check the prompts; return them and their mask, or None if nothing is padded."""
     mask = padding_of(mask, ids.shape)
     mask = as_mask("generate: attention_mask", mask, ids.shape, "prompt_ids")
     if mask is None or mask.size == 0:
@@ -378,7 +379,7 @@ def _roomy(
     shape: tuple[int, ...],
     max_new_tokens: int,
 ) -> ModelCache:
-    """A cache that an unbounded stream will not outgrow: it cannot grow inside the loop."""
+    """Return a cache that an unbounded stream will not outgrow: it cannot grow inside the loop."""
     B, L = shape
     cache = filled_cache(model.config, cache, B)
     return grown_cache(model.config, cache, L + max_new_tokens, resizable=True)

@@ -1,7 +1,7 @@
-"""What a call accepts: token ids, labels, masks and counts, each by one rule that holds everywhere.
+"""Validation of inputs: token ids, labels, masks and counts, with the same rules everywhere.
 
-Integers are widened here and nowhere else. In a narrow type `ignore_index=-100` would wrap to 156,
-and the size of a vocabulary could not be compared with.
+Integers are converted to int32 here and nowhere else. In a narrow type `ignore_index=-100` would
+wrap to 156, and could not be compared with the size of a vocabulary.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _INT32 = jnp.iinfo(jnp.int32)
 
 
 def traced(x: object) -> bool:
-    """Return whether `x` has no value yet, because a program is being traced."""
+    """Return whether `x` is being traced and so has no value yet."""
     return isinstance(x, jax.core.Tracer)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_int32(name: str, x: Shaped[Tensor, "..."], axes: str, remedy: str) -> Int32[Array, "..."]:
-    """Return integers of any width as int32.
+    """Convert integers of any width to int32.
 
-    A value that does not fit is clipped to the nearest that does, where a check of its range finds
-    it; wrapped around, it might be in range.
+    A value out of range is clipped to the nearest limit, where a later range check finds it; a
+    wrapped value might be in range.
 
     Args:
-        name: what it is called in errors.
+        name: name in errors.
         x: an array, NumPy's or JAX's.
         axes: names of its axes, such as "B L".
-        remedy: what to do about a bad shape.
+        remedy: what to do about a wrong shape.
 
     Raises:
-        ValueError: it is no array of integers with these axes.
+        ValueError: it is not an array of integers with these axes.
     """
     dtype, shape = getattr(x, "dtype", type(x).__name__), getattr(x, "shape", "")
     expected = axes.split()
@@ -80,10 +80,10 @@ def as_mask(
     """Return a mask as booleans, True where a token is valid; None stays None.
 
     Args:
-        name: what it is called in errors.
+        name: name in errors.
         mask: booleans, or integers that are 0 or 1.
         shape: the shape it must have.
-        owner: whose shape that is.
+        owner: the array with that shape, for errors.
 
     Raises:
         ValueError: it has another shape or dtype.
@@ -113,10 +113,10 @@ def as_mask(
 
 
 def as_integer(name: str, value: SupportsIndex, least: int | None = None, remedy: str = "") -> int:
-    """Return a static integer, Python's or NumPy's, as Python's.
+    """Convert a static integer, Python's or NumPy's, to a Python int.
 
     Raises:
-        ValueError: it is none, below `least`, or does not fit 32 bits.
+        ValueError: it is not an integer, is below `least`, or does not fit 32 bits.
     """
     try:
         number = operator.index(value)
@@ -132,7 +132,7 @@ def as_integer(name: str, value: SupportsIndex, least: int | None = None, remedy
 def _narrowed(x: Tensor) -> jax.Array:
     limits = jnp.iinfo(x.dtype)
     if limits.max > _INT32.max:
-        # NumPy clips its own: JAX would narrow them first.
+        # NumPy clips its own arrays: JAX would narrow them first.
         numpy = np if isinstance(x, np.ndarray) else jnp
         x = numpy.clip(x, max(limits.min, _INT32.min), _INT32.max)
     return jnp.asarray(x.astype(np.int32))

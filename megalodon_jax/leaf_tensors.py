@@ -1,4 +1,4 @@
-"""Leaves of a model as tensors to be written, whose values are copied when they are read."""
+"""Leaves of a model as tensors for export, whose values are copied when they are read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class LeafTensor:
-    """A leaf of a model in the dtype it is exported in (`megalodon_jax.tensor_files.Tensor`)."""
+    """A leaf of a model with its export dtype (`megalodon_jax.tensor_files.Tensor`)."""
 
     leaf: Any
     dtype: str
     """Name of the dtype that `read` returns."""
     layer: int | None = None
-    """Layer to take from a leaf that holds those of all layers; None takes the whole leaf."""
+    """Layer to take from a leaf of stacked layers; None takes the whole leaf."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,8 +40,8 @@ class LeafTensor:
         if leaf.dtype != self.dtype:
             leaf = leaf.astype(self.dtype)
         elif leaf is self.leaf and isinstance(leaf, jax.Array) and not _on_host(leaf):
-            # An array keeps what NumPy made of it: a copy that nobody else holds goes with its
-            # tensor, where the model's own leaves would each keep theirs until the end.
+            # A JAX array caches its NumPy value. The copy is freed with its tensor, while the
+            # model's own leaves would each keep their cache.
             leaf = jnp.copy(leaf)
         return np.asarray(leaf, order="C")
 
@@ -51,9 +51,9 @@ class LeafTensor:
 
 
 def leaf_tensors(model: Any) -> dict[str, LeafTensor]:
-    """Return the leaves of a model by torch name, in the dtypes they have, its layers one by one.
+    """Return the leaves of a model by torch name, in their dtypes, with layers one by one.
 
-    Nothing is copied: of stacked layers each is taken from its stack when it is read.
+    Nothing is copied: a layer is taken from a stack when it is read.
     """
     leaves = named_leaves(model)
     abstract = named_leaves(eqx.filter_eval_shape(unstack_layers, eqx.filter(model, _is_leaf)))
@@ -68,7 +68,7 @@ def _tensor(name: str, leaves: dict[str, Any]) -> LeafTensor:
         found = leaves[_LAYER.sub(r"\1layers.block.", name, count=1)]
         layer = int(match[2])
     if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
-        # NumPy has no array of keys; their numbers are what can be stored.
+        # NumPy has no key arrays, so store their numbers.
         found = jax.random.key_data(found)
     return LeafTensor(found, np.dtype(found.dtype).name, layer)
 
@@ -78,6 +78,6 @@ def _is_leaf(leaf: Any) -> bool:
 
 
 def _on_host(array: jax.Array) -> bool:
-    """Whether NumPy reads an array where it lies, without a copy."""
+    """Return whether NumPy can read an array in place, without a copy."""
     devices = array.sharding.device_set
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"

@@ -1,11 +1,11 @@
-"""LoRA: low-rank adapters on the linear maps of a model, trained, merged, saved in PEFT's format.
+"""LoRA: low-rank adapters for the linear maps of a model, with training, merging and PEFT files.
 
     model = add_lora(model, 8, alpha=16, targets=("*.attn.wv", "*.ffn.*"), key=key)
-    adapters, frozen = partition_lora(model)     # what is trained, and what is not
+    adapters, frozen = partition_lora(model)     # trained leaves, and the others
     model = merge_lora(eqx.combine(adapters, frozen))
 
-A folder of `save_lora` is one that PEFT loads onto megalodon-hf, and `load_lora` reads PEFT's.
-Source: docs/guide.md "LoRA".
+PEFT loads a folder of `save_lora` onto megalodon-hf, and `load_lora` reads PEFT's folders. Source:
+docs/guide.md "LoRA".
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def add_lora(
     dtype: DTypeLike | None = None,
     key: jax.Array,
 ) -> MegalodonForCausalLM:
-    """Return the model with adapters on some of its linear maps; its logits are what they were.
+    """Return the model with adapters on some of its linear maps; its logits do not change yet.
 
     Args:
         model: the base model, stacked or not.
-        rank: of every adapter.
+        rank: rank of every adapter.
         alpha: B A is added with the factor alpha / rank.
-        targets: patterns of whole names of linear maps, such as `*.attn.w*` or
-            `model.layers.0.ffn.*` (`megalodon_jax.policy`); all but the head by default.
-        dropout: rate at which the inputs of adapters are dropped where `deterministic=False`.
-        rslora: divide by the root of the rank instead (rank-stabilised LoRA).
-        dtype: of the adapters; None is that of the parameters, at least float32.
-        key: draws A; that of a map depends on it and on the map's name.
+        targets: patterns for full names of linear maps, such as `*.attn.w*` or
+            `model.layers.0.ffn.*` (`megalodon_jax.policy`); all except the head by default.
+        dropout: dropout rate of the inputs of adapters with `deterministic=False`.
+        rslora: divide by the square root of the rank instead (rank-stabilised LoRA).
+        dtype: dtype of the adapters; None is that of the parameters, at least float32.
+        key: PRNG key for A; the draw for a map also depends on the map's name.
 
     Raises:
-        ValueError: a pattern matches no map or only the head, a map has an adapter or a
+        ValueError: a pattern matches no map or only the head, a map already has an adapter or has a
             low-precision GEMM backend, or a number is out of range.
     """
     dtype = None if dtype is None else checked_dtype("dtype", dtype, "add_lora")
@@ -89,9 +89,9 @@ def add_lora(
 
 
 def partition_lora(model: Tree) -> tuple[Tree, Tree]:
-    """Return the adapters, and everything else: two models, each with None for the other's leaves.
+    """Split a model into adapters and everything else, each with None for the other's leaves.
 
-    Differentiate and optimise the first; `equinox.combine` puts them together again.
+    Differentiate and optimise the first; `equinox.combine` joins them again.
 
     Raises:
         ValueError: the model has no adapters.
@@ -107,12 +107,12 @@ def partition_lora(model: Tree) -> tuple[Tree, Tree]:
 def merge_lora(model: Tree) -> Tree:
     """Return the plain model whose weights are W + scale B A, each rounded once to W's dtype.
 
-    A float32 model changes by the rounding of another order of operations. A bfloat16 one loses
-    what is smaller than half a gap of W (`megalodon-numerics stability ADAPTERS --base CHECKPOINT`
-    says how much).
+    A float32 model changes only by rounding, due to another order of operations. A bfloat16 model
+    loses changes smaller than half a gap of W (`megalodon-numerics stability ADAPTERS --base
+    CHECKPOINT` reports how much).
 
     Raises:
-        ValueError: the model has no adapters, for instance because they are merged already.
+        ValueError: the model has no adapters, for example because they are already merged.
     """
     _check_adapters(model, "merge_lora")
     return jax.tree.map(lambda n: n.merged() if is_lora(n) else n, model, is_leaf=is_lora)
@@ -121,17 +121,17 @@ def merge_lora(model: Tree) -> Tree:
 def save_lora(
     folder: str | os.PathLike[str], model: MegalodonForCausalLM, *, base: str | None = None
 ) -> None:
-    """Write the adapters alone, as PEFT writes them, replacing a folder of adapters as a whole.
+    """Write only the adapters, in PEFT's format, replacing a folder of adapters as a whole.
 
     Args:
-        folder: gets `adapter_config.json` and `adapter_model.safetensors`.
-        model: with adapters, stacked or not.
+        folder: receives `adapter_config.json` and `adapter_model.safetensors`.
+        model: model with adapters, stacked or not.
         base: name or path of the base model, for PEFT's automatic classes.
 
     Raises:
         ValueError: the model has no adapters, adapters differ in dropout or in `rslora`, or the
             folder holds something else.
-        OSError: the folder cannot be written; what was there still is.
+        OSError: the folder cannot be written; its former content is unchanged.
     """
     _check_adapters(model, "save_lora")
     adapters = {
@@ -142,16 +142,16 @@ def save_lora(
 
 
 def load_lora(model: MegalodonForCausalLM, folder: str | os.PathLike[str]) -> MegalodonForCausalLM:
-    """Return the model with the adapters of a folder of `save_lora` or of PEFT's LoRA.
+    """Return the model with the adapters of a folder from `save_lora` or from PEFT's LoRA.
 
     Args:
         model: the base model, stacked or not.
-        folder: has `adapter_config.json` beside the weights.
+        folder: folder with `adapter_config.json` and the weights.
 
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a file is corrupt, the adapters are of another kind or do not fit the model, or
-            the model has adapters already. All names that do not fit are listed in the one error.
+        FileNotFoundError: a file does not exist.
+        ValueError: a file is corrupt, the adapters are not plain LoRA or do not fit the model, or
+            the model already has adapters. One error lists all names that do not fit.
     """
     plain, adapters = unstack_layers(model), read_adapters(folder)
     _check_fit(adapters, linear_maps(plain), str(folder))
@@ -172,7 +172,7 @@ _NO_HEAD = (
 
 
 def _wrapped(model: Tree, names: Sequence[str], adapter: Any, caller: str) -> Tree:
-    """Return the model with these linear maps replaced by what `adapter(name, map)` returns."""
+    """Replace linear maps of a model by the results of `adapter(name, map)`."""
     maps = linear_maps(model)
     for name in names:
         if is_lora(maps[name]):
@@ -209,13 +209,13 @@ def _check_adapters(model: Any, caller: str) -> None:
 
 
 def _stored(array: np.ndarray) -> jax.Array:
-    # float16, which the model refuses, is exact in float32.
+    # float16 is not supported by the model; float32 holds its values exactly.
     dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)
     return jnp.asarray(array, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _check_fit(adapters: Mapping[str, Adapter], maps: Mapping[str, Linear], source: str) -> None:
-    """Insist that every adapter has a linear map of its sizes."""
+    """Check that every adapter has a linear map of its sizes."""
     problems = []
     for name, adapter in adapters.items():
         sizes = (adapter.B.shape[0], adapter.A.shape[1])

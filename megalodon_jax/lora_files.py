@@ -1,6 +1,6 @@
-"""A folder of LoRA adapters, as PEFT writes and reads it; it knows no model.
+"""A folder of LoRA adapters in PEFT's format, independent of any model.
 
-    adapter_config.json          rank, alpha, what divides it, and where adapters are
+    adapter_config.json          rank, alpha, scaling, and which maps have adapters
     adapter_model.safetensors    `base_model.model.MAP.lora_A.weight` (rank, in) for every map, and
                                  `lora_B` (out, rank)
 
@@ -29,7 +29,7 @@ from megalodon_jax.tensor_files import printable
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TORCH_WEIGHTS = "adapter_model.bin"
 _PREFIX = "base_model.model."
-"""PEFT's name of the wrapped model, before every name of it."""
+"""PEFT's prefix of every name in the wrapped model."""
 _NAME = re.compile(r"(.+)\.(lora_[AB])\.weight")
 
 
@@ -47,7 +47,7 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """Rows of A."""
+        """Number of rows of A."""
         return self.A.shape[0]
 
     @property
@@ -63,7 +63,7 @@ def write_adapters(
 
     Raises:
         ValueError: adapters differ in dropout or in `rslora`, or the folder holds something else.
-        OSError: the folder cannot be written; what was there still is.
+        OSError: the folder cannot be written; its former content is unchanged.
     """
     _check_replaceable(Path(folder))
     config = _config(adapters, base)
@@ -80,9 +80,9 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Adapter]:
     """Return the adapters of a folder by the names of their maps.
 
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a file is corrupt, or the adapters are of another kind than plain LoRA. All
-            names that are wrong are listed in the one error.
+        FileNotFoundError: a file does not exist.
+        ValueError: a file is corrupt, or the adapters are not plain LoRA. One error lists all wrong
+            names.
     """
     folder = Path(folder)
     file = next((f for f in (folder / WEIGHTS, folder / _TORCH_WEIGHTS) if f.is_file()), None)
@@ -128,7 +128,7 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def _config(maps: Mapping[str, Adapter], base: str | None) -> dict[str, Any]:
-    """Return what PEFT wants to know of adapters: the commonest rank and alpha, and exceptions."""
+    """Return PEFT's configuration of adapters: the most common rank and alpha, and exceptions."""
     kinds = {(m.dropout, m.rslora) for m in maps.values()}
     if len(kinds) > 1:
         raise ValueError(
@@ -159,7 +159,7 @@ def _config(maps: Mapping[str, Adapter], base: str | None) -> dict[str, Any]:
 
 
 def _whole(number: float) -> int | float:
-    """Return a number as PEFT's configuration has it, whole where it is."""
+    """Return a number as PEFT's configuration stores it: as an int if it is whole."""
     return int(number) if number.is_integer() else number
 
 
@@ -171,11 +171,11 @@ _OF_TRAINING = {
     *("inference_mode", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "megatron_core", "eva_config", "qalora_group_size"),
 }
-"""Fields that say where adapters are and how they came to be, which the tensors say too."""
+"""Fields about where adapters are and how they were trained, which the tensors show as well."""
 
 
 def _check_kind(config: Mapping[str, Any], file: Path) -> None:
-    """Refuse adapters whose forward pass is not that of LoRA; what is unknown is refused too."""
+    """Reject adapters whose forward pass is not plain LoRA, and unknown settings."""
     problems = [
         f"{name}={value!r}"
         for name, value in config.items()
@@ -184,7 +184,7 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
     expected: dict[str, tuple[Any, ...]] = {
         "peft_type": ("LORA",),
         "bias": ("none",),
-        # The others change the base model's weights too, which are not in the folder.
+        # Other initialisations also change the base model's weights, which the folder lacks.
         "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
     }
     problems += [
@@ -201,6 +201,6 @@ def _check_kind(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _of_pattern(config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """Return a module's own rank or alpha: that of the first pattern that its name ends in."""
+    """Return a module's rank or alpha: that of the first pattern matching the end of its name."""
     patterns = config.get(field) or {}
     return next((v for p, v in patterns.items() if re.match(rf"(.*\.)?({p})$", name)), default)

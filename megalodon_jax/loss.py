@@ -1,8 +1,8 @@
-"""Next-token cross-entropy (docs/model.md "Loss"): whole, by chunks of positions, by micro-batches.
+"""Next-token cross-entropy (docs/model.md "Loss"): at once, by chunks, or by micro-batches.
 
-The formula stands in `_summed`, and what counts in `_targets`; everything else is a way to split
-the work. All ways give the same number: a mean is taken once, over the valid targets of the whole
-batch, never as a mean of means.
+The formula is in `_summed`, and the selection of targets in `_targets`; everything else splits the
+work. All variants give the same number: one mean over the valid targets of the whole batch, never a
+mean of means.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ def next_token_loss(
 ) -> Float[Array, ""]:
     """Return the mean cross-entropy of `logits[:, t]` against `labels[:, t + 1]`, in nats.
 
-    Targets equal to `ignore_index`, and targets at masked positions, do not count; megalodon-hf
+    Targets equal to `ignore_index` and targets at masked positions do not count; megalodon-hf
     ignores the mask here (a documented difference). Without a valid target the loss is 0.
 
     Args:
         logits: scores before the softmax, any floating dtype.
-        labels: the ids themselves; the shift by one happens here.
+        labels: the unshifted ids; the shift by one happens here.
         mask: True, or 1, where a label is text.
-        ignore_index: a label that does not count.
-        dtype: the dtype softmax and loss are taken in, and that of the result.
-        vocab_size: V, where `logits` have columns beyond it, -inf each; None: they have none.
-        segment_ids: of each token the document it is of, where rows hold several; the last token of
-            a document has no target.
+        ignore_index: label that does not count.
+        dtype: dtype of softmax, loss and result.
+        vocab_size: V, if `logits` have padding columns of -inf beyond it; None if they have none.
+        segment_ids: document of each token, for packed documents; the last token of a document has
+            no target.
 
     Raises:
-        RuntimeError: a label is outside [0, V) and not `ignore_index`, whether it counts or not, or
-            a mask of integers holds another than 0 and 1 (both also under jit).
+        RuntimeError: a label is outside [0, V) and not `ignore_index`, even if it does not count,
+            or an integer mask has values other than 0 and 1 (both also under jit).
     """
     total, count = loss_sum_and_count(
         logits,
@@ -80,13 +80,13 @@ def loss_sum_and_count(
     vocab_size: int | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the two halves of `next_token_loss`: the sum over valid targets, and their number.
+    """Return the parts of `next_token_loss`: the sum over valid targets, and their number.
 
-    Add sums and counts over parts of a batch, then divide: parts with different numbers of valid
-    targets then weigh what they should. The sum is in `dtype`, but at least float32, and the
-    count int32. Arguments and errors as for `next_token_loss`.
+    To combine parts of a batch, add sums and counts and then divide: parts with different numbers
+    of valid targets are then weighted correctly. The sum is in `dtype`, but at least float32, and
+    the count is int32. Arguments and errors as for `next_token_loss`.
     """
-    # Explicit axes of a mesh would ask every operation where its result lies.
+    # With Explicit mesh axes every operation would have to state the placement of its result.
     return automatic(
         lambda call: _sum_and_count(
             call[0], call[1], call[2], call[3], ignore_index, dtype, vocab_size
@@ -106,7 +106,7 @@ def _sum_and_count(
     vocab_size: int | None,
 ) -> tuple[Array, Array]:
     V = logits.shape[-1] if vocab_size is None else vocab_size
-    # The last position has no target. Cutting its logits off would copy all others.
+    # The last position has no target, but slicing it off would copy all other logits.
     packed = () if segment_ids is None else (segment_ids,)
     targets, valid = _targets(labels, mask, V, ignore_index, *packed)
     total = _summed(logits, targets, valid, dtype)
@@ -126,18 +126,18 @@ def chunked_next_token_loss(
     vocab_size: int | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Float[Array, ""]:
-    """Return `next_token_loss(project(hidden, head), ...)` without its logits in memory at once.
+    """Return `next_token_loss(project(hidden, head), ...)` without holding all logits in memory.
 
     Head and cross-entropy are applied to `chunk` positions at a time, and again in the backward
-    pass: the largest array is (B, chunk, V), at the price of computing the head's product twice.
+    pass. The largest array is (B, chunk, V), and the head's product is computed twice.
 
     Args:
         hidden: final hidden states.
-        head: the head's weight; its gradient is added up in at least float32.
+        head: weight of the head; its gradient is accumulated in at least float32.
         project: maps hidden states (B, n, D) and the head to logits (B, n, V).
         labels: as for `next_token_loss`.
         mask: as for `next_token_loss`.
-        chunk: positions at a time.
+        chunk: number of positions at a time.
         ignore_index: as for `next_token_loss`.
         dtype: as for `next_token_loss`.
         vocab_size: as for `next_token_loss`, about the logits.
@@ -145,15 +145,15 @@ def chunked_next_token_loss(
 
     Raises:
         ValueError: `chunk` is not a positive integer.
-        RuntimeError: a label is outside [0, V) and not `ignore_index`, whether it counts or not, or
-            a mask of integers holds another than 0 and 1 (both also under jit).
+        RuntimeError: a label is outside [0, V) and not `ignore_index`, even if it does not count,
+            or an integer mask has values other than 0 and 1 (both also under jit).
     """
     remedy = ", the number of positions whose logits exist at a time, or None for all"
     chunk = as_integer("compute_loss: loss_chunk", chunk, 1, remedy)
     V = head.shape[0] if vocab_size is None else vocab_size
     packed = () if segment_ids is None else (segment_ids,)
     targets, valid = _targets(labels, mask, V, ignore_index, *packed)
-    # Outside the loop, so that a bfloat16 head does not collect its gradient in bfloat16.
+    # Outside the loop, so that the gradient of a bfloat16 head is not accumulated in bfloat16.
     head = head.astype(widened(head.dtype))
 
     # The barrier against common subexpressions is not needed inside a scan.
@@ -186,29 +186,29 @@ def accumulate_gradients(
     loss_chunk: SupportsIndex | None = None,
     segment_ids: Integer[Tensor, "k B L"] | None = None,
 ) -> tuple[Float[Array, ""], Any]:
-    """Return loss and gradients of `k` micro-batches as of the one batch of k*B rows.
+    """Return loss and gradients of `k` micro-batches, equal to those of one batch of k*B rows.
 
-    One micro-batch is in memory at a time. Each weighs by its number of valid targets, so the
-    result is that of the big batch (up to the order of additions) however padding is spread.
-    Sums are kept in at least float32. Call it inside `eqx.filter_jit`.
+    One micro-batch is in memory at a time. Each is weighted by its number of valid targets, so the
+    result equals that of the large batch (up to the order of additions) for any padding. Sums are
+    kept in at least float32. Call it inside `eqx.filter_jit`.
 
     Args:
-        model: a `MegalodonForCausalLM`, or anything with its `compute_loss`.
-        input_ids: token ids, the micro-batches along the first axis.
+        model: a `MegalodonForCausalLM`, or any object with its `compute_loss`.
+        input_ids: token ids, with micro-batches along the first axis.
         labels: as for `compute_loss`, one per id.
         attention_mask: True where a token is valid.
-        ignore_index: a label that does not count.
-        deterministic: False turns dropout on.
-        key: PRNG key for dropout; each micro-batch gets its own.
+        ignore_index: label that does not count.
+        deterministic: False enables dropout.
+        key: PRNG key for dropout, split over micro-batches.
         loss_chunk: see `compute_loss`.
-        segment_ids: of each token the document it is of, where rows hold several.
+        segment_ids: document of each token, for packed documents.
 
     Returns:
-        The mean loss over all valid targets, in at least float32, and gradients of the model's
+        The mean loss over all valid targets, in at least float32, and gradients with the model's
         structure and dtypes.
 
     Raises:
-        ValueError, RuntimeError: as `compute_loss` does.
+        ValueError, RuntimeError: as for `compute_loss`.
     """
     labels, attention_mask, ignore_index = _accepted(labels, attention_mask, ignore_index, "k B L")
     check_segment_ids(segment_ids, labels.shape, "input_ids")
@@ -218,7 +218,7 @@ def accumulate_gradients(
     keys = None if key is None else jax.random.split(key, len(input_ids))
 
     def weighted(model, ids, labels, mask, key, count, segment_ids):
-        # Only where there are some: any model's `compute_loss` will do.
+        # Passed only if given, so that any model with a `compute_loss` works.
         packed = {} if segment_ids is None else {"segment_ids": segment_ids}
         loss = model.compute_loss(
             ids, labels, mask, ignore_index, deterministic, key, loss_chunk=loss_chunk, **packed
@@ -243,7 +243,7 @@ def _following(
 ) -> tuple[Array, Array]:
     """Return the label that follows each position, and whether it counts; the last has none."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
-    # Between shards of a sequence labels move, which Explicit axes leave to nobody.
+    # Labels move between shards of a sequence, which is not possible with Explicit axes.
     return automatic(
         lambda call: _next(*call),
         (labels, mask, ignore_index, segment_ids),
@@ -257,7 +257,7 @@ def _next(
     if mask is not None:
         labels = jnp.where(mask, labels, ignore_index)
     if segment_ids is not None:
-        # Nobody predicts the first token of a document: not the last of the one before it either.
+        # The first token of a document is no target, not even for the document before it.
         labels = jnp.where(begins(segment_ids), ignore_index, labels)
     targets = following(labels, ignore_index, mesh_of(labels))
     return targets, targets != ignore_index
@@ -270,10 +270,10 @@ def _targets(
     ignore_index: SupportsIndex,
     segment_ids: SegmentIds | None = None,
 ) -> tuple[Int32[Array, "B L"], Bool[Array, "B L"]]:
-    """Return the target of each position, checked and safe to index with, and which count."""
+    """Return the checked target of each position, safe as an index, and which ones count."""
     labels, mask, ignore_index = _accepted(labels, mask, ignore_index, "B L")
     check_segment_ids(segment_ids, labels.shape, "labels")
-    # A label nobody counts is checked as well: it is as wrong, and counts in the next batch.
+    # Ignored labels are checked too: they are just as wrong, and may count in the next batch.
     labels = checked(
         labels,
         (labels != ignore_index) & ((labels < 0) | (labels >= V)),
@@ -281,8 +281,8 @@ def _targets(
         "mask or the shift leaves them out.",
     )
     targets, valid = _following(labels, mask, ignore_index, segment_ids)
-    # Where checks are off, what is still out of range must not count from the end, nor be a column
-    # that fills up a vocabulary: no column gives NaN.
+    # With checks off, a label out of range must neither count from the end nor select a padding
+    # column. `_NO_COLUMN` is no column, which gives NaN.
     targets = jnp.where(targets < V, targets, _NO_COLUMN)
     return jnp.where(valid, jnp.where(targets < 0, _NO_COLUMN, targets), 0), valid
 
@@ -296,7 +296,7 @@ def _accepted(labels, mask, ignore_index, axes: str) -> tuple[Array, Array | Non
 
 
 def _summed(logits: Array, targets: Array, valid: Array, dtype: DTypeLike) -> Array:
-    """Sum the cross-entropy, taken in `dtype`, over the valid targets, in at least float32."""
+    """Sum the cross-entropy over valid targets: computed in `dtype`, summed in >= float32."""
     logits = logits.astype(dtype)
     mesh = mesh_of(logits)
     if mesh is None:
@@ -312,10 +312,10 @@ def _mean(total: Array, count: Array, dtype: DTypeLike) -> Array:
 
 
 def _by_chunk(x: Array, chunk: int, parts: int) -> Array:
-    """Turn (B, n, ...) into (chunks, B, chunk, ...), the last chunk filled up with zeros.
+    """Reshape (B, n, ...) to (chunks, B, chunk, ...), padding the last chunk with zeros.
 
-    On `parts` shards of a sequence every chunk has `chunk` positions of each shard, so that none
-    has to move.
+    On `parts` shards of a sequence, every chunk has `chunk` positions of each shard, so that
+    nothing moves between shards.
     """
     B, n = x.shape[0], x.shape[1] // parts
     chunks = -(-n // chunk)

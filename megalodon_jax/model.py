@@ -1,4 +1,4 @@
-"""The Megalodon decoder: blocks, the stack, and the language model on top of it."""
+"""The Megalodon decoder: blocks, the stack, and the language model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from megalodon_jax.types import (
 
 
 class MegalodonBlock(eqx.Module):
-    """One layer: gated EMA attention, then a feed-forward net added to the block's own input."""
+    """One layer: gated EMA attention, then a feed-forward net whose residual is the block input."""
 
     attn: MegalodonAttention
     ffn: NormalizedFFN
@@ -79,10 +79,10 @@ class MegalodonBlock(eqx.Module):
         scale: Float[Array, ""] | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map (B, L, D) to (B, L, D), and the layer's cache to the one after; `key`: dropout.
+        """Map (B, L, D) to (B, L, D), and the layer's cache to the next one; `key`: dropout.
 
-        `scale` stands for that of `ffn` where one program runs several layers; `positions` is the
-        index of each token within its document, where rows hold several.
+        `scale` replaces that of `ffn`, if one program runs several layers. `positions` is the index
+        of each token within its document, for packed documents.
         """
         self = with_dropout_keys(self, key)
         attn_key, ffn_key = split_key(key, 2)
@@ -127,27 +127,26 @@ class MegalodonModel(eqx.Module):
 
         Args:
             input_ids: token ids, of any integer dtype.
-            attention_mask: True, or 1, where a token is valid. With a cache, or where one is asked
-                for, each row is computed as if it were alone with its valid tokens, which must
-                stand next to each other; it may have none. Positions of the cache are then those
-                of each row, unless the mask is known to have no padding. What is returned at
-                padding means nothing.
-            cache: what earlier calls carried; None starts at position 0.
+            attention_mask: True, or 1, where a token is valid. With a cache, given or requested,
+                each row is computed as if it were alone with its valid tokens. These must be
+                adjacent; there may be none. The cache then has positions per row, unless the mask
+                is known to have no padding. Outputs at padding are meaningless.
+            cache: the cache after earlier calls; None starts at position 0.
             return_cache: whether to return the cache after these tokens, else None.
-            deterministic: False turns dropout on, and rematerialisation with `use_checkpoint`.
-            key: PRNG key, needed when dropout is on and any rate is positive.
-            segment_ids: of each token the document it is of, where rows hold several: equal
-                neighbours are one document, and every document is computed as if it were alone.
-                Beside a cache the first document of a row goes on where its id is that of the
-                last token before; without them every row goes on.
+            deterministic: False enables dropout, and rematerialisation with `use_checkpoint`.
+            key: PRNG key, needed if dropout is enabled and any rate is positive.
+            segment_ids: document of each token, for packed documents. Equal neighbours are one
+                document, and every document is computed as if it were alone. With a cache, the
+                first document of a row continues if its id equals that of the last token before;
+                without segment ids every row continues.
 
         Raises:
-            ValueError: shapes do not fit, the cache is not of this model, dropout lacks a key, or
-                `segment_ids` meet a padding mask beside a cache, a cache of more than a chunk, or
-                one that does not know the documents of its rows.
-            RuntimeError: a token id is outside [0, V), beside a cache a row has padding between its
-                tokens or a segment id does not fit int32, or a mask of integers holds another than
-                0 and 1 (also under jit; not where `traced_checks(False)` leaves checks out).
+            ValueError: shapes do not fit, the cache is of another model, dropout lacks a key, or
+                `segment_ids` are combined with a padding mask and a cache, with a cache of more
+                than a chunk, or with a cache that has no documents.
+            RuntimeError: a token id is outside [0, V); with a cache, a row has padding between its
+                tokens or a segment id does not fit int32; or an integer mask has values other than
+                0 and 1 (also under jit; not if `traced_checks(False)` leaves checks out).
         """
         shape, width = np.shape(input_ids), self.config.model_dim
         mask, per_row = _padding(attention_mask, shape, cache, return_cache)
@@ -227,7 +226,7 @@ class MegalodonModel(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         cache: ModelCache | None,
     ) -> tuple[ModelCache | None, Int32[Array, "B L"] | None, Int32[Array, " B"]]:
-        """Return the cache to go on from, positions in documents, and the last document."""
+        """Return the cache to continue from, positions in documents, and the last document."""
         if mask is not None:
             raise ValueError(PACKED_MASK)
         if self.config.effective_max_cache_len != self.config.chunk_size:
@@ -242,7 +241,7 @@ class MegalodonModel(eqx.Module):
             return cache, positions, cache.document
         cache = continued(cache, ids[:, 0])
         if L == 1:
-            # A single token is the next of its row, whatever document that is in.
+            # A single token continues its row, in whatever document.
             return cache, None, ids[:, -1]
         first = positions == jnp.arange(L, dtype=jnp.int32)
         positions = positions + jnp.where(first, cache.position[:, None], 0)
@@ -251,13 +250,13 @@ class MegalodonModel(eqx.Module):
     def _received(
         self, cache: ModelCache, batch_size: int, length: int | Int32[Array, " B"]
     ) -> ModelCache:
-        """Return a cache, checked, with room for a call of `length` tokens, of each row if (B,)."""
+        """Check a cache and make room for a call of `length` tokens (per row if (B,))."""
         check_cache(self.config, cache, batch_size)
         if not isinstance(length, int):
             cache = rowwise_cache(cache, batch_size)
         cache = grown_cache(self.config, cache, length)
         if isinstance(self.layers, StackedBlocks):
-            # One loop has one kind of cache: what a layer lacks is as before the first token.
+            # A loop needs equal caches: fill in missing parts as before the first token.
             cache = filled_cache(self.config, cache, batch_size)
         return cache
 
@@ -270,7 +269,7 @@ class MegalodonModel(eqx.Module):
         )
         table = self.embed.weight
         check_inputs("MegalodonModel", embed=(table, (config.vocab_size, config.model_dim)))
-        # Where checks are off, an id outside the vocabulary is NaN rather than another token.
+        # With checks off, an id outside the vocabulary gives NaN rather than another token.
         mesh = mesh_of(table) or mesh_of(ids)
         if mesh is None:
             rows = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
@@ -278,27 +277,27 @@ class MegalodonModel(eqx.Module):
             rows = rows_of(filled_rows(table, mesh), ids, config.vocab_size, mesh)
         x = rows.astype(config.accum_dtype)
         if config.pad_token_id is not None:
-            # The padding row is looked up like any other but gets no gradient:
-            # docs/model.md "Embedding and head".
+            # The padding row is looked up like any other but gets no gradient
+            # (docs/model.md "Embedding and head").
             x = jnp.where((ids == config.pad_token_id)[..., None], jax.lax.stop_gradient(x), x)
         if not config.scale_emb:
             return x
-        # A bare number takes the dtype of what it meets, and sqrt(D) is no bfloat16 number.
+        # Widened first: a Python number takes the array's dtype, and bfloat16 cannot hold sqrt(D).
         return (x.astype(widened(x.dtype)) * math.sqrt(config.model_dim)).astype(x.dtype)
 
 
 class MegalodonForCausalLM(eqx.Module):
-    """A Megalodon with a language-model head; the head is the embedding unless sized otherwise.
+    """A Megalodon with a language-model head, which is the embedding unless `output_size` differs.
 
     Raises:
-        ValueError: a rule of `config.gemm_backend` is about no matrix of this model.
+        ValueError: a rule of `config.gemm_backend` matches no matrix of this model.
     """
 
     model: MegalodonModel
     lm_head: Linear | None
     config: MegalodonConfig = eqx.field(static=True)
     head_backend: str = eqx.field(static=True)
-    """The GEMM backend of the head, tied or not."""
+    """GEMM backend of the head, tied or not."""
 
     def __init__(self, config: MegalodonConfig, *, key: jax.Array):
         model_key, head_key = jax.random.split(key)
@@ -327,7 +326,7 @@ class MegalodonForCausalLM(eqx.Module):
         key: jax.Array | None = None,
         segment_ids: SegmentIds | None = None,
     ) -> tuple[Float[Array, "B L V"], ModelCache | None]:
-        """Return the logits (B, L, V) in `config.accum_dtype` and the cache after them, or None.
+        """Return the logits (B, L, V) in `config.accum_dtype`, and the cache after them or None.
 
         Arguments and errors as for `MegalodonModel`.
         """
@@ -360,7 +359,7 @@ class MegalodonForCausalLM(eqx.Module):
         return checkpoint_name(logits, "logits"), cache
 
     def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
-        """Return the head as the product reads it: on a mesh its rows are cut, and filled up."""
+        """Return the head as the product reads it: on a mesh, its rows are padded and cut."""
         mesh = mesh_of(hidden)
         return self.head if mesh is None else filled_rows(self.head, mesh)
 
@@ -373,7 +372,7 @@ class MegalodonForCausalLM(eqx.Module):
 
     @property
     def head(self) -> Float[Array, "V D"]:
-        """The weight that turns hidden states into logits."""
+        """The weight that maps hidden states to logits."""
         return self.model.embed.weight if self.lm_head is None else self.lm_head.weight
 
     def compute_loss(
@@ -389,15 +388,15 @@ class MegalodonForCausalLM(eqx.Module):
     ) -> Float[Array, ""]:
         """Return the mean next-token cross-entropy in nats, a scalar in `config.softmax_dtype`.
 
-        `labels` (B, L) are the ids themselves; the shift by one happens here. See
-        `megalodon_jax.loss.next_token_loss` for what counts. `loss_chunk` bounds memory: logits
-        exist for that many positions at a time, forward and backward, instead of as (B, L, V).
+        `labels` (B, L) are the unshifted ids; the shift by one happens here. See
+        `megalodon_jax.loss.next_token_loss` for which targets count. `loss_chunk` bounds memory:
+        logits exist for that many positions at a time, forward and backward, instead of (B, L, V).
         With `segment_ids`, as for the model, no document predicts the first token of the next.
 
         Raises:
             ValueError: `labels` or `segment_ids` have another shape than `input_ids`, or
                 `loss_chunk` is below 1.
-            RuntimeError: an id or a label is out of range, or a mask of integers holds another than
+            RuntimeError: an id or a label is out of range, or an integer mask has values other than
                 0 and 1 (also under jit).
         """
         call = (
@@ -456,7 +455,7 @@ class MegalodonForCausalLM(eqx.Module):
             if logits.shape[-1] == V:
                 logits = checkpoint_name(logits, "logits")
             else:
-                # Marked without the columns that fill it up; the loss goes on with what is cut.
+                # The mark excludes padding columns; the loss uses the padded logits.
                 checkpoint_name(logits[..., :V], "logits")
             return next_token_loss(logits, labels, attention_mask, **rules)
         return chunked_next_token_loss(
@@ -470,7 +469,7 @@ _TOKENS = ("batch", "sequence")
 def _padding(
     mask: Any, shape: Any, cache: ModelCache | None, return_cache: bool
 ) -> tuple[Any, bool]:
-    """Return the mask that counts, and whether rows of the cache have positions of their own."""
+    """Return the mask that is needed, and whether the cache has positions per row."""
     if cache is None and not return_cache:
         return mask, False
     mask = padding_of(mask, shape)
@@ -486,7 +485,7 @@ def _specs(
     per_row: bool,
     packed: bool,
 ) -> Any:
-    """Where hidden states or logits (*shape, width) lie, and the cache beside them or None."""
+    """Return specs of hidden states or logits (*shape, width), and of the cache or None."""
     out = spec_of(mesh, (*shape, width), (*_TOKENS, "tensor"))
     if not return_cache:
         return out, None
@@ -496,9 +495,9 @@ def _specs(
 def _routed(
     model: MegalodonModel, head: Linear | None, config: MegalodonConfig
 ) -> tuple[MegalodonModel, Linear | None, str]:
-    """Return model and head with every linear map on its backend, and the backend of the head."""
+    """Assign every linear map its backend; return model, head and the backend of the head."""
     parts: Any = {"model": model, "lm_head": head}
-    # A tied head is no linear map, but is multiplied with like one.
+    # A tied head is not a linear map, but it is multiplied like one.
     names = dict.fromkeys((*linear_maps(parts), "lm_head"))
     backends = resolve(config.gemm_policy, names, "default", "MegalodonConfig: gemm_backend")
     parts = with_backends(parts, backends)

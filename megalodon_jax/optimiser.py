@@ -1,4 +1,4 @@
-"""What optax needs to know of a model: which parameters decay, and strict dtype promotion."""
+"""Helpers for optax: weight-decay mask, and updates under strict dtype promotion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def optimiser_update(
     """Return `transform.update(gradients, state, params, **extra)`: updates to add, and the state.
 
     optax multiplies floats by its integer step count, which `jax_numpy_dtype_promotion="strict"`
-    forbids, so promotion is the standard one inside, and inside only.
+    forbids. So standard promotion is enabled for the duration of the call.
     """
     with jax.numpy_dtype_promotion("standard"):
         return transform.update(gradients, state, params, **extra)
@@ -27,9 +27,9 @@ def optimiser_update(
 def decay_mask(params: Any) -> Any:
     """Return, for each leaf, whether weight decay applies: to matrices of linear maps and adapters.
 
-    Not to norms, biases, gains, the EMA, or the embedding and head, which have a meaning at their
-    own size. It goes by names, so it is right for stacked layers too, whose vectors have two axes.
-    For `mask=` of `optax.adamw`, `optax.add_decayed_weights` and others.
+    It does not apply to norms, biases, gains, the EMA, or the embedding and head, whose magnitudes
+    have a meaning. The mask goes by names, so it is also correct for stacked layers, whose vectors
+    have two axes. For `mask=` of `optax.adamw`, `optax.add_decayed_weights` and others.
 
     Args:
         params: a model, or a pytree whose leaves have the names of its parameters.

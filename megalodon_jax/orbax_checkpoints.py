@@ -3,12 +3,12 @@
 A folder holds a numbered folder for each step, with four items:
 
     model      the parameters by torch name
-    opt_state  leaves of the optimiser state by dotted path, when there is one
-    key        the numbers of a PRNG key, when there is one
-    meta       JSON: configuration, position in the data, and what each leaf is
+    opt_state  leaves of the optimiser state by dotted path, if there is one
+    key        the numbers of a PRNG key, if there is one
+    meta       JSON: configuration, position in the data, and a description of each leaf
 
-Each process writes its own shards, in the background. Orbax gives a step its name when it is
-complete, so an interrupted save leaves the steps before it. Needs the extra `orbax`. Source:
+Each process writes its own shards, in the background. Orbax names a step only when it is complete,
+so an interrupted save leaves the earlier steps intact. Needs the extra `orbax`. Source:
 docs/guide.md "Checkpoints of a long run".
 """
 
@@ -60,24 +60,24 @@ _STEP_FILE = "_CHECKPOINT_METADATA"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restored step: what `OrbaxCheckpoints.save` was given."""
+    """A restored step, with the values given to `OrbaxCheckpoints.save`."""
 
     model: MegalodonForCausalLM
     step: int
     opt_state: Any = None
-    """Optimiser state of the structure of `opt_state_like`; None where none was asked for."""
+    """Optimiser state with the structure of `opt_state_like`; None if that was not given."""
     key: jax.Array | None = None
     position: Any = None
 
 
 class OrbaxCheckpoints:
-    """Saves the steps of a run to a folder; a context manager, whose end waits for the last save.
+    """Saves the steps of a run to a folder; as a context manager it waits for the last save.
 
     Args:
-        folder: the run's folder, on a disk that all processes see; missing parents are made.
-            Folders of interrupted saves in it are deleted.
+        folder: the run's folder, on a disk that all processes see; missing parents are created.
+            Leftovers of interrupted saves in it are deleted.
         keep: number of newest steps to keep; None keeps all.
-        every: `save` skips steps that are no multiple of this number.
+        every: `save` skips steps that are not a multiple of this number.
         asynchronous: whether `save` returns as soon as the arrays are copied off the devices.
 
     Raises:
@@ -116,18 +116,18 @@ class OrbaxCheckpoints:
         """Save a step; all processes must call it.
 
         Args:
-            step: optimiser steps taken, at least 0.
-            model: the model, on any mesh; its dtypes must be those its configuration asks for.
-            opt_state: any pytree of arrays, as optax makes; PRNG keys may be among them.
-            key: PRNG key to go on with.
-            position: where the run is in its data, as JSON values.
-            force: save whatever `every` says.
+            step: number of optimiser steps taken, at least 0.
+            model: the model, on any mesh; its dtypes must match its configuration.
+            opt_state: any pytree of arrays, such as optax's; may contain PRNG keys.
+            key: PRNG key to continue with.
+            position: position of the run in its data, as JSON values.
+            force: save even if `every` would skip the step.
 
         Returns:
-            Whether the step is saved: False where `every` skips it.
+            Whether the step is saved: False if `every` skips it.
 
         Raises:
-            ValueError: as for `checkpoint.save_checkpoint`; or the step is there already.
+            ValueError: as for `checkpoint.save_checkpoint`; or the step already exists.
         """
         ocp = orbax_package()
         if not force and not self._manager.should_save(step):
@@ -155,22 +155,22 @@ class OrbaxCheckpoints:
         try:
             json.dumps(position)
         except (TypeError, ValueError) as error:
-            # Here, not in the thread that writes.
+            # Checked here rather than in the thread that writes.
             raise ValueError(f"OrbaxCheckpoints.save: position must be JSON: {error}.") from error
         items = {item: ocp.args.PyTreeSave(stored_arrays(leaves)) for item, leaves in trees.items()}
         arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
         return bool(self._manager.save(step, args=arguments, force=force))
 
     def latest(self) -> int | None:
-        """Return the newest step that is complete, or None."""
+        """Return the newest complete step, or None."""
         return self._manager.latest_step()
 
     def wait(self) -> None:
-        """Wait until every save is complete; an error of one is raised here."""
+        """Wait until every save is complete; raise the error of a failed one."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for every save, and let the folder go."""
+        """Wait for every save, and release the folder."""
         self._manager.wait_until_finished()
         self._manager.close()
 
@@ -190,7 +190,7 @@ def latest(folder: str | os.PathLike[str]) -> int | None:
 
 
 def is_orbax(folder: Path) -> bool:
-    """Whether a folder is that of a run's steps, or of one step."""
+    """Return whether a folder is that of a run's steps, or of one step."""
     return folder.is_dir() and (_is_step(folder) or latest(folder) is not None)
 
 
@@ -203,24 +203,24 @@ def restore(
     opt_state_like: Any = None,
     model_like: MegalodonForCausalLM | None = None,
 ) -> Restored:
-    """Restore a step bit for bit, laid out on a mesh, whichever it was saved on.
+    """Restore a step bit for bit onto a mesh, whichever mesh it was saved on.
 
     Each process reads its own shards.
 
     Args:
         folder: the run's folder.
-        step: the step; None takes the newest complete one.
-        mesh: where to put parameters and optimiser state; None puts all on the first device.
-        config: the configuration that is expected; None takes the one that was saved.
-        opt_state_like: an optimiser state of the structure to fill, arrays or shapes; None leaves
-            the state unread.
-        model_like: a model of the structure to fill, arrays or shapes, for one with parameters
-            that somebody added; None restores the model of the configuration.
+        step: the step; None selects the newest complete one.
+        mesh: mesh for parameters and optimiser state; None puts all on the first device.
+        config: the expected configuration; None accepts the saved one.
+        opt_state_like: an optimiser state with the structure to fill, of arrays or shapes; None
+            does not read the state.
+        model_like: a model with the structure to fill, of arrays or shapes, for a model with
+            parameters that a user added; None restores the model of the configuration.
 
     Raises:
         ImportError: Orbax is not installed.
-        FileNotFoundError: there is no such step; the message lists those there are.
-        ValueError: configuration, parameters or optimiser state are others than were saved (every
+        FileNotFoundError: there is no such step; the message lists the existing ones.
+        ValueError: configuration, parameters or optimiser state differ from the saved ones (every
             difference is listed), or the mesh does not divide the model.
     """
     place = _step_folder(_absolute(folder), step)
@@ -254,10 +254,10 @@ def restore(
 
 
 def model_arrays(folder: str | os.PathLike[str]) -> tuple[MegalodonConfig, dict[str, np.ndarray]]:
-    """Return configuration and parameters of the newest step, in NumPy, whatever they were on.
+    """Return configuration and parameters of the newest step as NumPy arrays, for any saved mesh.
 
     Args:
-        folder: that of a run's steps, or of one step.
+        folder: folder of a run's steps, or of one step.
 
     Raises:
         ImportError, FileNotFoundError: as for `restore`.
@@ -274,7 +274,7 @@ def model_arrays(folder: str | os.PathLike[str]) -> tuple[MegalodonConfig, dict[
 
 
 def _absolute(folder: str | os.PathLike[str]) -> Path:
-    # Orbax refuses relative paths: it works on them in other threads.
+    # Absolute, because Orbax uses paths in other threads and rejects relative ones.
     return Path(os.path.abspath(folder))
 
 
@@ -311,7 +311,7 @@ def _check(
     wanted: MegalodonConfig | None,
     expected: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Insist on configuration, parameters and state; one error lists every difference."""
+    """Check configuration, parameters and state; one error lists every difference."""
     problems = []
     if wanted is not None:
         fields = ({n: repr(v) for n, v in c.to_dict().items()} for c in (wanted, saved))
@@ -325,7 +325,7 @@ def _check(
         problems += [f"{item}: {line}" for line in differences(table, found)]
     refuse(
         problems,
-        f"{place} is not what is asked for",
+        f"{place} differs from what was requested",
         "Ask with the configuration and the optimiser of the run; parameters that somebody added "
         "need model_like.",
     )

@@ -1,8 +1,8 @@
-"""What Orbax stores of a step, and how it comes back: leaves by name, and JSON that says what they
-are.
+"""Items that Orbax stores for a step, and how they are restored: leaves by name, and JSON about
+them.
 
-Orbax knows arrays with elements. Keys are stored as their numbers, leaves without elements and
-weak types as notes in the JSON. Source: docs/guide.md "Checkpoints of a long run".
+Orbax stores non-empty arrays only. PRNG keys are stored as their numbers; empty leaves and weak
+types are noted in the JSON. Source: docs/guide.md "Checkpoints of a long run".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ META = "meta"
 
 
 def orbax_package() -> Any:
-    """Return Orbax's package, imported where it is used: it is an extra.
+    """Import and return Orbax's package, which is an optional dependency.
 
     Raises:
         ImportError: it is not installed; the message names the extra.
@@ -39,7 +39,7 @@ def orbax_package() -> Any:
 
 
 def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return items of a step's folder by name, each restored by its Orbax arguments."""
+    """Restore items of a step's folder, by name, each with its Orbax arguments."""
     ocp = orbax_package()
     wide = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -50,9 +50,9 @@ def load_items(place: Path, plans: Mapping[str, Any]) -> Mapping[str, Any]:
         ):
             return reader.restore(place, args=ocp.args.Composite(**plans))
 
-    # Where an event loop runs (a notebook), Orbax makes the arrays in a thread of its own. That
-    # thread does not know `jax.enable_x64` of this one and would narrow float64 to float32. A
-    # thread of ours has no loop and is told.
+    # If an event loop runs (in a notebook), Orbax makes the arrays in a separate thread, which does
+    # not see this thread's `jax.enable_x64` and would narrow float64 to float32. Our thread has no
+    # loop and sets it.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(load).result()
 
@@ -61,7 +61,7 @@ def read_meta(place: Path) -> dict[str, Any]:
     """Return the JSON of a step's folder.
 
     Raises:
-        ValueError: another program or version wrote it.
+        ValueError: it was written by another program or version.
     """
     meta = load_items(place, {META: orbax_package().args.JsonRestore()})[META]
     found = (meta.get("kind"), meta.get("schema")) if isinstance(meta, dict) else (None, None)
@@ -74,7 +74,7 @@ def read_meta(place: Path) -> dict[str, Any]:
 
 
 def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what each leaf is, beside what Orbax says of its array."""
+    """Describe each leaf, beyond what Orbax stores about its array."""
     rows: dict[str, dict[str, Any]] = {}
     for name, leaf in leaves.items():
         rows[name] = {"is": specs({name: leaf})[name], "shape": list(leaf.shape)}
@@ -89,7 +89,7 @@ def leaf_rows(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def stored_arrays(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays to store; Orbax has none without elements."""
+    """Return the arrays to store, without empty ones, which Orbax does not support."""
     arrays = {n: jax.random.key_data(x) if _is_key(x) else x for n, x in leaves.items()}
     return {name: array for name, array in arrays.items() if 0 not in array.shape}
 
@@ -99,7 +99,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def shape_of(row: Mapping[str, Any]) -> Any:
-    """Return the shape of a PRNG key by its row, typed or as numbers."""
+    """Return the shape of a PRNG key described by its row, typed or as numbers."""
     if "prng" in row:
         return jax.eval_shape(
             lambda: jnp.broadcast_to(jax.random.key(0, impl=row["prng"]), tuple(row["shape"]))

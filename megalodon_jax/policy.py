@@ -1,9 +1,9 @@
-"""Policies: ordered rules that give every module of a model a value, by its name.
+"""Policies: ordered rules that assign a value to every module of a model, by its name.
 
-A policy is a tuple of (pattern, value). Patterns are those of a shell (`fnmatch`: `*` also crosses
-dots) and match whole dotted names, `model.layers.0.attn.wz`. The first that matches decides. A
-policy is hashable and survives JSON, so it may stand in a configuration. Nothing here knows what
-the values mean.
+A policy is a tuple of (pattern, value). Patterns are shell patterns (`fnmatch`: `*` also matches
+dots) for whole dotted names such as `model.layers.0.attn.wz`. The first matching rule applies. A
+policy is hashable and survives JSON, so it may be part of a configuration. This module does not
+interpret the values.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, TypeAlias
 
 Policy: TypeAlias = tuple[tuple[str, str], ...]
 Rules: TypeAlias = Mapping[str, str] | Sequence[Sequence[str]]
-"""What a policy can be written as: a mapping, whose order counts, or pairs, as JSON keeps them."""
+"""A policy as users write it: an ordered mapping, or pairs, as JSON stores them."""
 
 
 def as_policy(rules: Any, allowed: Collection[str], owner: str) -> Policy:
-    """Return `Rules` as a policy.
+    """Convert `Rules` to a policy.
 
     Args:
-        rules: what a user wrote, whatever it is.
-        allowed: the values a rule may give.
-        owner: whose rules they are, for errors.
+        rules: the user's input, unchecked.
+        allowed: the values a rule may assign.
+        owner: name of the setting, for errors.
 
     Raises:
-        ValueError: it is no sequence of pairs of strings, or a value is not allowed.
+        ValueError: it is not a sequence of pairs of strings, or a value is not allowed.
     """
     try:
         pairs = rules.items() if isinstance(rules, Mapping) else rules
@@ -48,16 +48,16 @@ def as_policy(rules: Any, allowed: Collection[str], owner: str) -> Policy:
 
 
 def resolve(policy: Policy, names: Iterable[str], default: str, owner: str) -> dict[str, str]:
-    """Return the value of every name: that of the first rule that matches, else `default`.
+    """Return the value of every name: that of the first matching rule, else `default`.
 
     Args:
         policy: the rules, in order.
-        names: every module a rule may be about.
-        default: for what no rule matches.
-        owner: whose rules they are, for errors.
+        names: all modules that rules may match.
+        default: value of modules that no rule matches.
+        owner: name of the setting, for errors.
 
     Raises:
-        ValueError: a rule matches nothing, or only what earlier rules have decided already.
+        ValueError: a rule matches nothing, or only modules that earlier rules match already.
     """
     names = tuple(names)
     values: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Precision-sensitive parameters: are they stored wide, and do they still hold wide values?
+"""Audits of precision-sensitive parameters: their storage dtype, and whether they were rounded.
 
 Source: docs/model.md "Precision".
 """
@@ -22,16 +22,16 @@ Tree = TypeVar("Tree")
 
 
 def sensitive_leaves(model: Any, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return the leaves that must stay in at least float32, by name.
+    """Return the leaves that must be stored in at least float32, by name.
 
     Args:
         model: a pytree whose leaves have the names of parameters.
-        also: names, or patterns such as `*.lora_scale`, of further leaves to take for sensitive:
-            of what somebody added to a model (`other_leaves`) nobody else can say so.
+        also: names, or patterns such as `*.lora_scale`, of further sensitive leaves. For parameters
+            that a user added to the model (`other_leaves`), only the user can decide this.
 
     Raises:
-        ValueError: layers are stacked: one of them would hide what another holds; or no leaf has a
-            name in `also`.
+        ValueError: layers are stacked, so that one layer would hide what another holds; or no leaf
+            matches a name in `also`.
     """
     check_unstacked("precision", model)
     leaves = named_leaves(model)
@@ -48,9 +48,9 @@ def sensitive_leaves(model: Any, also: Collection[str] = ()) -> dict[str, Any]:
 
 
 def other_leaves(model: Any) -> dict[str, Any]:
-    """Return the leaves that no rule gives a role, by name: what somebody added to a model.
+    """Return the leaves without a role, by name: parameters that a user added to the model.
 
-    No audit takes them for sensitive unless it is told to (`also`).
+    Audits treat them as sensitive only if they are listed in `also`.
     """
     return {n: leaf for n, leaf in named_leaves(model).items() if role_of(n) is Role.OTHER}
 
@@ -72,11 +72,11 @@ def ensure_sensitive_param_dtype(
 ) -> Tree:
     """Return the model with its sensitive parameters cast to `dtype`.
 
-    This mends the dtype only: digits a narrower cast took away are gone, and
-    `audit_rounded_values` is how to see it.
+    This restores the dtype only. Digits lost in an earlier narrower cast stay lost;
+    `audit_rounded_values` detects that.
 
     Raises:
-        ValueError: `dtype` is none this project stores, such as float16; or see `sensitive_leaves`.
+        ValueError: `dtype` is not supported, for example float16; or see `sensitive_leaves`.
     """
     dtype = checked_dtype("dtype", dtype, "ensure_sensitive_param_dtype")
     leaves = sensitive_leaves(model, also)
@@ -84,11 +84,11 @@ def ensure_sensitive_param_dtype(
 
 
 def audit_rounded_values(model: Any, *, also: Collection[str] = ()) -> dict[str, int]:
-    """Return sensitive leaves whose every value is exactly a bfloat16 number, with their sizes.
+    """Return sensitive leaves in which every value is exactly a bfloat16 number, with their sizes.
 
-    Such a leaf was rounded before it got its present dtype: chance would do this to a trained
-    float32 tensor of n elements with probability 2^-16n. Leaves holding one repeated value (an
-    initialisation such as 0 or 1) prove nothing and are not reported.
+    Such a leaf was rounded before it got its present dtype: by chance this happens to a trained
+    float32 tensor of n elements with probability 2^-16n. Leaves with one repeated value (such as an
+    initialisation of 0 or 1) are not reported, because they prove nothing.
     """
     rounded = {}
     for name, leaf in sensitive_leaves(model, also).items():

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a path, the weights in a folder, or an id of the Hugging Face hub.
+"""Location of a checkpoint: a path, the weights in a folder, or an id of the Hugging Face hub.
 
 Source: docs/guide.md "Interop".
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", flags=re.ASCII)
 _HUB_FILES = ("*.json", "*.safetensors")
 _HUB_PICKLES = ("*.bin",)
-"""Asked for only where a model has no safetensors: the same weights once more."""
+"""Downloaded only if a model has no safetensors files, since they hold the same weights again."""
 _NAMES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -21,18 +21,18 @@ _NAMES = (
 )
 _SUFFIXES = (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _BESIDE = re.compile(r"(optimizer|scheduler|scaler|rng_state|training_args)\b.*|rng_state_\d+.*")
-"""What a training run keeps in files of its own."""
+"""Files that a training run stores beside the model."""
 
 
 def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Return a path that exists: the one that is given, or the files of a hub id on this machine.
+    """Return an existing path: the given one, or the local files of a hub id.
 
-    A path that exists is never taken for an id. Files of an id are downloaded once, by
-    huggingface_hub and its settings (`HF_HOME`, `HF_HUB_OFFLINE`, tokens).
+    An existing path is never taken for an id. The files of an id are downloaded once, by
+    huggingface_hub with its settings (`HF_HOME`, `HF_HUB_OFFLINE`, tokens).
 
     Raises:
         FileNotFoundError: it is neither; the message says what was tried.
-        ValueError: there is a revision, and the path is not a hub id.
+        ValueError: a revision was given for a path.
     """
     here = Path(path)
     if here.exists():
@@ -67,12 +67,12 @@ def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
 
 
 def checkpoint_file(path: Path) -> Path:
-    """Return the weights file that a path names: itself, or the one a folder holds.
+    """Return the weights file that a path names: itself, or the one inside a folder.
 
-    A folder's file has one of the usual names, or is the only one of its kind there.
+    The file in a folder has one of the usual names, or is the only one of its kind there.
 
     Raises:
-        FileNotFoundError: there is none; the message lists the names that were looked for.
+        FileNotFoundError: there is none; the message lists the expected names.
         ValueError: there are several; the message lists them.
     """
     if not path.is_dir():

@@ -1,3 +1,3 @@
-"""`megalodon_jax.quantization.formats` under the name it had: programs import it from here."""
+"""Alias of `megalodon_jax.quantization.formats`, under its former name, for existing imports."""
 
 from megalodon_jax.quantization.formats import *  # noqa: F403

@@ -1,6 +1,7 @@
-"""Names and roles of parameters: what a leaf of a pytree is called, and what it is for.
+"""Names and roles of parameters.
 
-A torch name is the path of the leaf in the pytree. Source: docs/model.md "State dict".
+The torch name of a parameter is the path of its leaf in the pytree. Source: docs/model.md "State
+dict".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Tree = TypeVar("Tree")
 
 
 class Role(StrEnum):
-    """What a parameter is for; it decides sensitivity, probes and remedies."""
+    """Purpose of a parameter, which decides its sensitivity, probes and remedies."""
 
     EMBEDDING = "embedding"
     HEAD = "head"
@@ -26,13 +27,14 @@ class Role(StrEnum):
     CEMA = "cema"
     QK_AFFINE = "q/k affine"
     LORA = "lora"
-    """A matrix of an adapter (`megalodon_jax.lora`); in no plain model."""
+    """Matrix of an adapter (`megalodon_jax.lora`); never in a plain model."""
     OTHER = "other"
-    """A parameter that no rule names, such as an adapter's; none of our own model's."""
+    """Parameter that no rule names, such as one added by a user; never one of our own model."""
 
 
 SENSITIVE = frozenset({Role.NORM, Role.CEMA, Role.QK_AFFINE})
-"""Roles stored in at least float32 whatever the model computes in (docs/model.md "Precision")."""
+"""Roles stored in at least float32, whatever dtype the model computes in (docs/model.md
+"Precision")."""
 
 _ROLES = (
     (r"(^|\.)lora_[AB](\.weight)?$", Role.LORA),
@@ -49,10 +51,10 @@ _STACKED = re.compile(r"(^|\.)layers\.block\.")
 
 
 def role_of(name: str) -> Role:
-    """Return the role of a parameter by its torch name; `Role.OTHER` where no rule names it.
+    """Return the role of a parameter by its torch name; `Role.OTHER` if no rule names it.
 
-    Parameters that somebody added to a model, such as those of LoRA, are saved and audited like any
-    other. A parameter of our own model needs a rule: a test asks for one.
+    Parameters that a user added to a model, such as those of LoRA, are saved and audited like any
+    other. Every parameter of our own model must have a rule, which a test checks.
     """
     return next((role for pattern, role in _ROLES if re.search(pattern, name)), Role.OTHER)
 
@@ -64,10 +66,10 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def check_unstacked(caller: str, tree: Any) -> None:
-    """Insist that no layers are stacked, where a parameter is asked for by its own name.
+    """Check that no layers are stacked, for code that looks up parameters by their own names.
 
     Raises:
-        ValueError: they are (`megalodon_jax.stack_layers`).
+        ValueError: they are stacked (`megalodon_jax.stack_layers`).
     """
     if stacked := next((name for name in named_leaves(tree) if _STACKED.search(name)), None):
         raise ValueError(
@@ -77,7 +79,7 @@ def check_unstacked(caller: str, tree: Any) -> None:
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """Write a pytree path the way torch writes it: `model.layers.0.attn.wz.weight`."""
+    """Return a pytree path in torch's notation: `model.layers.0.attn.wz.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 

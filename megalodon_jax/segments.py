@@ -1,7 +1,7 @@
-"""Packed documents: where each one of a row begins.
+"""Packed documents: the position of each token within its document.
 
-Layers are handed one array, the index of every token within its document. It says all they need:
-the token `r` places back is of the same document where the index is at least `r`.
+Layers receive one array, the index of every token within its document. It contains all they need:
+the token `r` places back belongs to the same document if the index is at least `r`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megalodon_jax.sharding.axes import placed
 from megalodon_jax.types import LayerCache, ModelCache, NormState
 
 SegmentIds: TypeAlias = Integer[Tensor, "B L"]
-"""Of each token the document it is of, any integers; a change of the id begins a document."""
+"""Document of each token, as any integers; a change of the id starts a new document."""
 Positions: TypeAlias = Int32[Array, "B L"]
 """Index of each token within its document."""
 
@@ -31,18 +31,18 @@ def document_positions(
     """Return the index of each token within its document, (B, L); None stays None.
 
     Args:
-        segment_ids: equal neighbours are one document; an id may come back later for another one.
+        segment_ids: equal neighbours are one document; an id may be reused later for another one.
         shape: the shape they must have.
-        owner: what has that shape, for errors.
+        owner: the array with that shape, for errors.
 
     Raises:
-        ValueError: they are no integers, or have another shape.
+        ValueError: they are not integers, or have another shape.
     """
     check_segment_ids(segment_ids, shape, owner)
     if segment_ids is None:
         return None
-    # On every shard of a sequence whole: a row of booleans is less than what a running maximum over
-    # shards would send.
+    # Replicated over the sequence: a row of booleans is smaller than what a running maximum over
+    # shards would communicate.
     changed = placed(begins(segment_ids), "batch", None)
     index = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
     begin = jax.lax.cummax(jnp.where(changed, index, 0), axis=1)
@@ -50,13 +50,13 @@ def document_positions(
 
 
 def stream_ids(segment_ids: SegmentIds) -> Int32[Array, "B L"]:
-    """Return segment ids as a cache keeps them.
+    """Return segment ids as a cache stores them.
 
     Raises:
-        RuntimeError: one does not fit int32 (also under jit): two documents could get one id.
+        RuntimeError: one does not fit int32 (also under jit): two documents could get the same id.
     """
     ids = as_int32("segment_ids", segment_ids, "B L", "give each token the number of its document")
-    # What does not fit was clipped to an end of the range.
+    # Values that did not fit were clipped to an end of the range.
     ends = jnp.iinfo(jnp.int32)
     return checked(
         ids,
@@ -67,11 +67,11 @@ def stream_ids(segment_ids: SegmentIds) -> Int32[Array, "B L"]:
 
 
 def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
-    """Return a cache whose rows go on where their document does, and begin anew elsewhere.
+    """Return a cache whose rows continue if their document does, and start anew otherwise.
 
     Args:
-        cache: with positions of each row, and the document each is in.
-        first: segment id of the first token to come.
+        cache: cache with positions per row, and the current document of each row.
+        first: segment id of each row's next token.
     """
     goes_on = first == cache.document
 
@@ -80,7 +80,7 @@ def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
         return jnp.where(rows, leaf, jnp.asarray(fresh, leaf.dtype))
 
     def layer(held: LayerCache) -> LayerCache:
-        # Keys and values stay: a ring without positions holds nothing.
+        # Keys and values are kept: a ring whose counters are 0 is empty.
         attn = held.attn and eqx.tree_at(
             lambda ring: (ring.count, ring.first), held.attn, replace_fn=kept
         )
@@ -95,8 +95,8 @@ def continued(cache: ModelCache, first: Int32[Array, " B"]) -> ModelCache:
 
 
 def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:
-    """Return where a document begins, the first of a row among them."""
-    # Compared in their own dtype: narrowed first, two wide ids could become one.
+    """Return where a document begins, including the first token of each row."""
+    # Compared in their own dtype: narrowed first, two wide ids could become equal.
     numpy = np if isinstance(segment_ids, np.ndarray) else jnp
     changed = segment_ids[..., 1:] != segment_ids[..., :-1]
     first = numpy.ones_like(segment_ids[..., :1], bool)
@@ -106,7 +106,7 @@ def begins(segment_ids: Integer[Tensor, "... L"]) -> Bool[Array, "... L"]:
 def check_segment_ids(
     segment_ids: Integer[Tensor, "*batch L"] | None, shape: tuple[int, ...], owner: str
 ) -> None:
-    """Insist that segment ids are integers of a shape.
+    """Check that segment ids are integers of a shape.
 
     Raises:
         ValueError: they are not.

@@ -1,8 +1,8 @@
-"""Tensors written to safetensors files: one file, or shards with an index beside them.
+"""Writes tensors to safetensors files: one file, or shards with an index.
 
-Names and index are Hugging Face's: `model-00001-of-00003.safetensors`, and in
-`model.safetensors.index.json` the shard of each tensor and the bytes of all. A shard is read into
-memory when it is written, so the memory of a save is that of its largest shard. Source:
+Names and index are those of Hugging Face: `model-00001-of-00003.safetensors`, and
+`model.safetensors.index.json` with the shard of each tensor and the total size in bytes. A shard is
+read into memory when it is written, so a save needs memory for its largest shard. Source:
 docs/guide.md "Interop".
 """
 
@@ -28,7 +28,7 @@ INDEX = f"{SUFFIX}.index.json"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _FORMAT = {"format": "pt"}
-"""Transformers refuses files that do not say which library their layout is of."""
+"""Transformers rejects files that do not name the library of their layout."""
 
 
 def save_tensors(
@@ -36,23 +36,23 @@ def save_tensors(
     path: str | os.PathLike[str],
     max_shard_size: int | str | None = None,
 ) -> list[Path]:
-    """Write tensors to one safetensors file, or to shards of it where they need more than a size.
+    """Write tensors to one safetensors file, or to shards if they exceed a size.
 
-    Everything is written aside first and then renamed. What an earlier save left under these names
-    goes once the new one is complete, so that no loader finds the two mixed.
+    Everything is written to temporary files and then renamed. Files that an earlier save left under
+    these names are deleted once the new ones are complete, so that no loader finds a mixture.
 
     Args:
-        tensors: what to write, by name.
-        path: the file, `.safetensors`; shards and index take their names from it.
-        max_shard_size: most bytes of a shard, as a number or such as "5GB" or "500MiB"; a tensor
-            larger than that has a shard of its own. None writes one file.
+        tensors: the tensors, by name.
+        path: the file, `.safetensors`; names of shards and index are derived from it.
+        max_shard_size: largest size of a shard in bytes, as a number or text such as "5GB" or
+            "500MiB"; a larger tensor gets a separate shard. None writes one file.
 
     Returns:
         The files, the index last.
 
     Raises:
-        ValueError: the size is none, or a file to be sharded is not called `.safetensors`.
-        OSError: the folder cannot be written; what was there still is.
+        ValueError: the size is invalid, or a file to be sharded does not end in `.safetensors`.
+        OSError: the folder cannot be written; its former content is unchanged.
     """
     path = Path(path)
     sizes = {n: jnp.dtype(t.dtype).itemsize * math.prod(t.shape) for n, t in tensors.items()}
@@ -60,7 +60,7 @@ def save_tensors(
     if len(groups) == 1:
         with written_aside(path) as aside:
             _write(groups[0], tensors, aside)
-        # A single file is what loaders look for first, so this order leaves no gap.
+        # Loaders look for a single file first, so this order leaves no gap.
         _remove([_index_of(path), *_shards_of(path)])
         return [path]
     if path.suffix != SUFFIX:
@@ -78,7 +78,7 @@ def save_tensors(
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (aside / _index_of(path).name).write_text(text, encoding="utf-8")
         for file in aside.iterdir():
-            # The temporary folder's files are to be read by others.
+            # A temporary folder's files are readable by the owner only.
             file.chmod(0o644)
             flush(file)
         _publish(aside, path, names)
@@ -88,10 +88,10 @@ def save_tensors(
 
 
 def parsed_size(size: int | str) -> int:
-    """Return a number of bytes: 5000, "5000", "5GB" (10^9) or "5GiB" (2^30).
+    """Parse a number of bytes: 5000, "5000", "5GB" (10^9) or "5GiB" (2^30).
 
     Raises:
-        ValueError: it is none, or not positive.
+        ValueError: it cannot be parsed, or is not positive.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", str(size).strip().upper())
     number = float(found[1]) * _UNITS.get(found[2], 0) if found else 0
@@ -104,7 +104,7 @@ def parsed_size(size: int | str) -> int:
 
 
 def _groups(sizes: Mapping[str, int], limit: int | None) -> list[list[str]]:
-    """Return names in their order, cut into groups of at most `limit` bytes."""
+    """Split names, in order, into groups of at most `limit` bytes."""
     groups: list[list[str]] = [[]]
     room = math.inf if limit is None else limit
     for name, size in sizes.items():
@@ -125,7 +125,7 @@ def _index_of(path: Path) -> Path:
 
 
 def _shards_of(path: Path) -> list[Path]:
-    """Return the shards of earlier saves under the name of a file."""
+    """Return the shards that earlier saves left under the name of a file."""
     name = re.compile(rf"{re.escape(path.stem)}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
     return sorted(file for file in path.parent.iterdir() if name.fullmatch(file.name))
 
@@ -138,10 +138,10 @@ def _remove(files: Iterable[Path]) -> None:
 def _publish(aside: Path, path: Path, names: list[str]) -> None:
     """Move shards and index from `aside` to their places, the index last.
 
-    The index is what makes shards a checkpoint. Where the new shards have the names of old ones,
-    the old index goes first: a process killed between two renames leaves shards without an index,
-    which no loader takes for a checkpoint, and never an index of one save beside shards of another.
-    After an error the old files return.
+    Shards are a checkpoint only with an index. If new shards have the names of old ones, the old
+    index is moved away first. So a process killed between two renames leaves shards without an
+    index, which no loader accepts, and never an index of one save with shards of another. After an
+    error the old files are restored.
     """
     index, folder = _index_of(path), path.parent
     stale = [file for file in _shards_of(path) if file.name not in names]
@@ -155,12 +155,12 @@ def _publish(aside: Path, path: Path, names: list[str]) -> None:
         for name in (*names, index.name):
             (aside / name).replace(folder / name)
     except BaseException:
-        # Once the index is in its place, the new checkpoint is whole.
+        # Once the index is in place, the new checkpoint is complete.
         if (aside / index.name).exists():
             _remove(folder / name for name in names if not (aside / name).exists())
             for file in held.iterdir():
                 file.rename(folder / file.name)
         raise
-    # A single file of an earlier save would be loaded in place of the index.
+    # Loaders would prefer a single file of an earlier save to the index.
     _remove([path, *stale])
     flush(folder)

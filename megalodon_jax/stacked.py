@@ -1,9 +1,9 @@
-"""A model whose layers lie side by side in memory, and back.
+"""Stacks the layers of a model in memory, and unstacks them.
 
-What XLA compiles for a training step otherwise grows with the depth: gradients are cut out of a
-stack layer by layer, and every cut and every update of a parameter is a kernel of its own
-(docs/speed.md "Compiling"). Held stacked, all layers of a parameter are one array to the loop, to
-the gradient and to the optimiser.
+Otherwise the compile time of a training step grows with the depth: gradients are sliced from a
+stack layer by layer, and every slice and every update of a parameter is a separate kernel
+(docs/speed.md "Compiling"). With stacked layers, each parameter is one array for the loop, the
+gradient and the optimiser.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Tree = TypeVar("Tree")
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Return a pytree whose models hold their layers stacked: arrays with a first axis of layers.
+    """Return a pytree whose models hold their layers stacked, along a first axis of all arrays.
 
-    The layers run as one loop, as with `scan_layers`, but their parameters are not stacked anew at
-    every call. What asks for parameters by the names of layers (checkpoints, meshes, audits) says
-    that it takes a model that is unstacked. Every parameter has one axis more: an optimiser that
-    goes by `ndim`, such as one that decays matrices alone, must go by names
+    The layers run as one loop, as with `scan_layers`, but their parameters are not stacked again at
+    every call. Functions that look up parameters by layer names (checkpoints, meshes, audits)
+    require an unstacked model, and say so. Every parameter has one more axis, so an optimiser that
+    depends on `ndim`, such as one that decays matrices only, must use names instead
     (`megalodon_jax.roles.role_of`).
 
     Args:
-        tree: a model, its gradients, the state of an optimiser whose leaves have the shapes of
-            their parameters (SGD, Adam), or several of them. On a mesh stack what is placed
-            already; where parts lie stays as it is. A stacked model stays as it is. Of models that
-            `vmap` made it is taken under `vmap`, since the first axis is theirs.
+        tree: a model, its gradients, an optimiser state whose leaves have the shapes of their
+            parameters (SGD, Adam), or several of these. Stacking placed arrays keeps their
+            placement, so place them on a mesh first. A stacked model is returned unchanged. For
+            models made by `vmap`, call this under `vmap`, since the first axis is already used.
 
     Raises:
-        ValueError: layers differ in sizes, dtypes or backends, leaves are shapes and no arrays, or
-            there is no model in `tree`.
+        ValueError: layers differ in sizes, dtypes or backends, leaves are shapes rather than
+            arrays, or there is no model in `tree`.
     """
     return _with_layers(tree, "stack_layers", tuple, stack_blocks)
 

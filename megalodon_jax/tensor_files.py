@@ -1,8 +1,7 @@
-"""Tensors in files, known by name, shape and dtype before one of them is read.
+"""Tensors in files, listed by name, shape and dtype before any of them is read.
 
-A safetensors file, or an index with the shards it names, is walked through one tensor at a time, so
-that a checkpoint larger than memory can be compared and audited. Source: docs/parity.md "Big
-checkpoints".
+A safetensors file, or an index with its shards, is processed one tensor at a time, so that a
+checkpoint larger than memory can be compared and audited. Source: docs/parity.md "Big checkpoints".
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ _DTYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e
 _DTYPES |= {"F8_E8M0": "float8_e8m0fnu"}
 _DTYPES |= {"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
 _DTYPES |= {"BOOL": "bool", "C64": "complex64"}
-"""NumPy's and ml_dtypes' names of what safetensors names in capitals."""
+"""NumPy's and ml_dtypes' names of the dtypes in safetensors files."""
 _OWN = frozenset(name for name in _DTYPES.values() if name.startswith("float8"))
-"""What safetensors does not hand to NumPy: ml_dtypes has it, so it is read here."""
+"""Dtypes that safetensors cannot return to NumPy; they are read here, using ml_dtypes."""
 
 
 def printable(name: str) -> str:
-    """Return a name from a file with what a terminal would act on written as escapes.
+    """Return a name from a file with escapes in place of characters a terminal would interpret.
 
-    Different names stay different, so the result can take the name's place.
+    Different names stay different, so the result can replace the name.
     """
     doubled = name.replace("\\", "\\\\")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in doubled)
@@ -57,11 +56,11 @@ class Tensor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype it is stored in."""
+        """Name of the stored dtype."""
         ...
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return it, or rows of its first axis, in the dtype it is stored in."""
+        """Return the tensor, or rows of its first axis, in the stored dtype."""
         ...
 
     def take(self, rows: np.ndarray) -> np.ndarray:
@@ -71,7 +70,7 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor in a safetensors file; the file is open only while it is read."""
+    """A tensor in a safetensors file, which is open only during a read."""
 
     file: Path
     name: str
@@ -79,19 +78,19 @@ class FileTensor:
     dtype: str
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor or some of its rows.
+        """Return the tensor, or some of its rows.
 
         Raises:
             ValueError: the file can no longer be read.
         """
         if self.dtype in _OWN:
             return self.map()[slice(None) if rows is None else rows].copy()
-        # A file that stays open keeps every page that was ever read resident.
+        # While a file stays open, every page that was ever read stays resident.
         with open_safetensors(self.file) as file:
             return file.get_tensor(self.name) if rows is None else file.get_slice(self.name)[rows]
 
     def map(self) -> np.ndarray:
-        """Return it as a memory map, read-only: its pages are read when they are used, and let go
+        """Return the tensor as a read-only memory map, whose pages are read on use and released
         with the array.
 
         Raises:
@@ -99,7 +98,7 @@ class FileTensor:
         """
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
-        # The library only copies. The format is 8 bytes of length, a header of JSON, the tensors.
+        # The library can only copy. The format is: 8 bytes of length, a JSON header, the tensors.
         with self.file.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             try:
@@ -111,7 +110,7 @@ class FileTensor:
         return np.memmap(self.file, self.dtype, "r", place, self.shape).view(np.ndarray)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows by index, reading no others."""
+        """Return rows by index, without reading others."""
         if self.dtype in _OWN:
             return self.map()[rows]
         with open_safetensors(self.file) as file:
@@ -125,7 +124,7 @@ class ArrayTensor:
 
     array: np.ndarray
     stored_as: str = ""
-    """Name of the dtype it had on disk, where that was another one."""
+    """Name of the dtype it had on disk, if different."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,11 +133,11 @@ class ArrayTensor:
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype it is stored in."""
+        """Name of the stored dtype."""
         return self.stored_as or self.array.dtype.name
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return the tensor or some of its rows, not a copy."""
+        """Return the tensor or some of its rows, without copying."""
         return self.array if rows is None else self.array[rows]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
@@ -148,12 +147,12 @@ class ArrayTensor:
 
 @contextlib.contextmanager
 def open_safetensors(file: Path) -> Iterator[Any]:
-    """Context with a safetensors file, opened for NumPy (bfloat16 through ml_dtypes).
+    """Open a safetensors file for NumPy (bfloat16 through ml_dtypes) within this context.
 
     Raises:
         FileNotFoundError, PermissionError: it cannot be opened.
-        ValueError: the file is no safetensors file, and the message says which format it has, or
-            it is not a whole one.
+        ValueError: the file is not a safetensors file (the message says which format it has), or is
+            incomplete.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -182,7 +181,7 @@ def read_file(file: Path) -> dict[str, np.ndarray]:
 
 
 def file_tensors(file: Path) -> dict[str, FileTensor]:
-    """Return the tensors of a safetensors file by name, reading its header alone.
+    """Return the tensors of a safetensors file by name, reading only its header.
 
     Raises:
         ValueError: see `open_safetensors`.
@@ -192,7 +191,7 @@ def file_tensors(file: Path) -> dict[str, FileTensor]:
 
 
 def is_safetensors(file: Path) -> bool:
-    """Whether a file begins as a safetensors file does: a length, and a header of JSON."""
+    """Return whether a file starts like a safetensors file: a length, and a JSON header."""
     with file.open("rb") as opened:
         start = opened.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
@@ -208,11 +207,11 @@ def _listed(file: Path, opened: Any) -> dict[str, FileTensor]:
 
 
 def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) -> dict[str, T]:
-    """Return the tensors of all shards that an index names, as `tensors_in` returns those of one.
+    """Return the tensors of all shards named by an index, using `tensors_in` for each shard.
 
     Raises:
-        ValueError: it is no index, a shard is not there, or a shard holds other tensors than the
-            index places in it: what is elsewhere, or nowhere, is left over from another save.
+        ValueError: it is not an index, a shard does not exist, or a shard holds other tensors than
+            the index assigns to it: the others are left over from another save.
     """
     try:
         places = dict(read_json_object(index)["weight_map"])
@@ -220,7 +219,7 @@ def shard_tensors(index: Path, tensors_in: Callable[[Path], Mapping[str, T]]) ->
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not a shard index with a weight_map: {error!r}") from error
     for shard in shards:
-        # An index that names an index, such as itself, would be followed for ever.
+        # An index that names an index, such as itself, would be followed forever.
         if "/" in shard or "\\" in shard or shard.endswith(".json") or shard in ("", ".", ".."):
             raise ValueError(
                 f"expected the name of a tensor file beside {index} as a shard, received "

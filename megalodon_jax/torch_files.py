@@ -1,9 +1,9 @@
-"""Torch files: read without running anything in them, and what a training checkpoint holds.
+"""Torch files: reads them without running any code in them, and finds the model they contain.
 
-A file of `torch.save` is a pickle. It is read by torch's restricted unpickler alone; classes that
-it names beside tensors are not imported, inert stand-ins take their place. What comes out is walked
-for state dicts and optimiser states, wherever a training script has put them. Source:
-docs/stability.md "Which files".
+A file of `torch.save` is a pickle. It is read with torch's restricted unpickler only; other classes
+that it names are not imported but replaced by inert stand-ins. The result is searched for state
+dicts and optimiser states, wherever a training script has put them. Source: docs/stability.md
+"Which files".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megalodon_jax.file_formats import format_of_file
 from megalodon_jax.tensor_files import printable
 
 Place: TypeAlias = tuple[str, ...]
-"""Keys that lead to a part of a file."""
+"""Sequence of keys that leads to a part of a file."""
 
 MODELS = frozenset(
     {
@@ -34,7 +34,7 @@ MODELS = frozenset(
         *("weights", "params", "parameters"),
     }
 )
-"""Keys under which training scripts, Lightning and DeepSpeed keep the model that is trained."""
+"""Keys under which training scripts, Lightning and DeepSpeed store the trained model."""
 _AVERAGE = re.compile(r"(?:^|_)(?:ema|swa|shadow|averaged?)(?:_|$)", re.IGNORECASE)
 _AROUND = frozenset(
     {
@@ -42,7 +42,7 @@ _AROUND = frozenset(
         *("rng_state", "rng_states", "random_state", "scheduler", "lr_scheduler", "lr_schedulers"),
     }
 )
-"""Keys of what a training run keeps beside its model, tensors in it or not."""
+"""Keys of other parts of a training run, which may contain tensors too."""
 _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.")
 _SAVE = "save the weights with torch.save(model.state_dict(), FILE)"
 _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
@@ -50,7 +50,7 @@ _PICKLE, _ZIP = b"\x80", b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchTensor:
-    """A tensor of a torch file, its pages read from the file when they are used."""
+    """A tensor of a torch file; its pages are read from the file on use."""
 
     tensor: Any
 
@@ -65,10 +65,10 @@ class TorchTensor:
         return str(self.tensor.dtype).removeprefix("torch.")
 
     def read(self, rows: slice | None = None) -> np.ndarray:
-        """Return it, or rows of its first axis, in the dtype it is stored in.
+        """Return the tensor, or rows of its first axis, in the stored dtype.
 
         Raises:
-            ValueError: NumPy has nothing like it.
+            ValueError: NumPy has no equivalent.
         """
         return to_numpy(self.tensor if rows is None else self.tensor[rows])
 
@@ -77,7 +77,7 @@ class TorchTensor:
         return self.read()[rows]
 
     def place(self) -> tuple[int, ...] | None:
-        """Return what two names of one tensor have in common; None for one without values."""
+        """Return a key that all names of one tensor share; None for a tensor without values."""
         values = self.tensor
         if str(values.layout) != "torch.strided" or values.numel() == 0:
             return None
@@ -86,19 +86,19 @@ class TorchTensor:
 
 @dataclass(frozen=True)
 class TorchContents:
-    """What a torch file holds, and what of it is the model that is trained."""
+    """Contents of a torch file, and which part of them is the trained model."""
 
     tensors: dict[str, TorchTensor]
-    """The model's, by name; empty where there is none."""
+    """Tensors of the model, by name; empty if there is no model."""
     models: dict[Place, int]
-    """Where they were found, and how many there."""
+    """Number of the model's tensors, by the place where they were found."""
     optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
-    """Optimiser states, as `optimizer.state_dict()` has them."""
+    """Optimiser states, in the format of `optimizer.state_dict()`."""
     left: list[str] = field(default_factory=list)
-    """In words, what else there is."""
+    """Descriptions of everything else in the file."""
 
     def model(self, file: Path) -> dict[str, TorchTensor]:
-        """Return the model's tensors, insisting that there are some.
+        """Return the model's tensors.
 
         Raises:
             ValueError: the file, which the message names, holds no state dict.
@@ -113,27 +113,28 @@ class TorchContents:
 
 
 def is_torch_file(file: Path) -> bool:
-    """Whether a file begins as those of `torch.save` do."""
+    """Return whether a file starts like those of `torch.save`."""
     with file.open("rb") as opened:
         return opened.read(4).startswith((_ZIP, _PICKLE))
 
 
 def read_torch_file(file: Path) -> TorchContents:
-    """Return what a torch file holds; tensors of a current one are mapped, not read.
+    """Read a torch file; tensors of the current format are mapped, not read.
 
     Raises:
         ImportError: torch is not installed.
-        ValueError: it is none, not a whole one, or needs code to be read.
+        ValueError: the file is not a torch file, is incomplete, or needs code to be read.
     """
     return contents(_load(file))
 
 
 def contents(loaded: Any) -> TorchContents:
-    """Return what an object out of `torch.load` holds: state dicts and optimiser states.
+    """Find the state dicts and optimiser states in an object returned by `torch.load`.
 
-    The model is what lies under one of the `MODELS` keys, else every state dict that is neither an
-    average of one nor part of the run's own state; an average is taken where there is nothing else.
-    Names of several models begin with the place each was found at.
+    The model is whatever lies under one of the `MODELS` keys. If there is none, it is every state
+    dict that is neither an average of weights nor part of the run's other state; an average is used
+    only if there is nothing else. If there are several models, their names are prefixed with the
+    place where each was found.
     """
     optimisers = dict(_optimisers(loaded, ()))
     dicts = dict(_state_dicts(loaded, ()))
@@ -146,7 +147,7 @@ def contents(loaded: Any) -> TorchContents:
     counts = {place: sum(1 for _ in _tensors(dicts[place], ())) for place in chosen}
     left = list(_left(loaded, (), {*chosen, *optimisers}))
     if not chosen and not optimisers:
-        # Nobody looks for parameters among integers until they are told that these are some.
+        # Say explicitly that these are tensors: nobody would look for parameters among integers.
         whole = [key for key, x in _children(loaded) if _is_tensor(x) and not _is_parameter(x)]
         left = [f"{x} (one tensor, no floating-point parameter)" if x in whole else x for x in left]
     return TorchContents(tensors, counts, optimisers, left)
@@ -156,7 +157,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
     """Return a torch tensor as an array of the same dtype: bfloat16 and float8 of ml_dtypes.
 
     Raises:
-        ValueError: it is quantised, packed or has no values.
+        ValueError: it is quantised or packed, or has no values.
     """
     import torch
 
@@ -176,7 +177,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def describe(place: Place) -> str:
-    """Return a place in words, fit for a terminal."""
+    """Return a place as text that is safe for a terminal."""
     return printable(".".join(place)) or "the file itself"
 
 
@@ -206,7 +207,7 @@ def _load(file: Path) -> Any:
         if archive:
             names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
         stand_ins: list[Any] = [(_Number if n.startswith("numpy.") else _Record, n) for n in names]
-        # What is said of protocols and deprecated storages is for those who saved it.
+        # Warnings about protocols and deprecated storages concern whoever saved the file.
         with (
             warnings.catch_warnings(),
             torch.serialization.safe_globals(stand_ins),
@@ -226,10 +227,10 @@ def _load(file: Path) -> Any:
 
 @contextmanager
 def _under_no_foreign_name(file: Path) -> Iterator[Path]:
-    """Context with a path to a torch file whose name does not end in .safetensors: torch.load goes
-    by that ending, and not by what is in the file.
+    """Provide a path to a torch file whose name does not end in .safetensors, within this context.
 
-    What is mapped stays mapped when the path is gone.
+    torch.load decides by that ending rather than by the content. Mapped tensors stay valid after
+    the path is removed.
     """
     if file.suffix != ".safetensors":
         yield file
@@ -260,10 +261,10 @@ def _check_archive(file: Path) -> None:
 
 
 def _check_unpacked(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise ValueError where an archive unpacks to more than it has on disk.
+    """Raise ValueError if an archive would unpack to more bytes than it has on disk.
 
-    torch.save compresses nothing: what is compressed was not written by it, and a file of megabytes
-    may unpack to any size. Entries that share bytes of the file would do the same.
+    torch.save compresses nothing. So a compressed archive was not written by it, and a file of
+    megabytes may unpack to any size. Entries that share bytes of the file would do the same.
     """
     packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
@@ -280,9 +281,9 @@ def _check_unpacked(file: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _unreadable(file: Path, error: Exception) -> str:
-    """Return why a torch file could not be read, in our words.
+    """Return why a torch file could not be read.
 
-    Torch's own end in how to switch its protection off, which nobody should for a file.
+    Torch's own messages end with how to switch off its protection, which nobody should do.
     """
     asked = re.search(r"GLOBAL ([\w.]+)", str(error))
     if asked:
@@ -290,7 +291,7 @@ def _unreadable(file: Path, error: Exception) -> str:
             f"{file} is not tensors alone: reading it would run {asked[1]}, which is not done. "
             f"Where it was trained, {_SAVE}."
         )
-    # 149 begins a frame: what protocols from 4 on begin with.
+    # 149 is the FRAME opcode, with which protocols from 4 on start.
     if re.search(r"Unsupported operand 149\b", str(error)):
         return (
             f"{file} is pickled with a newer protocol than the 2 that torch reads without running "
@@ -303,7 +304,7 @@ def _unreadable(file: Path, error: Exception) -> str:
         )
     if type(error).__name__ == "UnpicklingError":
         return (
-            f"{file} is not readable as tensors: it is damaged, or pickles objects of its own. "
+            f"{file} is not readable as tensors: it is damaged, or pickles other objects. "
             f"Copy it again, or where it was trained, {_SAVE}."
         )
     return (
@@ -313,7 +314,7 @@ def _unreadable(file: Path, error: Exception) -> str:
 
 
 class _Number:
-    """Stands in for NumPy's scalars and dtypes: accepts everything and keeps nothing."""
+    """Stands in for NumPy's scalars and dtypes: accepts any arguments and stores nothing."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -321,10 +322,10 @@ class _Number:
 
 
 class _Record:
-    """Stands in for any other class of a pickle: its items and attributes, without its code."""
+    """Stands in for any other pickled class: holds its items and attributes, without its code."""
 
     def __new__(cls, *_: Any) -> Any:
-        # The unpickler fills items and attributes of exactly this type.
+        # The unpickler fills in items and attributes for exactly this type only.
         return OrderedDict()
 
 
@@ -340,7 +341,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def is_optimiser_state(value: Any) -> bool:
-    """Whether a value is what `optimizer.state_dict()` of torch returns."""
+    """Return whether a value has the format of `optimizer.state_dict()` of torch."""
     return (
         isinstance(value, Mapping)
         and isinstance(value.get("state"), Mapping)
@@ -357,7 +358,7 @@ def _optimisers(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, 
 
 
 def _state_dicts(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-    """Yield the outermost mappings that hold a parameter, with what leads there."""
+    """Yield the outermost mappings that contain a parameter, with their places."""
     if is_optimiser_state(value):
         return
     holds = isinstance(value, Mapping) and any(_is_parameter(x) for x in value.values())
@@ -379,7 +380,7 @@ def _is_parameter(value: Any) -> bool:
 
 
 def _trained(dicts: Mapping[Place, Any]) -> list[Place]:
-    """Return the places of the model that is trained, of all places with a state dict."""
+    """Return the places of the trained model among all places with a state dict."""
     own = [p for p in dicts if not _AROUND.intersection(p)]
     averages = [p for p in own if any(_AVERAGE.search(key) for key in p)]
     trained = [p for p in own if p not in averages]
@@ -395,7 +396,7 @@ def _tensors(value: Any, place: Place) -> Iterator[tuple[str, Any]]:
 
 
 def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
-    """Take off what data parallelism and compilation put before every name."""
+    """Remove the prefixes that data parallelism and compilation put before every name."""
     while prefix := next((w for w in _WRAPPERS if all(n.startswith(w) for n in named)), ""):
         if not named:
             break
@@ -404,7 +405,7 @@ def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(value: Any, place: Place, taken: set[Place]) -> Iterator[str]:
-    """Yield in words what is in a file beside the places that were taken."""
+    """Describe everything in a file outside of the places in `taken`."""
     if place in taken:
         return
     if not place or any(t[: len(place)] == place for t in taken):

@@ -1,7 +1,7 @@
-"""States a stream carries from one call to the next, as pytrees.
+"""States that a stream carries from one call to the next, as pytrees.
 
-Positions and counters are scalar arrays, never Python integers: a stream that moves on must not
-compile again. Source: docs/model.md "Caches".
+Positions and counters are scalar arrays, never Python integers, so that a stream does not recompile
+as it advances. Source: docs/model.md "Caches".
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from megalodon_jax.config import MegalodonConfig, checked_dtype, widened
 from megalodon_jax.inputs import Tensor, as_int32, as_integer, traced
 
 Counter: TypeAlias = Int32[Array, ""] | Int32[Array, " B"]
-"""Tokens of a stream: () where all rows have the same number, (B,) where each has its own."""
+"""Token count of a stream: () if all rows have the same number, (B,) if each row has its own."""
 
 
 class NormState(eqx.Module):
     """Running statistics of a TimestepNorm; a fresh stream is (0, 0, 1).
 
-    count (B,) int32 tokens seen, mean (B, G) and var (B, G) of the per-token group means, in at
-    least float32.
+    count (B,) int32 is the number of tokens seen; mean (B, G) and var (B, G) are statistics of the
+    per-token group means, in at least float32.
     """
 
     count: Int32[Array, " B"]
@@ -40,7 +40,7 @@ class NormState(eqx.Module):
         """Return the state before the first token.
 
         Raises:
-            ValueError: the dtype is none this project computes in, such as float16.
+            ValueError: the dtype is not supported, for example float16.
         """
         dtype = checked_dtype("dtype", dtype, "NormState.fresh")
         return cls(
@@ -57,12 +57,12 @@ class EMAState(eqx.Module):
 
 
 class AttentionCache(eqx.Module):
-    """Rotated keys and values of the latest tokens, a ring indexed by position modulo capacity.
+    """Rotated keys and values of the latest tokens: a ring indexed by position modulo capacity.
 
-    k (B, cap, H, d) and v (B, cap, H, e) in the compute dtype; count int32 is the number of tokens
-    seen, so slot s holds the latest position before `count` that is s modulo `cap`, unless that
-    lies before `first` int32, the oldest position not trimmed away. Both are scalars where all rows
-    have seen equally many tokens, and (B,) where rows have positions of their own.
+    k (B, cap, H, d) and v (B, cap, H, e) have the compute dtype. `count` int32 is the number of
+    tokens seen: slot s holds the latest position before `count` that is s modulo `cap`, unless that
+    is before `first` int32, the oldest position not trimmed away. Both counters are scalars if all
+    rows have seen equally many tokens, and (B,) if each row has its own position.
     """
 
     k: Float[Array, "B cap H d"]
@@ -72,16 +72,16 @@ class AttentionCache(eqx.Module):
 
     @property
     def capacity(self) -> int:
-        """Tokens the ring can hold."""
+        """Number of tokens the ring can hold."""
         return self.k.shape[1]
 
     @property
     def per_row(self) -> bool:
-        """Whether rows have positions of their own."""
+        """Whether each row has its own position."""
         return self.count.ndim == 1
 
     def positions(self) -> Int32[Array, " cap"] | Int32[Array, "B cap"]:
-        """Absolute position each slot holds; negative where it holds nothing."""
+        """Return the absolute position in each slot; negative for an empty slot."""
         if self.per_row:
             rows = jax.vmap(lambda count, first: _held(count, first, self.capacity))
             return rows(self.count, self.first)
@@ -98,9 +98,10 @@ class AttentionCache(eqx.Module):
         v: Float[Array, "B L H e"],
         lengths: Int32[Array, " B"] | None = None,
     ) -> AttentionCache:
-        """Return the ring after L more tokens; the oldest fall out.
+        """Return the ring after L more tokens; the oldest tokens are overwritten.
 
-        With `lengths` row b gets the first `lengths[b]` of the L alone, and counters are per row.
+        With `lengths`, row b receives only the first `lengths[b]` of the L tokens, and counters are
+        per row.
         """
         L = k.shape[1]
         if lengths is not None or self.per_row:
@@ -112,7 +113,7 @@ class AttentionCache(eqx.Module):
         def write(ring: Array, new: Array) -> Array:
             new = new[:, L - keep :].astype(ring.dtype)
             if keep == 1:
-                # A slice is written in place where a scatter copies the ring.
+                # A slice update is done in place; a scatter would copy the ring.
                 return jax.lax.dynamic_update_slice_in_dim(ring, new, slots[0], axis=1)
             return ring.at[:, slots].set(new)
 
@@ -129,13 +130,13 @@ class AttentionCache(eqx.Module):
         v: Float[Array, "B L H e"],
         lengths: Int32[Array, " B"],
     ) -> AttentionCache:
-        """`append` where each row writes at its own position."""
+        """Append tokens, with each row writing at its own position."""
         (B, L), capacity = k.shape[:2], self.capacity
         count = self.count + lengths
         first = jnp.maximum(self.first, count - capacity)
         after = AttentionCache(self.k, self.v, count, first)
         if L == 1:
-            # One slot a row. What a row without a token would write lies outside and is dropped.
+            # One slot per row. A row without a token gets a slot out of range, which is dropped.
             slots = jnp.where(lengths > 0, self.count % capacity, capacity)
             rows = jnp.arange(B, dtype=jnp.int32)
 
@@ -144,7 +145,7 @@ class AttentionCache(eqx.Module):
                 new = new[:, 0].astype(ring.dtype)
                 return at.set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
         else:
-            # The whole ring at once: each slot takes the new token it now holds, or stays.
+            # All slots at once: each takes the new token that belongs there, or keeps its own.
             index = after.positions() - self.count[:, None]
             taken = (index >= 0)[..., None, None]
             index = jnp.maximum(index, 0)[..., None, None]
@@ -156,7 +157,7 @@ class AttentionCache(eqx.Module):
         return AttentionCache(write(self.k, k), write(self.v, v), count, first)
 
     def resized(self, capacity: int) -> AttentionCache:
-        """Return a ring of another capacity with the latest tokens that fit it."""
+        """Return a ring of another capacity with as many of the latest tokens as fit."""
         empty = jnp.zeros((self.k.shape[0], capacity, *self.k.shape[2:]), self.k.dtype)
         values = jnp.zeros((self.v.shape[0], capacity, *self.v.shape[2:]), self.v.dtype)
         oldest = self.count - min(capacity, self.capacity)
@@ -181,10 +182,10 @@ class AttentionCache(eqx.Module):
     def empty(
         cls, config: MegalodonConfig, batch_size: int, capacity: int, dtype: DTypeLike
     ) -> AttentionCache:
-        """Return a ring that holds nothing.
+        """Return an empty ring.
 
         Raises:
-            ValueError: the dtype is none this project computes in, such as float16.
+            ValueError: the dtype is not supported, for example float16.
         """
         dtype = checked_dtype("dtype", dtype, "AttentionCache.empty")
         shape = (batch_size, capacity, config.num_heads)
@@ -197,21 +198,21 @@ class AttentionCache(eqx.Module):
 
 
 def _held(count: Int32[Array, ""], first: Int32[Array, ""], capacity: int) -> Int32[Array, " cap"]:
-    """Position in each slot of a ring after `count` tokens; -1 where it lies before `first`."""
+    """Return the position in each slot of a ring after `count` tokens; -1 if before `first`."""
     last = count - 1
     latest = last - (last - jnp.arange(capacity, dtype=jnp.int32)) % capacity
     return jnp.where(latest >= first, latest, -1)
 
 
 def spread(counter: Counter, rows: int) -> Int32[Array, " B"]:
-    """Return a counter of all rows as one for each of them (B,)."""
+    """Broadcast a counter shared by all rows to one per row (B,)."""
     return counter if counter.ndim else jnp.full((rows,), counter)
 
 
 class LayerCache(eqx.Module):
-    """What one block carries: keys and values, norm statistics, EMA state, absolute position.
+    """State of one block: keys and values, norm statistics, EMA state, absolute position.
 
-    position int32 is () or, where rows have positions of their own, (B,), as in `attn`.
+    position int32 is (), or (B,) if each row has its own position, as in `attn`.
     """
 
     attn: AttentionCache | None = None
@@ -221,10 +222,10 @@ class LayerCache(eqx.Module):
 
 
 class ModelCache(eqx.Module):
-    """What a model carries: one `LayerCache` per block and the final norm's statistics.
+    """State of a model: one `LayerCache` per block and the statistics of the final norm.
 
-    `layer_caches` may be any sequence; None in it is a layer that carries nothing. `document` is
-    the segment id of the last token of each row, None where calls have no segment ids.
+    `layer_caches` may be any sequence; None in it stands for an empty layer cache. `document` is
+    the segment id of the last token of each row, or None if calls have no segment ids.
     """
 
     layer_caches: tuple[LayerCache, ...] = eqx.field(
@@ -235,12 +236,12 @@ class ModelCache(eqx.Module):
 
     @property
     def position(self) -> Counter:
-        """Tokens seen so far, () or of each row (B,)."""
+        """Number of tokens seen so far, () or (B,) per row."""
         return self.layer_caches[0].position
 
     @property
     def per_row(self) -> bool:
-        """Whether rows have positions of their own."""
+        """Whether each row has its own position."""
         return self.position.ndim == 1
 
 
@@ -257,25 +258,25 @@ def init_cache(
 ) -> ModelCache:
     """Return the cache of a stream before its first token.
 
-    The plain call makes every array, so the result can be carried by `lax.scan`, `lax.while_loop`
-    or a donated argument: a call returns a cache of the structure, shapes and dtypes it was given.
-    An unbounded cache grows outside of jit only; `reserve_cache` gives it room before.
+    The default makes every array, so the result can be carried by `lax.scan`, `lax.while_loop` or a
+    donated argument: a call returns a cache of the structure, shapes and dtypes it was given. An
+    unbounded cache grows only outside of jit; `reserve_cache` allocates room beforehand.
 
     Args:
         config: sizes, capacity and dtypes.
         batch_size: rows of the stream.
         dtype: dtype of keys and values; None means `config.compute_dtype`.
-        allocate_kv, allocate_norm, allocate_ema: make the arrays now. By default all are made; True
-            makes only those that are asked for, False leaves one out. What is left out is filled by
-            the first call, after which the structure of the cache is another one.
-        per_row: let rows have positions of their own. A call with a mask needs it and otherwise
-            returns a cache that has it: a loop whose body passes a mask starts from True.
-        packed: let calls have `segment_ids`. Rows then have positions of their own.
+        allocate_kv, allocate_norm, allocate_ema: which arrays to make now. By default all are made;
+            True makes only the requested ones, False leaves one out. The first call fills in what
+            was left out, which changes the structure of the cache.
+        per_row: whether each row has its own position. A call with a mask needs this, and otherwise
+            returns a cache that has it: a loop whose body passes a mask must start from True.
+        packed: whether calls may have `segment_ids`. Each row then has its own position.
     """
     per_row = per_row or packed
     dtype = config.compute_dtype if dtype is None else checked_dtype("dtype", dtype, "init_cache")
     parts = (allocate_kv, allocate_norm, allocate_ema)
-    # Whoever asks for one part, as was needed when nothing was made by default, gets that one.
+    # A caller that requests one part gets only that part, as when nothing was made by default.
     rest = not any(parts)
     kv, norm, ema = (rest if part is None else part for part in parts)
     # An unbounded cache starts with one chunk and grows.
@@ -305,9 +306,9 @@ def init_cache(
 def filled_cache(
     config: MegalodonConfig, cache: ModelCache | None, batch_size: int, *, per_row: bool = False
 ) -> ModelCache:
-    """Return the cache with every part that is None as it is before the first token.
+    """Return the cache with every part that is None set to its state before the first token.
 
-    With `per_row` its counters are those of each row, whatever they were.
+    With `per_row`, the counters are converted to one per row.
     """
     per_row = per_row or (cache is not None and cache.per_row)
     fresh = init_cache(config, batch_size, per_row=per_row)
@@ -329,7 +330,7 @@ def filled_cache(
 
 
 def rowwise_cache(cache: ModelCache, batch_size: int) -> ModelCache:
-    """Return the same cache with counters of each row (B,)."""
+    """Return the same cache with one counter per row (B,)."""
 
     def rowwise(layer: LayerCache) -> LayerCache:
         attn = None if layer.attn is None else layer.attn.rowwise()
@@ -345,12 +346,12 @@ def grown_cache(
     *,
     resizable: bool = False,
 ) -> ModelCache:
-    """Return the cache with room for `length` more tokens if it is unbounded: it must not wrap.
+    """Return the cache, with room for `length` more tokens if it is unbounded: it must not wrap.
 
-    `length` is a number, or one for each row (B,).
+    `length` is a number, or one per row (B,).
 
-    How full it is has no value under jit. There it stays as it is, or, where its shape may change
-    (`resizable`), grows as if it were full.
+    Under jit, the fill level has no value. There the cache keeps its size, or, if its shape may
+    change (`resizable`), grows as if it were full.
 
     Raises:
         RuntimeError: it is full under jit and may not be resized.
@@ -359,7 +360,7 @@ def grown_cache(
     if not config.cache_unbounded or attn is None:
         return cache
     if not any(map(traced, (attn.count, attn.first, length))):
-        # In NumPy: within a trace, JAX would give no number even of these.
+        # In NumPy: within a trace, JAX would not return concrete numbers.
         after = np.asarray(attn.count) - np.asarray(attn.first) + np.asarray(length)
         needed = int(np.max(after, initial=0))
     elif resizable:
@@ -377,16 +378,16 @@ def grown_cache(
 
 
 def copied_cache(cache: ModelCache) -> ModelCache:
-    """Return a cache that shares no buffer: a donated call on one leaves the other alone."""
+    """Return a copy that shares no buffer: a donated call on one leaves the other intact."""
     return jax.tree.map(jnp.copy, cache)
 
 
 def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
-    """Return a copy of the cache that has forgotten all but the latest `max_len` keys and values.
+    """Return a copy of the cache that keeps only the latest `max_len` keys and values.
 
-    Its capacity stays, as the window of the model needs it: tokens that follow see each other as
-    ever, however they are split into calls. An unbounded cache fills what was forgotten before it
-    grows.
+    Its capacity does not change, since the window of the model needs it: later tokens see each
+    other as usual, however they are split into calls. An unbounded cache reuses the freed slots
+    before it grows.
 
     Raises:
         ValueError: `max_len` is not a positive integer.
@@ -402,9 +403,9 @@ def trim_cache(cache: ModelCache, max_len: int) -> ModelCache:
 
 
 def reserve_cache(cache: ModelCache, max_len: int) -> ModelCache:
-    """Return a copy of the cache with room for `max_len` tokens, or for more if it had more.
+    """Return a copy of the cache with room for at least `max_len` tokens.
 
-    An unbounded cache needs it before it goes into a compiled function, where it cannot grow.
+    Needed before an unbounded cache is passed to a compiled function, where it cannot grow.
 
     Raises:
         ValueError: `max_len` is not a positive integer.
@@ -414,11 +415,11 @@ def reserve_cache(cache: ModelCache, max_len: int) -> ModelCache:
 
 
 def index_cache(cache: ModelCache, indices: Integer[Tensor, " K"]) -> ModelCache:
-    """Return a copy of the cache with rows `indices` (K,), as beam search reorders its beams.
+    """Return a copy of the cache with rows `indices` (K,), for example to reorder beams.
 
     Raises:
         ValueError: `indices` is not a vector of integers.
-        RuntimeError: an index is outside [0, B), also under jit; JAX would take another row.
+        RuntimeError: an index is outside [0, B), also under jit; JAX would use a different row.
     """
     rows = as_int32("index_cache: indices", indices, "K", "give the row each beam continues")
     number = next((leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim), None)
@@ -449,10 +450,10 @@ def _with_rings(
 
 
 def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> None:
-    """Check that a cache belongs to a configuration and a batch.
+    """Check that a cache fits a configuration and a batch size.
 
     Raises:
-        ValueError: layer count or shapes differ; the message names the first that does.
+        ValueError: layer count or shapes differ; the message names the first difference.
     """
     if len(cache.layer_caches) != config.num_layers:
         raise ValueError(
@@ -479,10 +480,10 @@ def check_cache(config: MegalodonConfig, cache: ModelCache, batch_size: int) -> 
 
 
 def check_ring(config: MegalodonConfig, ring: AttentionCache, name: str) -> None:
-    """Check that a ring holds what the attention of a configuration can see.
+    """Check that a ring can hold everything the attention of a configuration may see.
 
     Raises:
-        ValueError: it is too small, or holds unequal numbers of keys and values.
+        ValueError: it is too small, or has room for unequal numbers of keys and values.
     """
     window = config.effective_max_cache_len or 1
     if ring.capacity < window or ring.v.shape[1] != ring.capacity:

@@ -1,7 +1,7 @@
-"""The weight table: every parameter's name, shape, dtype and sensitivity, derived once.
+"""Weight table: every parameter's name, shape, dtype and sensitivity, derived once.
 
-A torch name is the path of the leaf in the pytree, so nothing is listed by hand: a parameter that
-exists is in the table. Conversion, strict loading, the audits and the probes all read it. Source:
+A torch name is the path of the leaf in the pytree, so nothing is listed by hand, and every existing
+parameter is in the table. Conversion, strict loading, the audits and the probes use it. Source:
 docs/model.md "State dict".
 """
 
@@ -53,13 +53,13 @@ class Weight:
 
     @property
     def sensitive(self) -> bool:
-        """Whether it must stay in at least float32."""
+        """Whether it must be stored in at least float32."""
         return self.role in SENSITIVE
 
 
 @lru_cache(maxsize=64)
 def weight_table(config: MegalodonConfig) -> tuple[Weight, ...]:
-    """Return the rows for a configuration, in pytree order, without allocating a weight."""
+    """Return the rows for a configuration, in pytree order, without allocating weights."""
     shapes = eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
     return tuple(
         Weight(name, tuple(leaf.shape), np.dtype(leaf.dtype), role_of(name))
@@ -68,7 +68,7 @@ def weight_table(config: MegalodonConfig) -> tuple[Weight, ...]:
 
 
 def abstract_model(config: MegalodonConfig) -> MegalodonForCausalLM:
-    """Return a model whose arrays are shapes only: a frame to load weights into."""
+    """Return a model whose arrays are only shapes, into which weights can be loaded."""
     return eqx.filter_eval_shape(MegalodonForCausalLM, config, key=jax.random.key(0))
 
 
@@ -78,19 +78,19 @@ def build_model(
     *,
     source: str = "state dict",
 ) -> MegalodonForCausalLM:
-    """Build a model from named NumPy arrays or tensors of files, strictly and completely.
+    """Build a model from named NumPy arrays or tensors in files, with strict checks.
 
-    Tensors of files are read one at a time, after names, shapes and dtypes have been checked.
+    Tensors in files are read one at a time, after names, shapes and dtypes have been checked.
 
     Args:
-        config: decides names, shapes and dtypes; sensitive parameters get at least float32.
-        tensors: by torch name. A tied `lm_head.weight` may be present if it equals the
+        config: determines names, shapes and dtypes; sensitive parameters get at least float32.
+        tensors: tensors by torch name. A tied `lm_head.weight` may be present if it equals the
             embedding; `*.inner.rope.inv_freq` buffers are ignored.
-        source: what to call the tensors in an error.
+        source: name of the tensors in errors.
 
     Raises:
         ValueError: tensors are missing, unexpected, mis-shaped or not floating-point, or a tied
-            head differs from the embedding. Every problem is listed in the one error.
+            head differs from the embedding. One error lists every problem.
     """
     table = weight_table(config)
     given = {n: t for n, t in tensors.items() if not n.endswith("inner.rope.inv_freq")}
@@ -104,12 +104,12 @@ def shape_problems(
     tensors: Mapping[str, Any],
     optional: Collection[str] = (),
 ) -> list[str]:
-    """Return how names and shapes of tensors differ from the expected ones.
+    """List the differences between names and shapes of tensors and the expected ones.
 
     Args:
         expected: shapes by name.
-        tensors: arrays, or whatever has a `shape`, by name.
-        optional: names beyond `expected` that are no problem, whatever their shapes.
+        tensors: arrays, or objects with a `shape`, by name.
+        optional: further names that are allowed, whatever their shapes.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     extra = sorted(set(shapes) - set(expected) - set(optional))
@@ -129,11 +129,11 @@ def _array(tensor: np.ndarray | Tensor) -> np.ndarray:
 
 
 def _floating(dtype: Any) -> bool:
-    """Whether a dtype, of NumPy or by name, is of floating-point numbers that NumPy computes in."""
+    """Return whether a dtype, given as an object or by name, is floating-point for NumPy."""
     try:
         return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:
-        # Formats of packed numbers have names that NumPy does not know.
+        # NumPy does not know the names of packed formats.
         return False
 
 

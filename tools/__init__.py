@@ -1,1 +1,1 @@
-"""What maintains documents and tables; no part of the product, and not installed with it."""
+"""Maintenance of documents and tables; not part of the product, and not installed with it."""

@@ -1,18 +1,18 @@
-"""Make a short film of a page: an animated PNG of what a reader clicks, from a list of steps.
+"""Makes a short film of a report page: an animated PNG of a reader's clicks, from a list of steps.
 
 `python -m tools.film PAGE tools/film.json --to docs/reports/film.png` opens PAGE in Chromium and
-does the steps of the file, a JSON list of objects:
+performs the steps of the file, a JSON list of objects:
 
-| key | holds |
+| key | meaning |
 | --- | --- |
 | `do` | `show`; `scroll` to `at`; `click` on it; `fill` it with `text`; `press` the key `text` |
-| `at` | CSS selector of the element, in Playwright's dialect; the first that fits |
-| `caption` | a line over the picture; the one before stays without it, "" takes it away |
+| `at` | CSS selector of the element, in Playwright's dialect; the first match is used |
+| `caption` | a line over the picture; without it the previous one stays, "" removes it |
 | `seconds` | how long the picture stays |
 
-A step whose element is not there is an error that names it. Chromium and playwright are needed, and
-nothing that draws: pictures are reduced to 256 colours, and each after the first stores only the
-rectangle that changed.
+A step whose element does not exist is an error that names it. Only Chromium and playwright are
+needed: pictures are reduced to 256 colours, and each after the first stores only the rectangle that
+changed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ import numpy as np
 from megalodon_jax.files import written_aside
 
 ACTIONS = ("show", "scroll", "click", "press", "fill")
+# A README loads the film each time.
 BYTES = 1_500_000
-"""A README loads it each time: a larger film is refused."""
+"""Largest film that is accepted, in bytes."""
 COLOURS = 256
 AIM = 0.8
-"""Seconds that a ring shows where a click will be."""
+"""Seconds for which a ring shows where the next click will be."""
 SETTLED = 250
-"""Milliseconds after an action, in which the page unpacks what it shows."""
+"""Milliseconds to wait after an action, while the page unpacks its content."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PIXELS = """async (png) => {
   const bytes = Uint8Array.from(atob(png), (c) => c.charCodeAt(0));
@@ -83,7 +84,7 @@ _RING = """(place) => {
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a film; the module's first lines say what each field holds."""
+    """One step of a film; the module docstring describes the fields."""
 
     do: str
     at: str = ""
@@ -102,7 +103,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Frame:
-    """A picture as red, green and blue of every pixel, and how long it stays."""
+    """A picture, as red, green and blue of every pixel, and how long it stays."""
 
     pixels: np.ndarray
     seconds: float
@@ -112,7 +113,7 @@ def read_steps(path: Path) -> list[Step]:
     """Read the steps of a film.
 
     Raises:
-        ValueError: one is none; the message says which and why.
+        ValueError: one is invalid; the message says which and why.
     """
     known = {field.name for field in fields(Step)}
     steps = []
@@ -129,10 +130,10 @@ def read_steps(path: Path) -> list[Step]:
 
 
 def shoot(page: Path, steps: Sequence[Step], width: int, height: int, scheme: str) -> list[Frame]:
-    """Open a page in Chromium, do the steps, and return a picture of each.
+    """Open a page in Chromium, perform the steps, and return a picture of each.
 
     Raises:
-        ValueError: an element is not there.
+        ValueError: an element does not exist.
     """
     from playwright.sync_api import sync_playwright
 
@@ -143,7 +144,7 @@ def shoot(page: Path, steps: Sequence[Step], width: int, height: int, scheme: st
         browser = playwright.chromium.launch(executable_path=executable(), args=arguments)
         size: Any = {"width": width, "height": height}
         look: Any = scheme
-        # Scrolling at once, not in a glide: each picture is one that a reader stops at.
+        # Without smooth scrolling, so that every picture shows a position where a reader stops.
         context = browser.new_context(
             viewport=size, color_scheme=look, reduced_motion="reduce", offline=True
         )
@@ -159,7 +160,7 @@ def shoot(page: Path, steps: Sequence[Step], width: int, height: int, scheme: st
 
 
 def _act(tab: Any, step: Step, number: int) -> Iterator[float]:
-    """Do a step, and yield whenever a picture is to be taken, with how long it stays."""
+    """Perform a step; yield the duration of each picture when it should be taken."""
     place = tab.locator(step.at).first if step.at else None
     if place is not None:
         try:
@@ -188,17 +189,17 @@ def _act(tab: Any, step: Step, number: int) -> Iterator[float]:
 
 
 def _pixels(canvas: Any, shot: bytes) -> np.ndarray:
-    """Return red, green and blue of a picture; Chromium itself decodes it."""
+    """Return red, green and blue of a picture, decoded by Chromium."""
     width, height, text = canvas.evaluate(_PIXELS, base64.b64encode(shot).decode())
     pixels = np.frombuffer(base64.b64decode(text), np.uint8)
     return pixels.reshape(height, width, 4)[..., :3]
 
 
 def palette_of(frames: Sequence[Frame]) -> np.ndarray:
-    """Return the colours that stand for all of them: of the commonest 5-bit cells the mean.
+    """Return the palette: the mean colours of the most common 5-bit cells.
 
-    A page is made of few colours and the shades between them at the edges of letters, so the
-    commonest cells are its own colours, which keep their values.
+    A page consists of few colours and shades between them at the edges of letters, so the most
+    common cells are its own colours, which keep their values.
     """
     pixels = np.concatenate([frame.pixels.reshape(-1, 3) for frame in frames])
     cells = _cells(pixels)
@@ -215,7 +216,7 @@ def _cells(pixels: np.ndarray) -> np.ndarray:
 
 
 def indexed(pixels: np.ndarray, palette: np.ndarray) -> np.ndarray:
-    """Return the nearest colour of a palette for each pixel."""
+    """Return the index of the nearest palette colour for each pixel."""
     cells = _cells(pixels)
     used = np.unique(cells)
     middle = np.stack([used >> 10 & 31, used >> 5 & 31, used & 31], 1) * 8 + 4
@@ -226,7 +227,7 @@ def indexed(pixels: np.ndarray, palette: np.ndarray) -> np.ndarray:
 
 
 def animated(frames: Sequence[Frame]) -> bytes:
-    """Return pictures of one size as an animated PNG that repeats for ever.
+    """Return pictures of one size as an animated PNG that repeats forever.
 
     Source: https://www.w3.org/TR/png-3/, "11.3.6 Animation information".
     """
@@ -236,7 +237,7 @@ def animated(frames: Sequence[Frame]) -> bytes:
     for i, (image, frame) in enumerate(zip(images, frames, strict=True)):
         top, bottom, left, right = _changed(images[i - 1], image) if i else (0, *_whole(image))
         if i and top == bottom:
-            # Nothing moved: the picture before it stays longer.
+            # Nothing changed: extend the previous picture.
             part, place, seconds = shown[-1]
             shown[-1] = part, place, seconds + frame.seconds
             continue
@@ -253,7 +254,7 @@ def animated(frames: Sequence[Frame]) -> bytes:
         control = struct.pack(">IIIIIHHBB", turn, *size, round(1000 * seconds), 1000, 0, 0)
         chunks.append(_chunk(b"fcTL", control))
         turn += 1
-        # Each line of pixels begins with its filter: none, which is best for few colours.
+        # Each line of pixels starts with its filter type: 0 (none), the best for few colours.
         lines = np.concatenate([np.zeros((part.shape[0], 1), np.uint8), part], 1)
         data = zlib.compress(lines.tobytes(), 9)
         if turn == 1:
@@ -281,7 +282,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Make a film; the exit code is 2 where a step or the page is not as expected."""
+    """Make a film; return exit code 2 if a step or the page is not as expected."""
     parser = argparse.ArgumentParser(prog="python -m tools.film", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("page", type=Path, help="an HTML file")

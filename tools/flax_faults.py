@@ -1,11 +1,11 @@
-"""Bugs planted in the Flax models of Transformers, as the table of docs/ports-detection.md.
+"""Bugs planted in Transformers' Flax models: the tables of docs/ports-detection.md.
 
     python -m tools.flax_faults               # plant every bug that was not planted yet
     python -m tools.flax_faults gpt2 t5_scaled    # only those of these models or names, again
     python -m tools.flax_faults --write       # put the tables of what was found in the page
 
-What was said of each is a file of its own in build/flax_faults. Processes share the work, or a
-cluster (`--executor`), and one that is stopped loses no more than the models it was at.
+The result of each bug is stored in its own file in build/flax_faults. Bugs run in parallel
+processes or on a cluster (`--executor`); an interruption loses only the bugs that were running.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "ports-detection.md"
 RESULTS = ROOT / "build" / "flax_faults"
 TOTALS, FAULT_TABLE, CONTROL_TABLE = "totals", "planted bugs", "changes that are none"
-"""What stands in the comments around each table of the document."""
+"""Names of the tables, in the comments around each of them in the document."""
 YES = {True: "yes", False: "no", None: "–"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plant what is asked for, or write the tables."""
+    """Plant the requested bugs, or write the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write({finding.name: finding for finding in found})
         return
     items = {}
-    # Bugs of one model stand together: what one of them compiled serves the next.
+    # Bugs of one model are adjacent, so that they share compiled programs.
     for fault in sorted((*FAULTS, *CONTROLS), key=lambda fault: fault.subject):
         path = RESULTS / f"{fault.name}.json"
         asked = bool({fault.name, fault.subject} & {*chosen.names})
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plant(name: str) -> dict[str, Any]:
-    """Return what is said of a bug by its name, on a worker."""
+    """Plant a bug, given by its name, and return its finding, on a worker."""
     from tests.parity.ports.faults import CONTROLS, FAULTS
     from tests.parity.ports.faults.bench import run
 
@@ -75,17 +75,17 @@ def plant(name: str) -> dict[str, Any]:
 
 
 def finding_of(value: Mapping[str, Any]) -> Finding:
-    """Return the finding in what `plant` gave."""
+    """Return the finding in a result of `plant`."""
     from tests.parity.ports.faults.bench import Finding
 
     return Finding(**{name: field for name, field in value.items() if name != "report"})
 
 
 def write(findings: Mapping[str, Finding]) -> None:
-    """Write the tables of what was found.
+    """Write the tables of all findings.
 
     Raises:
-        ValueError: something was not planted yet.
+        ValueError: some bug was not planted yet.
     """
     from tests.parity.ports.faults import CONTROLS, FAULTS
 
@@ -105,7 +105,7 @@ def write(findings: Mapping[str, Finding]) -> None:
 def totals(
     faults: Sequence[tuple[PortFault, Finding]], controls: Sequence[tuple[PortFault, Finding]]
 ) -> str:
-    """Return a row per family, and the sum."""
+    """Return a row per family, and the total."""
     lines = [
         "| family | bugs | 4e-2 sees | found | at the right stage | at the right line |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -140,7 +140,7 @@ def fault_table(faults: Sequence[tuple[PortFault, Finding]]) -> str:
 
 
 def control_table(controls: Sequence[tuple[PortFault, Finding]]) -> str:
-    """Return a row per change that is none."""
+    """Return a row per harmless change."""
     lines = [
         "| change | model | what is done instead | outputs differ by | verdict |",
         "| --- | --- | --- | --- | --- |",

@@ -1,12 +1,12 @@
-"""The Flax models of Transformers against their torch originals, as the tables of docs/ports.md.
+"""Comparison of Transformers' Flax models with their torch originals: the tables of docs/ports.md.
 
     python -m tools.flax_ports                  # compare every case that was not compared yet
     python -m tools.flax_ports bert gpt2/cache  # only these models or cases, again
     python -m tools.flax_ports --host "AVX2, 2 threads"  # plain cases, as on another machine
     python -m tools.flax_ports --write          # put the tables of what was compared in the page
 
-What each case gave is a file of its own in build/flax_ports. Processes share the work, or a cluster
-(`--executor`), and one that is stopped loses no more than the cases it was at.
+The result of each case is stored in its own file in build/flax_ports. Cases run in parallel
+processes or on a cluster (`--executor`); an interruption loses only the cases that were running.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "ports.md"
 RESULTS = ROOT / "build" / "flax_ports"
 HOSTS = ROOT / "build" / "flax_ports_hosts"
-"""Where the same lies of simulated hosts."""
+"""Folder of the results on simulated hosts."""
 HELD_TABLE, FOUND_TABLE, FLOORS_TABLE = "ports that hold", "ports that differ", "use of floors"
 HOSTS_TABLE = "ports on simulated hosts"
-"""What stands in the comments around each table of the document."""
+"""Names of the tables, in the comments around each of them in the document."""
 PACKAGES = ("transformers", "torch", "jax", "flax")
 BIN = 0.25
-"""Width of the bins in which values over floors are counted."""
+"""Bin width for ratios of values to floors."""
 HELD, DIFFERS, STOPS = "holds", "differs", "does not run"
 Record = dict[str, Any]
 
 
 def measure(twin: Twin) -> Record:
-    """Return what comparing a twin gives, and a known difference's remedy."""
+    """Compare a twin, also with the remedy of a known difference, and return the record."""
     start, cpu = time.perf_counter(), time.process_time()
     record = {"title": twin.title, "name": twin.name, "case": twin.case} | compared(twin)
     if twin.known is not None:
@@ -62,7 +62,7 @@ def measure(twin: Twin) -> Record:
 
 
 def compared(twin: Twin) -> Record:
-    """Return what `parity.port.compare` says of a twin."""
+    """Return the result of `parity.port.compare` for a twin."""
     from parity.port import compare
 
     try:
@@ -92,7 +92,7 @@ def compared(twin: Twin) -> Record:
 
 
 def apart(report: Report) -> float:
-    """Return the largest difference of any output: what a test of Transformers compares."""
+    """Return the largest absolute difference of any output, which Transformers' tests compare."""
     from parity.port_tolerances import PortEdge
 
     values = [
@@ -106,9 +106,9 @@ def apart(report: Report) -> float:
 
 
 def used(report: Report) -> dict[str, dict[str, int]]:
-    """Return by edge and kind how often a value was so many times its floor, in bins.
+    """Return binned counts of values over their floors, by edge and kind.
 
-    The factor of an edge that has two floors is twice that of the others; all are brought to one.
+    The factor of an edge with two floors is twice that of the others; all are normalised to one.
     """
     from parity.engine.bounds import rule
     from parity.port_tolerances import PORTS
@@ -126,7 +126,7 @@ def used(report: Report) -> dict[str, dict[str, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare what is asked for, or write the tables."""
+    """Compare the requested cases, or write the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_case(title: str) -> Record:
-    """Return what comparing a twin gives, on a worker."""
+    """Compare a twin, given by its title, on a worker."""
     from tests.parity.ports.catalogue import TWINS
 
     warnings.simplefilter("ignore")
@@ -171,12 +171,12 @@ def measure_case(title: str) -> Record:
 
 
 def records_of(folder: Path) -> list[Record]:
-    """Return what each case in a folder gave."""
+    """Return the records of all cases in a folder."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def told(record: Record) -> str:
-    """Return a record in a line."""
+    """Return a record as one line."""
     line = record["text"].splitlines()[0] if record["text"] else record["verdict"]
     if "remedied" not in record:
         return line
@@ -184,7 +184,7 @@ def told(record: Record) -> str:
 
 
 def write(document: Path, records: Iterable[Record]) -> None:
-    """Write the tables of what was compared."""
+    """Write the tables of the compared cases."""
     from tests.parity.ports.catalogue import TWINS
 
     by_title = {record["title"]: record for record in records}
@@ -201,7 +201,7 @@ def write(document: Path, records: Iterable[Record]) -> None:
 
 
 def held_table(cases: Sequence[tuple[Twin, Record]]) -> str:
-    """Return a row per model: the cases that hold, and how far from their bounds."""
+    """Return a row per model: the cases that hold, and their largest difference."""
     lines = [
         "| model | port | cases that hold | parameters, stages | gates | largest difference |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -224,7 +224,7 @@ def held_table(cases: Sequence[tuple[Twin, Record]]) -> str:
 
 
 def coverage(cases: Sequence[tuple[Twin, Record]], known: int) -> str:
-    """Return how many of the catalogue's cases were compared, and with what."""
+    """Return how many of the catalogue's cases were compared, and with which versions."""
     versions = {f"{k} {v}" for _, record in cases for k, v in record["versions"].items()}
     return (
         f"{len(cases)} of {known} cases of the catalogue were compared, with "
@@ -233,13 +233,13 @@ def coverage(cases: Sequence[tuple[Twin, Record]], known: int) -> str:
 
 
 def result_of(twin: Twin, record: Record) -> Record:
-    """Return what counts: with its remedy where a port does not run without."""
+    """Return the relevant record: that with the remedy if the port does not run without it."""
     stops = record["verdict"] == STOPS and "remedied" in record
     return record["remedied"] if stops else record
 
 
 def found_table(cases: Sequence[tuple[Twin, Record]]) -> str:
-    """Return a row per difference: where, why, whose, and what removes it."""
+    """Return a row per difference: location, cause, responsible side, and remedy."""
     lines = [
         "| model, case | where it starts | because | which is | outputs differ by | a test that "
         "allows 4e-2 | holds with |",
@@ -267,7 +267,7 @@ def found_table(cases: Sequence[tuple[Twin, Record]]) -> str:
 
 
 def floors_table(records: Iterable[Record]) -> str:
-    """Return by edge how many times their floors the values are of what holds."""
+    """Return, by edge, quantiles of values over floors in the cases that hold."""
     counts: dict[str, Counter[float]] = {}
     for record in records:
         for each in (record, record.get("remedied", {})):
@@ -282,10 +282,10 @@ def floors_table(records: Iterable[Record]) -> str:
 
 
 def hosts_table(here: Mapping[str, Record], before: str) -> str:
-    """Return a row per simulated host: how many verdicts are those of here, and use of floors.
+    """Return a row per simulated host: verdicts equal to those here, and use of floors.
 
-    A host takes a processor half an hour, and was perhaps run on another machine: what is not run
-    here stays as it was in the text `before`.
+    A host takes half an hour, and may have been run on another machine: hosts without results here
+    keep their rows of the text `before`.
     """
     lines = [
         "| host | ports | the same verdict as without limits | alarms | largest in float32 over "
@@ -310,7 +310,7 @@ def hosts_table(here: Mapping[str, Record], before: str) -> str:
 
 
 def largest(records: Iterable[Record], part: str) -> float:
-    """Return the upper end of the highest bin, of what holds on edges and kinds of this name."""
+    """Return the upper end of the highest bin over passing records, matching edges and kinds."""
     held = [each for r in records for each in (r, r.get("remedied", {}))]
     bins = (
         float(at)
@@ -324,7 +324,7 @@ def largest(records: Iterable[Record], part: str) -> float:
 
 
 def quantiles(bins: Mapping[float, int], shares: Iterable[float]) -> list[float]:
-    """Return the lower ends of the bins that quantiles are in."""
+    """Return the lower ends of the bins that contain the quantiles."""
     total, result = sum(bins.values()), []
     for share in shares:
         passed = 0

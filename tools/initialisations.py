@@ -1,10 +1,10 @@
-"""Where training starts and how it goes on, for three ways to draw a new model, as tables.
+"""Initial loss and training curves for three initialisations of a new model, as tables.
 
     python -m tools.initialisations             # measure, then print the tables
     python -m tools.initialisations --write     # ... and put them in docs/guide.md
 
-"he" for tokens too is what `init_mode="he"` would be without its rule for tokens, the default is
-`init_mode="he"`, and "bert" is what megalodon-hf starts from whatever its `init_mode` says.
+The default is `init_mode="he"`. '"he" for tokens too' is the same without its special rule for the
+embedding and the head. "bert" is what megalodon-hf starts from, whatever its `init_mode` says.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MODELS = {
     ),
     "D=128, 4 layers, bytes, SwiGLU": replace(BYTE_LM_CONFIG, init_mode="he"),
 }  # fmt: skip
-"""Whose first loss is measured."""
+"""Models whose initial loss is measured."""
 TOKENS = (2, 256)
-"""Random tokens it is measured on, and their rows."""
+"""Shape of the random tokens it is measured on."""
 TRAINED = MegalodonConfig(
     vocab_size=256, model_dim=96, num_layers=3, num_heads=2, z_dim=48, value_dim=192,
     ffn_hidden_dim=192, cema_ndim=8, chunk_size=96, norm_num_groups=8, swiglu=True,
@@ -50,7 +50,7 @@ TRAINED = MegalodonConfig(
 RECIPE = Recipe(steps=300, batch_size=8, length=192)
 SEEDS = 4
 TOLD = (0, 50, 100, 200, 300)
-"""Steps after which the held-out loss is taken."""
+"""Steps after which the held-out loss is measured."""
 
 
 def new_model(config: MegalodonConfig, draw: str, key: jax.Array) -> MegalodonForCausalLM:
@@ -58,7 +58,7 @@ def new_model(config: MegalodonConfig, draw: str, key: jax.Array) -> MegalodonFo
     model = MegalodonForCausalLM(replace(config, init_mode=DRAWS[draw]), key=key)
     if draw != WIDE:
         return model
-    # Undo the rule for tokens of `init_weight`: 0.5 / sqrt(D * D / G) instead of sqrt(2 / D).
+    # Undo the embedding's rule in `init_weight`: 0.5 / sqrt(D * D / G) instead of sqrt(2 / D).
     wider = np.sqrt(8.0 * config.model_dim / config.norm_num_groups).item()
     return eqx.tree_at(lambda m: m.model.embed.weight, model, replace_fn=lambda w: w * wider)
 
@@ -75,7 +75,7 @@ def first_loss(config: MegalodonConfig, draw: str, seed: int) -> float:
 
 
 def curve(draw: str, seed: int) -> list[float]:
-    """Train a small byte model; returns its held-out loss at `TOLD`, in nats per byte."""
+    """Train a small byte model; return its held-out loss at `TOLD`, in nats per byte."""
     text, held_out = read_text()
     recipe = replace(RECIPE, seed=seed)
     rng = np.random.default_rng(seed)

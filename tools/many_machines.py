@@ -1,4 +1,4 @@
-"""What executors promise, measured on this machine; the tables of docs/many-machines.md.
+"""Measures the guarantees of executors on this machine; the tables of docs/many-machines.md.
 
     python -m tools.many_machines equal            # a night here, in processes and on Ray
     python -m tools.many_machines equal --small    # ... of one case of each suite
@@ -6,9 +6,9 @@
     python -m tools.many_machines scaling          # 10,000 items over 1, 2, 4 and 8 workers
     python -m tools.many_machines ... --write      # ... and put the tables in the page
 
-`scaling` also says on paper, from what an item costs the driver, what 100 nodes come to.
+`scaling` also extrapolates to 100 nodes, from the driver's cost per item.
 
-Ray's cluster is its own test cluster: three nodes that are processes of this machine.
+The Ray cluster is Ray's own test cluster: three nodes that are processes of this machine.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from parity.executors.sweep import ANSWERS, Answers, open_executor, run
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "many-machines.md"
 NIGHT = ("length_c", "plain", "stream_tokens", "ema-mask", "nvfp4", "mla-moe dense")
-"""A night with a case of every suite that one can ask for one of, and that takes minutes."""
+"""A night of some minutes, with a case of every suite whose cases can be selected."""
 ELSEWHERE = {"durations", "times", "created", "id", "environment", "shards", "parts", "verdict"}
-"""What a run's manifest says of time, host and provenance."""
+"""Manifest fields that depend on time, host or provenance."""
 ITEMS, PAUSE = 10_000, 0.005
-"""Of the sweep that is scaled: how many items, and the seconds that each sleeps."""
+"""Items of the scaling sweep, and the seconds that each sleeps."""
 NODES, PROCESSORS = (1, 10, 100), 16
-"""On paper: machines, and the processors of each."""
+"""Extrapolation: numbers of machines, and processors of each."""
 SECONDS = (0.1, 1.0, 10.0, 60.0)
-"""On paper: what an item takes."""
+"""Extrapolation: durations of an item."""
 KILLED_ITEMS = 60
 
 
 def pause(seconds: float, started: str = "", name: str = "") -> str:
-    """Sleep; leave a note of the process that does, and of the end."""
+    """Sleep; leave a note with the process number at the start, and one at the end."""
     note = Path(started) / f"{name}.{os.getpid()}" if started else None
     if note:
         note.touch()
@@ -59,7 +59,7 @@ def pause(seconds: float, started: str = "", name: str = "") -> str:
 
 @contextlib.contextmanager
 def cluster(processors: int) -> Iterator[str]:
-    """Context with the address of a Ray cluster of three nodes with so many processors in all."""
+    """Start a Ray cluster of three nodes with this number of processors; provide its address."""
     from ray.cluster_utils import Cluster
 
     memory = 100 * 2**20
@@ -76,7 +76,7 @@ def cluster(processors: int) -> Iterator[str]:
 
 
 def equal(small: bool) -> str:
-    """Run one night three times, whole or of a few cases; say what differs in their numbers."""
+    """Run a night in three ways, whole or a few cases; return the differences of their numbers."""
     from reports.store.runs import read_run
 
     with tempfile.TemporaryDirectory() as name, cluster(3) as address:
@@ -106,7 +106,7 @@ def equal(small: bool) -> str:
         rows = {m.key: repr(m) for m in first.measurements}
         mine = {m.key: repr(m) for m in other.measurements}
         differ = sum(rows.get(key) != mine.get(key) for key in rows.keys() | mine.keys())
-        # By their text: a number that was not measured is NaN, which equals nothing.
+        # Compared as text: an unmeasured number is NaN, which equals nothing.
         told = (repr((run.findings, run.explanations)) for run in (first, other))
         same = len(set(told)) == 1
         here, there = (asdict(r.manifest) for r in (first, other))
@@ -119,7 +119,7 @@ def equal(small: bool) -> str:
 
 
 def sweep(out: Path, executor: str, address: str | None, count: int, seconds: float) -> None:
-    """Run a sweep that others may kill; prints what came of it as JSON."""
+    """Run a sweep that others may kill; print its answers as JSON."""
     notes = out / "notes"
     notes.mkdir(parents=True, exist_ok=True)
     items = [
@@ -136,7 +136,7 @@ def sweep(out: Path, executor: str, address: str | None, count: int, seconds: fl
 
 
 def kills(times: int, seed: int = 0) -> str:
-    """Kill workers and drivers of sweeps at random points; say what was lost or counted twice."""
+    """Kill workers and drivers of sweeps at random points; return what was lost or duplicated."""
     lines = [
         "| executor | killed | times | items lost | counted twice | told as retried "
         "| done again after a driver's death |",
@@ -157,8 +157,8 @@ def kills(times: int, seed: int = 0) -> str:
 
 
 def _killed(executor: str, address: str | None, who: str, rng: random.Random) -> list[int]:
-    """Run a sweep of which one worker or the driver is killed; returns whether one was, and how
-    many items were lost, answered twice, said to be retried, and begun again.
+    """Run a sweep and kill one worker or the driver. Return whether one was killed, and how many
+    items were lost, answered twice, reported as retried, and started again.
     """
     with tempfile.TemporaryDirectory() as name:
         out = Path(name)
@@ -166,7 +166,7 @@ def _killed(executor: str, address: str | None, who: str, rng: random.Random) ->
         command += ["--executor", executor, *(["--address", address] if address else [])]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, cwd=ROOT, stdout=pipe, text=True) as driver:
-            # Some item runs, and some are done or none is: the point is random.
+            # At a random point: some item runs, and any number of items is done.
             wanted = rng.randrange(1, KILLED_ITEMS - 6)
             while len(list(out.glob("notes/*"))) < wanted and driver.poll() is None:
                 time.sleep(0.005)
@@ -187,7 +187,7 @@ def _killed(executor: str, address: str | None, who: str, rng: random.Random) ->
 
 
 def _kill(out: Path, driver: subprocess.Popen[str], who: str, rng: random.Random) -> bool:
-    """Kill the driver, or a worker that is at an item; returns whether there was one."""
+    """Kill the driver, or a worker that runs an item; return whether there was one."""
     if driver.poll() is not None:
         return False
     if who == "driver":
@@ -205,23 +205,23 @@ def _kill(out: Path, driver: subprocess.Popen[str], who: str, rng: random.Random
 
 @dataclass(frozen=True)
 class Scaled:
-    """What a sweep of items over some workers took."""
+    """Measured times of a sweep of items over some workers."""
 
     executor: str
     workers: int
     items: int
     seconds: float
     driver: float
-    """Seconds of a processor that the driver took."""
+    """CPU seconds of the driver."""
 
     @property
     def best(self) -> float:
-        """Seconds in which the workers would sleep as long."""
+        """Seconds that the workers need for sleeping alone."""
         return self.items * PAUSE / self.workers
 
     @property
     def more(self) -> float:
-        """Seconds by which each item took longer than its share of the sleep."""
+        """Overhead of each item in seconds, beyond its share of the sleep."""
         return (self.seconds - self.best) / self.items
 
     def row(self) -> str:
@@ -234,7 +234,7 @@ class Scaled:
 
 
 def scale(executor: str, count: int, items: int) -> Scaled:
-    """Run so many items over so many workers, every answer stored."""
+    """Run a number of items over a number of workers, storing every answer."""
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(cluster(count)) if executor == "ray" else None
         name = stack.enter_context(tempfile.TemporaryDirectory())
@@ -253,7 +253,7 @@ def scale(executor: str, count: int, items: int) -> Scaled:
 
 
 def scaling(items: int = ITEMS, counts: Sequence[int] = (1, 2, 4, 8)) -> dict[str, str]:
-    """Return what items cost beside their own seconds, and what that comes to on paper."""
+    """Return the overhead of items, and its extrapolation to many nodes."""
     lines = [
         "| executor | workers | items | seconds | items a second | at best | more, per item "
         "| driver's processor, per item |",
@@ -270,10 +270,10 @@ def scaling(items: int = ITEMS, counts: Sequence[int] = (1, 2, 4, 8)) -> dict[st
 
 
 def paper(cost: float) -> str:
-    """Return what a sweep takes on many nodes where an item costs the driver so many seconds.
+    """Return the time of a sweep on many nodes if an item costs the driver `cost` seconds.
 
-    An item is answered no sooner than a worker has done it and the driver has stored it: items
-    that take less than workers times cost leave workers idle.
+    An item is answered when a worker has run it and the driver has stored it, so items shorter
+    than the number of workers times the cost leave workers idle.
     """
     lines = [
         "| nodes | workers | shortest item that keeps all busy "
@@ -291,7 +291,7 @@ def paper(cost: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is asked for."""
+    """Run the requested measurement."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,11 +1,12 @@
-"""Megalodon's own planted bugs looked for as in any port; a table of docs/ports-detection.md.
+"""Detection of Megalodon's own planted bugs as in any port; a table of docs/ports-detection.md.
 
     python -m tools.megalodon_faults                 # compare every bug that was not compared yet
     python -m tools.megalodon_faults rope_base_ignored   # only these, again
     python -m tools.megalodon_faults --write         # put the table in the page
 
-Needs megalodon-hf. What was said of each is a file of its own in build/megalodon_faults. Bugs whose
-witness is a stream or a trajectory are left out: their state is carried from call to call.
+Needs megalodon-hf. The result of each bug is stored in its own file in build/megalodon_faults. Bugs
+that only show in a stream or a trajectory are left out, because their state is carried from call to
+call.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Record = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare what is asked for, or write the table."""
+    """Compare the requested bugs, or write the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -63,20 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def compare_fault(case: str, fault: str) -> Record:
-    """Return what is said of a case with a fault by name, or with none, on a worker."""
+    """Return the result for a case with the named fault, or without any, on a worker."""
     warnings.simplefilter("ignore")
     jax.clear_caches()
     return said(case, by_name(fault) if fault else None)
 
 
 def is_one_call(name: str) -> bool:
-    """Whether a case is one that `parity.megalodon.port` takes."""
+    """Return whether `parity.megalodon.port` supports a case."""
     case = cases.by_name(name)
     return not (case.cuts or case.steps or case.known_difference)
 
 
 def said(name: str, fault: Fault | None) -> Record:
-    """Return what is said of a case with a fault planted, or with none."""
+    """Return the result for a case with a fault planted, or without any."""
     from parity.megalodon.port import port
 
     case = cases.by_name(name)
@@ -100,7 +101,7 @@ def said(name: str, fault: Fault | None) -> Record:
 
 
 def table(records: Iterable[Record]) -> str:
-    """Return a row per family, and what was not found."""
+    """Return a row per family, followed by the bugs that were not found."""
     planted = [r for r in records if r["fault"]]
     controls = [r for r in records if not r["fault"]]
     lines = ["| family | bugs | found | told without a failure |", "| --- | --- | --- | --- |"]

@@ -1,4 +1,4 @@
-"""Mutants of the source: which test and which night finds each, as a table.
+"""Mutation testing: which test and which nightly run finds each mutant of the source, as a table.
 
     python -m tools.mutants                     # run what was not run yet, print the counts
     python -m tools.mutants --write             # ... and put the tables in docs/mutants.md
@@ -7,12 +7,12 @@
     python -m tools.mutants --only NAME         # run this one again
     python -m tools.mutants --executor ray --address auto
 
-A mutant is a small edit of one file (`tools.mutant_list`). The edit is made in a copy of the tree,
-never here. The listed tests run first, and the first that fails is where it is found; their sweeps
-follow where none does, and with `--wide` the rest of the package's tests. A night of a few cases
-runs for mutants that name some. What fails on the healthy tree finds nothing. Workers of an
-executor share the mutants, each with a copy of its own. Results are appended as they come, so an
-interrupted run goes on where it stopped.
+A mutant is a small edit of one file (`tools.mutant_list`), made in a copy of the tree. The listed
+tests run first; the mutant is found by the first that fails. If none fails, their sweeps follow,
+and with `--wide` the remaining tests of the package. Mutants that name cases also get a nightly run
+of these cases. Tests that fail without a mutant are ignored. Workers of an executor share the
+mutants, each with its own copy of the tree. Results are appended as they arrive, so an interrupted
+run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ from tools.recorded import add_executor
 
 DOCUMENT = ROOT / "docs" / "mutants.md"
 RESULTS = ROOT / "tools" / "mutant_list" / "results.jsonl"
-"""In the repository: a machine runs what no other has run with the edit as it is."""
+"""Kept in the repository, so that no machine repeats what another has run with the same edit."""
 COUNTS, TABLE, SURVIVORS, EQUIVALENT = "counts", "mutants", "survivors", "controls"
-"""What stands in the comments around each table of the document."""
+"""Names of the tables, in the comments around each of them in the document."""
 LIMIT = 300
-"""Seconds of a processor that one run may take: a mutant that never ends is found."""
+"""CPU seconds that one run may take; a mutant that exceeds them counts as found."""
 _PATIENCE = 10
-"""Seconds that may pass for each of them, on a machine that has other work."""
+"""Wall-clock seconds allowed per CPU second, for a machine that is busy."""
 SHARE = 0.97
-"""Share of the mutants that must be found."""
+"""Fraction of the mutants that must be found."""
 _WARM = (
     *("jax", "equinox", "optax", "scipy.fft", "scipy.special", "autograd", "safetensors.numpy"),
     *("pandas", "pyarrow.parquet", "duckdb", "jinja2", "click", "rich", "hypothesis"),
     *("hypothesis.strategies", "beartype", "jaxtyping", "pytest", "torch"),
 )
-"""What nearly every run imports, and no mutant changes."""
+"""Modules that nearly every run imports and no mutant changes."""
 MEMORY = 3 * 2**30
-"""Bytes that tests and a night take at most, and then some."""
+"""Upper limit of the memory that tests or a nightly run take, in bytes."""
 _OURS = ("megalodon_jax", "parity", "stability", "reports", "tests", "tools")
-"""What a fork forgets, for the copy's to be imported in its place."""
+"""Packages that a fork unloads, so that those of the copy are imported instead."""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.*?)?)(?: - (.*))?$", re.MULTILINE)
 _PASSED = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one side, the tests or a night, says of one mutant."""
+    """Result of one side, the tests or a nightly run, for one mutant."""
 
     mutant: str
     digest: str
-    """Of the edit: a result of another edit says nothing."""
+    """Hash of the edit; a result for another edit does not count."""
     side: str
     """`pytest` or `night`."""
     place: str
-    """The first test that failed, or verdict and stage of the night; empty where nothing did."""
+    """First test that failed, or verdict and stage of the nightly run; empty if none failed."""
     reason: str = ""
     seconds: float = 0.0
 
@@ -93,16 +93,16 @@ class Result:
 
 
 def digest_of(mutant: Mutant, side: str) -> str:
-    """Return what names an edit and, where they are what runs, the cases of its night.
+    """Return a hash of the edit and, for the nightly run, of its cases.
 
-    Not the file: it is the same edit after the file has moved.
+    The file name is not included: the edit stays the same when the file is moved.
     """
     parts = (mutant.old, mutant.new, mutant.night if side == "night" else ())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 class Results:
-    """Results in a file of JSON lines; the last line about a mutant and a side counts."""
+    """Results in a file of JSON lines; for each mutant and side, the last line counts."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -115,42 +115,42 @@ class Results:
         self._known[result.mutant, result.side] = result
 
     def add(self, result: Result) -> None:
-        """Append a result at once."""
+        """Append a result immediately."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
         self._keep(result)
 
     def of(self, mutant: Mutant, side: str) -> Result | None:
-        """Return what a side says of a mutant, None where it was not run with this edit."""
+        """Return the result of a side for a mutant; None if it was not run with this edit."""
         result = self._known.get((mutant.name, side))
         return result if result and result.digest == digest_of(mutant, side) else None
 
     def found(self, mutant: Mutant) -> bool:
-        """Whether any side found it."""
+        """Return whether any side found the mutant."""
         return any(r is not None and r.found for r in (self.of(mutant, s) for s in SIDES))
 
     def complete(self, mutant: Mutant) -> bool:
-        """Whether every side it names was run."""
+        """Return whether every side that the mutant names was run."""
         asked = SIDES if mutant.night else SIDES[:1]
         return all(self.of(mutant, side) for side in asked)
 
 
 SIDES = ("pytest", "night")
 MODULE = "tools.mutants"
-"""As workers import it: run as a program it has another name."""
+"""Name under which workers import this module, which differs when it runs as a program."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A copy of a tree, in which one file at a time is another."""
+    """A copy of a tree, in which one file at a time is modified."""
 
     root: Path
     original: Path = ROOT
 
     @classmethod
     def copied(cls, root: Path) -> Tree:
-        """Return a copy at `root` of everything that git does not ignore."""
+        """Copy everything that git does not ignore to `root`."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
         for name in filter(None, os.fsdecode(listed).split("\0")):
@@ -161,28 +161,28 @@ class Tree:
 
     @contextlib.contextmanager
     def planted(self, mutant: Mutant) -> Iterator[None]:
-        """Context in which the tree has a fault."""
+        """Plant a mutant in the tree within this context."""
         file = self.root / mutant.file
         file.write_text(mutant.source(self.root), encoding="utf-8")
-        # Compiled Python is told from its source by size and second of change alone.
+        # Python checks compiled files by size and modification time in seconds only.
         changed = (self.original / mutant.file).stat().st_mtime + 10
         os.utime(file, (changed, changed))
         try:
             yield
         finally:
-            # With its old time of change, so that what was compiled of it is still believed.
+            # Restored with its old modification time, so that its compiled file stays valid.
             shutil.copy2(self.original / mutant.file, file)
 
     def run(self, *arguments: str, limit: float = LIMIT, keep: bool = False) -> tuple[int, str]:
         """Run `python -m ARGUMENTS` in the tree; return its exit code and its output.
 
-        The process is a fork of this one, in which what every run imports is loaded already. The
-        code is -1 where it ran out of time, and 128 and more where a signal ended it.
+        The process is a fork of this one, which has already loaded what every run imports. The code
+        is -1 if it ran out of time, and at least 128 if a signal ended it.
 
         Args:
-            arguments: a module and what it is called with.
-            limit: seconds of a processor it may take.
-            keep: whether to keep compiled Python: a mutant's file must never be found compiled.
+            arguments: a module and its arguments.
+            limit: CPU seconds it may take.
+            keep: whether to write compiled Python files; never for a tree with a mutant.
         """
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             sys.stdout.flush()
@@ -192,7 +192,7 @@ class Tree:
             try:
                 code = _awaited(child, _PATIENCE * limit)
             except BaseException:
-                # Told to end: the child is of a session of its own, and would go on.
+                # The child has a separate session, so it would otherwise continue.
                 os.kill(child, signal.SIGKILL)
                 raise
             output.seek(0)
@@ -200,7 +200,7 @@ class Tree:
 
 
 def _become(root: Path, arguments: Sequence[str], output: int, keep: bool, limit: float) -> None:
-    """Become `python -m ARGUMENTS` in a tree; never returns."""
+    """Turn this process into `python -m ARGUMENTS` in a tree; never returns."""
     code = 1
     try:
         os.setsid()
@@ -211,7 +211,7 @@ def _become(root: Path, arguments: Sequence[str], output: int, keep: bool, limit
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ["PYTHONPATH"] = str(root)
-        # So wide that pytest cuts no reason off.
+        # Wide enough that pytest truncates no reason.
         os.environ["COLUMNS"] = "400"
         os.environ["PYTHONDONTWRITEBYTECODE"] = "" if keep else "1"
         sys.dont_write_bytecode = not keep
@@ -232,7 +232,7 @@ def _become(root: Path, arguments: Sequence[str], output: int, keep: bool, limit
 
 
 def _awaited(child: int, limit: float) -> int:
-    """Return the exit code of a child, -1 where it had to be ended."""
+    """Return the exit code of a child, or -1 if it had to be killed."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -248,14 +248,14 @@ def _awaited(child: int, limit: float) -> int:
 
 
 def warm() -> None:
-    """Import what no mutant changes, with the settings that the tests ask for before they do."""
+    """Import modules that no mutant changes, with the settings that the tests need before them."""
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ.setdefault("XLA_FLAGS", flags)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     for name in _WARM:
-        # What is not installed here no test needs.
+        # A module that is not installed is not needed by the tests here.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -271,15 +271,15 @@ _NOTHING_SELECTED = 5
 
 
 def failures(output: str) -> list[tuple[str, str]]:
-    """Return the tests that failed, in order, each with what its last line says."""
+    """Return the tests that failed, in order, each with the reason on its line."""
     return [(test.strip(), why or "") for test, why in _FAILED.findall(output)]
 
 
 def healthy(tree: Tree, tests: Sequence[str], cache: Path) -> list[str]:
-    """Return those of `tests` that fail without a fault; known ones are not run again.
+    """Return those of `tests` that fail without a mutant; results are cached.
 
     Raises:
-        RuntimeError: pytest did not run them, such as where one of them is not there.
+        RuntimeError: pytest could not run them, for example because one does not exist.
     """
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
     if new := [test for test in tests if test not in known]:
@@ -295,9 +295,9 @@ def healthy(tree: Tree, tests: Sequence[str], cache: Path) -> list[str]:
 
 
 def by_pytest(tree: Tree, mutant: Mutant, tests: Sequence[str], bad: Sequence[str]) -> Result:
-    """Plant a mutant and return the first of `tests` that fails, `bad` ones left out.
+    """Plant a mutant and return the first of `tests` that fails, ignoring those in `bad`.
 
-    Where none does, their sweeps follow. One that fails counts if it passes without the fault.
+    If none fails, their sweeps follow. A failing sweep counts only if it passes without the mutant.
     """
     start = time.monotonic()
     left_out = [f"--deselect={test}" for test in bad]
@@ -324,7 +324,7 @@ def by_pytest(tree: Tree, mutant: Mutant, tests: Sequence[str], bad: Sequence[st
 
 
 def night(tree: Tree, cases: Sequence[str], limit: float = LIMIT) -> tuple[int, str]:
-    """Run a night of these cases; return its exit code, and its verdict with where it starts."""
+    """Run a nightly run of these cases; return its exit code, its verdict and where it starts."""
     with tempfile.TemporaryDirectory() as out:
         command = [*("reports.cli", "nightly", "--reference", "recorded", "--json", "--out"), out]
         chosen = (word for case in cases for word in ("--case", case))
@@ -338,7 +338,7 @@ def night(tree: Tree, cases: Sequence[str], limit: float = LIMIT) -> tuple[int, 
 
 
 def stage_of(sentence: str) -> str:
-    """Return where a verdict starts, from its sentence; the sentence itself where it says not."""
+    """Return the stage where a verdict starts, from its sentence; else the sentence itself."""
     start = re.search(r"(?:It starts at|The gravest is) (.*? in case \S+)", sentence)
     probe = re.search(r"Probe (\S+ on \S+)", sentence)
     found = start or probe
@@ -346,7 +346,7 @@ def stage_of(sentence: str) -> str:
 
 
 def by_night(tree: Tree, mutant: Mutant) -> Result:
-    """Plant a mutant and return what a night of its cases says."""
+    """Plant a mutant and return the result of a nightly run of its cases."""
     start = time.monotonic()
     with tree.planted(mutant):
         code, told = night(tree, mutant.night)
@@ -358,28 +358,28 @@ def by_night(tree: Tree, mutant: Mutant) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to run."""
+    """Selection of what to run, and where."""
 
     sides: tuple[str, ...] = SIDES
     again: bool = False
-    """Run again what nothing found."""
+    """Whether to run again the mutants that nothing found."""
     anew: bool = False
-    """Run again whatever was found."""
+    """Whether to run again all chosen mutants, found or not."""
     wide: bool = False
-    """Run the rest of a package's tests where the listed ones find nothing."""
+    """Whether to run the remaining tests of a package if the listed ones find nothing."""
     executor: str = "local"
     address: str | None = None
-    """As of `parity.executors.sweep.open_executor`."""
+    """Address of a Ray cluster (`parity.executors.sweep.open_executor`)."""
 
 
 def measure(mutant: str, side: str, wide: bool, bad: list[str], trees: str) -> dict[str, Any]:
-    """Return what a side says of a mutant, on a worker.
+    """Return the result of a side for a mutant, on a worker.
 
     Args:
-        mutant: its name.
+        mutant: name of the mutant.
         side: one of `SIDES`.
-        wide: whether the rest of the package's tests follow.
-        bad: tests that fail without a fault.
+        wide: whether the remaining tests of the package follow.
+        bad: tests that fail without a mutant.
         trees: folder in which each worker has its copy of the tree.
     """
     warm()
@@ -399,10 +399,10 @@ def _tree_of_this_worker(trees: str) -> Tree:
 
 
 def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
-    """Run mutants on every side that has not spoken of them yet, and add to the results.
+    """Run mutants on every side without a result yet, and add the results.
 
     Raises:
-        RuntimeError: the tests or a night do not run, or are not green, without a fault.
+        RuntimeError: without a mutant, the tests or a nightly run do not run, or are not green.
     """
     warm()
     known_healthy = ROOT / "build" / "mutants" / "healthy.json"
@@ -432,10 +432,10 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
         waiting, bad = [m for m in chosen if asked(m, "pytest")], []
         while True:
             sweep("pytest", waiting, bad)
-            # What fails on the healthy tree finds nothing: asked again without it.
+            # Tests that fail without a mutant find nothing: run these mutants again without them.
             fail = healthy(tree, places(chosen, results), known_healthy)
             waiting = [m for m in chosen if set(places([m], results)) & set(fail)]
-            # Not in the place of those before: two would be found by each other for ever.
+            # Added to earlier ones: otherwise two bad tests could alternate forever.
             bad = sorted({*bad, *fail})
             if not waiting:
                 break
@@ -449,7 +449,7 @@ def run(chosen: Sequence[Mutant], results: Results, options: Options) -> None:
 
 
 def in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """Return mutants file by file in turns: what was run when a run stops is some of each."""
+    """Interleave mutants of different files, so that an interrupted run covers some of each."""
     seen: Counter[str] = Counter()
     turns = []
     for mutant in mutants:
@@ -459,7 +459,7 @@ def in_turns(mutants: Sequence[Mutant]) -> list[Mutant]:
 
 
 def places(mutants: Sequence[Mutant], results: Results) -> list[str]:
-    """Return the tests that mutants were found by, each once."""
+    """Return the tests that found mutants, each once."""
     known = (results.of(mutant, "pytest") for mutant in mutants)
     return sorted({result.place for result in known if result and result.found})
 
@@ -471,7 +471,7 @@ def _tell(turn: int, turns: int, result: Result) -> None:
 
 
 def counts(results: Results) -> str:
-    """Return how many mutants each side found, as Markdown."""
+    """Return how many mutants each side found, as a Markdown table."""
     rows = {
         "mutants": list(MUTANTS),
         "found by the tests": [m for m in MUTANTS if _by(results, m, "pytest")],
@@ -491,12 +491,12 @@ def counts(results: Results) -> str:
 
 
 def survivors(results: Results) -> list[Mutant]:
-    """Return the mutants that were run and that nothing found."""
+    """Return the mutants that were run and not found."""
     return [m for m in MUTANTS if results.of(m, "pytest") and not results.found(m)]
 
 
 def table(results: Results, mutants: Sequence[Mutant] = MUTANTS) -> str:
-    """Return every mutant, its fault, and where it was found, as Markdown."""
+    """Return every mutant, its fault, and where it was found, as a Markdown table."""
     lines = ["| mutant | file | fault | test | night |", "| --- | --- | --- | --- | --- |"]
     for mutant in mutants:
         cells = (f"`{mutant.name}`", f"`{mutant.file}`", mutant.fault)
@@ -508,7 +508,7 @@ def table(results: Results, mutants: Sequence[Mutant] = MUTANTS) -> str:
 
 
 def argued(results: Results, reasons: Mapping[str, str] = ARGUED) -> str:
-    """Return every survivor with the reason why it is one, as Markdown."""
+    """Return every survivor with the reason why it survives, as a Markdown list."""
     found = survivors(results)
     if not found:
         return "None."
@@ -516,7 +516,7 @@ def argued(results: Results, reasons: Mapping[str, str] = ARGUED) -> str:
 
 
 def equivalents(results: Results) -> str:
-    """Return the controls, why they are none, and what was said of them, as Markdown."""
+    """Return the equivalent controls, why they are equivalent, and what found them, in Markdown."""
     lines = ["| control | file | why nothing can tell | found by |", "| --- | --- | --- | --- |"]
     for m in CONTROLS:
         said = [results.of(m, side) for side in SIDES]
@@ -541,7 +541,7 @@ def _cell(result: Result | None, asked: object) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 where enough mutants were found, and no control."""
+    """Run the command; return 0 if enough mutants were found, and no control."""
     everything = (*MUTANTS, *CONTROLS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results go")
@@ -555,7 +555,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--write", action="store_true", help="put the table in docs/mutants.md")
     asked = parser.parse_args(arguments)
-    # Also where it is told to end, the copy of the tree is removed.
+    # Exit normally on SIGTERM, so that the copy of the tree is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = Results(asked.results)
     unknown = set(asked.only or ()) - {m.name for m in everything}

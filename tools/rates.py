@@ -1,4 +1,4 @@
-"""How often the verdict is right: synthetic histories, judged night by night by the real rules.
+"""Error rates of the verdict: synthetic histories, judged night by night by the actual rules.
 
 `python -m tools.rates` prints the table of docs/verdicts.md. Source: docs/verdicts.md
 "Comparability".
@@ -23,15 +23,15 @@ from reports.verdict.history import Key, Past
 from reports.verdict.pins import Pin, pin_of
 
 LEVEL, TOLERANCE, NOISE = 1e-6, 4e-6, 0.1
-"""A value well inside its tolerance, and the relative noise of one that does not repeat."""
+"""A value well within its tolerance, and the relative noise of a value that does not repeat."""
 QUIET = 2 * NOISE_WINDOW
-"""Nights before anything happens; the verdicts of the second half of them are false alarms."""
+"""Nights before the event; alarms in the second half of them are false."""
 NIGHTS = 45
-"""Nights that are watched from the event on."""
+"""Nights observed from the event on."""
 KEY: Key = ("plain", "jax32:oracle", "logits", "rel_l2")
 
 Values = Callable[[np.random.Generator, int], float]
-"""The value of a night: from a source of noise and the nights since the event, negative before."""
+"""Value of a night, given a source of noise and the nights since the event (negative before)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Scenario:
     name: str
     value: Values
     alarm: Word
-    """What the night must say once something happened."""
+    """Verdict expected after the event."""
     repeats: bool = False
-    """Whether a replay gives the same bits."""
+    """Whether a replay is bit-identical."""
     nights: int = NIGHTS
-    """Nights that are watched; 0 where nothing happens."""
+    """Number of nights observed; 0 if there is no event."""
 
 
 def noisy(level: Callable[[int], float]) -> Values:
-    """Return log-normal noise of relative size `NOISE` about a level that depends on the night."""
+    """Return log-normal noise of relative size `NOISE` around a level that depends on the night."""
     return lambda rng, n: level(n) * LEVEL * math.exp(NOISE * rng.standard_normal())
 
 
@@ -59,7 +59,7 @@ def exact(level: Callable[[int], float]) -> Values:
 
 
 def bimodal(share: float) -> Values:
-    """Return an error that is three times as large on a share of the nights, at random."""
+    """Return an error that is three times as large on a random fraction of the nights."""
     return lambda rng, n: LEVEL * (3.0 if rng.random() < share else 1.0)
 
 
@@ -94,22 +94,22 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was measured of one scenario."""
+    """Measured rates of one scenario."""
 
     scenario: Scenario
     false: int
-    """Alarms on nights when nothing had happened, of `quiet` nights."""
+    """Number of alarms on nights before the event, out of `quiet` nights."""
     quiet: int
     found: tuple[int | None, ...]
-    """Per history: nights until the alarm, 0 for the first; None where it never came."""
+    """For each history, nights until the alarm, 0 for the first night; None if there was none."""
 
     def within(self, nights: int) -> float:
-        """Return the share of histories with an alarm within so many nights."""
+        """Return the fraction of histories with an alarm within this number of nights."""
         return sum(n is not None and n < nights for n in self.found) / len(self.found)
 
 
 def measure(scenario: Scenario, histories: int, seed: int = 0) -> Rate:
-    """Judge every night of so many histories; the first alarm after the event ends one."""
+    """Judge every night of a number of histories; each ends at the first alarm after the event."""
     false, quiet = 0, 0
     found: list[int | None] = []
     for history in range(histories):
@@ -127,8 +127,8 @@ def measure(scenario: Scenario, histories: int, seed: int = 0) -> Rate:
 
 
 def _nights(scenario: Scenario, rng: np.random.Generator) -> Iterator[tuple[int, Decision]]:
-    """Yield the verdict of each night, judged as `reports.registry.lookup.judge` does; negative
-    before the event. The pinned baseline is pinned in the middle of the quiet nights.
+    """Yield the verdict of each night, judged as by `reports.registry.lookup.judge`; numbers are
+    negative before the event. The baseline is pinned in the middle of the quiet nights.
     """
     values: list[float] = []
     pinned: tuple[Pin, ...] = ()
@@ -150,7 +150,7 @@ def _run(value: float, repeats: bool) -> Run:
         *KEY[:3], Kind.LOGITS, 1, KEY[3], value, TOLERANCE, Verdict.PASS, "float32", "cpu", "same",
         deterministic=repeats, suite="parity",
     )  # fmt: skip
-    # One machine throughout: levels of another are held to wider limits.
+    # One machine throughout: levels of another machine have wider limits.
     machine = Environment(device=Device("cpu"), host=dict.fromkeys(FIELDS, "synthetic"))
     suite = SuiteResult("parity", planned=1, executed=1, status="ran")
     contract = contract_of([Gate.of(row)])

@@ -1,4 +1,4 @@
-"""Items of a tool on an executor, with what each gave as a file of its own: what is there is known.
+"""Runs a tool's items on an executor, storing each result in its own file, so none runs twice.
 
 Source: docs/many-machines.md.
 """
@@ -17,16 +17,16 @@ from parity.executors.sweep import open_executor, run
 
 
 def add_executor(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say who does the work."""
+    """Add the command-line options that select the executor."""
     text = "who does it: local, local:N processes, or ray"
     parser.add_argument("--executor", default="local", help=text)
     parser.add_argument("--address", help="of the Ray cluster; auto for this machine's")
 
 
 def run_recorded(items: Mapping[Path, Item], asked: argparse.Namespace) -> Iterator[Answer]:
-    """Yield the answers of items as they come, each written to its file before.
+    """Yield the answers of items as they arrive, each after it was written to its file.
 
-    What failed is said, and leaves no file: it is tried again the next time.
+    A failed item is reported and leaves no file, so it is tried again next time.
     """
     paths = {item.name: path for path, item in items.items()}
     engine = open_executor(asked.executor, asked.address)

@@ -1,12 +1,12 @@
-"""Nights and tests under the instruction sets and threads of other machines, as a table.
+"""Nightly runs and tests under the instruction sets and threads of other machines, as a table.
 
     python -m tools.simulated_hosts             # run every host, then print the table
     python -m tools.simulated_hosts --write     # ... and put it in docs/verdicts.md
     python -m tools.simulated_hosts --table     # only the table of what was run
 
-XLA, ATen, oneDNN, MKL, OpenBLAS and NumPy are limited together, so one processor computes as
-several others would. Each host runs a night live and recorded, the tests that compare with stored
-numbers, and a night in which accuracy is lost on purpose: that one must be REGRESSED.
+XLA, ATen, oneDNN, MKL, OpenBLAS and NumPy are limited together, so that one processor computes like
+several others. Each host runs a night live and recorded, the tests that compare with stored
+numbers, and a night with a deliberate loss of accuracy, which must be REGRESSED.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "verdicts.md"
 HOSTS_TABLE, BOUNDS_TABLE = "simulated hosts", "bounds by host"
-"""What stands in the comments around each table of the document."""
+"""Names of the tables, in the comments around each of them in the document."""
 TESTS = (
     "tests/parity/deepseek_v3/test_comparison.py",
     "tests/parity/deepseek_v3/test_model.py",
@@ -50,25 +50,25 @@ TESTS = (
     "tests/megalodon_jax/test_mixed_dtypes.py",
     "tests/megalodon_jax/test_stacked.py",
 )
-"""What compares with stored numbers, or holds something to a bound that no noise floor gives."""
+"""Tests that compare with stored numbers, or use a bound that is no multiple of a noise floor."""
 LOSS_CASES = ("plain", "byte_lm")
-"""What a night with a loss of accuracy measures."""
+"""Cases measured by a night with a loss of accuracy."""
 LOST_BITS = 2
-"""Of the 23 bits of a float32 product that the negative control takes away."""
+"""Bits that the negative control removes from the 23 of a float32 product."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine to be simulated: the instructions its libraries may use, and its threads."""
+    """A simulated machine: the instructions its libraries may use, and its threads."""
 
     name: str
     needs: str
-    """The processor flag without which this machine cannot simulate it."""
+    """Processor flag without which this machine cannot simulate it."""
     limits: Mapping[str, str]
     threads: int
 
     def needs_of(self) -> Needs:
-        """Return what a worker must be to compute as it: instructions and threads."""
+        """Return the needs of a worker that computes like this host: instructions and threads."""
         return Needs(self.threads, threads=self.threads, environment=self.limits)
 
 
@@ -82,7 +82,7 @@ _LIMITS = (
     "OPENBLAS_CORETYPE",
 )
 _TESTING = ("EQX_ON_ERROR", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-"""What `make test` sets, and a night does without."""
+"""Environment variables that `make test` sets and a night does not use."""
 _AVX512 = _limits("AVX512", "avx512", "AVX512_CORE", "AVX512", "SkylakeX")
 _AVX2 = _limits("AVX2", "avx2", "AVX2", "AVX2", "Haswell")
 _AVX = _limits("AVX", "default", "AVX", "AVX", "Sandybridge")
@@ -92,13 +92,13 @@ _ONEDNN = (
     f"{_EIGEN} --xla_cpu_experimental_onednn_fusion_type=LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT "
     "--xla_cpu_use_onednn=true"
 )
-"""Flags for XLA's matrix products by another library than YNN, which jaxlib takes by default.
+"""Flags that make XLA use another library for matrix products than YNN, jaxlib's default.
 
-YNN asks the processor itself what it has: `--xla_cpu_max_isa` does not limit it."""
-# INDIVIDUAL_DOT, for with DOT jaxlib 0.10.2 puts `a @ b + c @ d` into one graph, and oneDNN cannot
-# compile it. Built without exceptions, it writes "partition compile failed" and ends the process
-# by the instruction ud2 (SIGILL, exit -4), on every processor and without any limit.
-# jaxlib cannot store programs with oneDNN's products, and says so in a warning for each.
+YNN queries the processor itself, so `--xla_cpu_max_isa` does not limit it."""
+# INDIVIDUAL_DOT, because with DOT jaxlib 0.10.2 puts `a @ b + c @ d` into one graph, which oneDNN
+# cannot compile. Built without exceptions, it writes "partition compile failed" and ends the
+# process with the instruction ud2 (SIGILL, exit -4), on every processor and without any limit.
+# jaxlib cannot cache programs with oneDNN's products, and warns about each.
 _UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
@@ -121,23 +121,23 @@ HOSTS = (
 
 
 def available() -> list[Host]:
-    """Return the hosts this machine can simulate."""
+    """Return the hosts that this machine can simulate."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return [host for host in HOSTS if host.needs in text.split()]
 
 
 def folder_of(out: Path, host: Host, what: str) -> Path:
-    """Return where the runs of a host lie."""
+    """Return the folder of one of a host's runs."""
     return out / host.name.replace(", ", "-").replace(" ", "-") / what
 
 
 def measure(
     hosts: Sequence[Host], out: Path, executor: Executor, tests: bool = True
 ) -> Iterator[Answer]:
-    """Yield the exit codes of what is not there yet, as they come: nights live and recorded, the
-    negative control, and `TESTS`, of every host.
+    """Run what has no result yet, and yield exit codes as they arrive: live and recorded nights,
+    the negative control, and `TESTS`, of every host.
 
-    Workers write below `out`, which all of them must see.
+    Workers write below `out`, which must be visible to all of them.
     """
     items = {}
     for host in hosts:
@@ -155,7 +155,7 @@ def measure(
 
 
 def run_on(command: list[str], log: str) -> int:
-    """Run a command on a worker that is a simulated host; returns its exit code."""
+    """Run a command on a worker that is a simulated host; return its exit code."""
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = {n: v for n, v in os.environ.items() if n not in _TESTING}
@@ -181,9 +181,9 @@ def _commands(host: Host, out: Path) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def lost_accuracy(bits: int = LOST_BITS) -> Iterator[None]:
-    """Context in which linear maps in float32 see and give numbers with fewer bits.
+    """Reduce the precision of float32 linear maps' inputs and outputs within this context.
 
-    Errors grow by about half. No tolerance sees it: gates stay within multiples of their floors.
+    Errors grow by about half. No tolerance detects it: gates stay within multiples of their floors.
     """
     from unittest.mock import patch
 
@@ -211,7 +211,7 @@ def lost_accuracy(bits: int = LOST_BITS) -> Iterator[None]:
 
 
 def lose(folder: Path) -> int:
-    """Run a night with a loss of accuracy; returns its exit code."""
+    """Run a night with a loss of accuracy; return its exit code."""
     os.environ.setdefault("EQX_ON_ERROR", "off")
     from reports.nightly.run import Options, nightly
 
@@ -225,27 +225,27 @@ def lose(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What one host's nights say beside the pinned run."""
+    """Results of one host's nights, compared with the pinned run."""
 
     host: str
     verdicts: tuple[str, str, str]
-    """Live, recorded, and with the loss of accuracy."""
+    """Verdicts: live, recorded, and with the loss of accuracy."""
     tests: str
     compared: int
-    """Levels compared with the pinned run, live."""
+    """Number of levels compared with the pinned run, live."""
     megalodon: tuple[float, float]
-    """Least and largest ratio of a typical level to the pinned one, live."""
+    """Smallest and largest ratio of a typical level to the pinned one, live."""
     second: tuple[float, float]
     excess: float
-    """The furthest level, live or recorded, as a share of what passes, in ln."""
+    """Largest deviation of a level, live or recorded, as a fraction of the limit, in ln."""
     share: float
-    """The largest share of a tolerance that any gate used, live or recorded."""
+    """Largest fraction of a tolerance that any gate used, live or recorded."""
     control: float
-    """The largest ratio of a typical level in the night with a loss."""
+    """Largest ratio of a typical level in the night with a loss of accuracy."""
 
 
 def row_of(out: Path, host: Host) -> Row | None:
-    """Return the row of a host, None where it was not measured."""
+    """Return the row of a host; None if it was not measured."""
     from reports.registry.lookup import judge_stored
 
     runs: dict[str, Path] = {}
@@ -266,7 +266,7 @@ def row_of(out: Path, host: Host) -> Row | None:
         if math.isfinite(m.fraction)
     ]
     largest = comparison["control"].largest
-    # A program with a planted loss fails the audit of its dtypes too: levels alone must tell it.
+    # The planted loss also fails the dtype audit, so require that the levels alone detect it.
     found_out = "REGRESSED" if comparison["control"].drifts else "missed"
 
     def word(what: str) -> str:
@@ -286,9 +286,9 @@ def row_of(out: Path, host: Host) -> Row | None:
 
 
 def tests_of(folder: Path) -> str:
-    """Return what pytest counted on a host, or "not run".
+    """Return pytest's counts on a host, or "not run".
 
-    Begins with the exit code where that is not 0: a process that died counted nothing.
+    They start with the exit code if it is not 0: a process that died counted nothing.
     """
     if not (folder / "exit").is_file():
         return "not run"
@@ -316,9 +316,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def bounds(out: Path, hosts: Sequence[Host]) -> str:
-    """Return the largest share of each bound that is no multiple of a floor, by host, as Markdown.
+    """Return the largest used fraction of each absolute bound, by host, as a Markdown table.
 
-    A bound with a floor beside it counts for the gates whose floor is below it.
+    A bound that is a maximum with a noise floor counts for gates where it is the larger part.
     """
     from reports.text import edge_name, metric_name
 
@@ -343,7 +343,7 @@ def bounds(out: Path, hosts: Sequence[Host]) -> str:
 
 
 def rules() -> list[Rule]:
-    """Return the rows of the tolerance table that are, or hold, a bound that is no multiple."""
+    """Return the rows of the tolerance tables that contain an absolute bound."""
     from parity.tolerances import PORTS, TABLE
 
     return [row for row in (*TABLE, *PORTS) if row.absolute]
@@ -362,13 +362,13 @@ def _gates(out: Path, host: Host) -> list[Measurement]:
 
 
 def is_of(row: Rule, m: Measurement) -> bool:
-    """Whether a measurement was held to the bound of a row that is no multiple of a floor."""
+    """Return whether the tolerance of a measurement is the absolute bound of a row."""
     named = (m.edge, m.metric) == (row.edge, row.metric) and m.kind in row.kinds
     return named and m.tolerance == row.absolute
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 where every host is as it should be."""
+    """Run the command; return 0 if every host has the expected results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "hosts", help="where runs go")
     parser.add_argument("--host", action="append", help="only this host (repeatable)")
@@ -394,7 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def holds(row: Row, tests: bool) -> bool:
-    """Whether a host's nights, and its tests where they were asked for, ran and are good."""
+    """Return whether a host's nights, and its tests if requested, ran with the expected results."""
     # Counts begin with a digit: tests that did not run, or died, have none.
     counted = row.tests[:1].isdigit()
     return row.verdicts == ("PASS", "PASS", "REGRESSED") and (counted or not tests)

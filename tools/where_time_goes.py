@@ -1,12 +1,12 @@
-"""Where the time of the bench's work goes, by kind of operation and by source file.
+"""Profile of the benchmark's workloads, by kind of operation and by source file.
 
     python -m tools.where_time_goes            # print the tables of this machine
     python -m tools.where_time_goes --write    # ... and put them in docs/speed.md
 
-The bench's own workloads run under JAX's profiler, tokens in runs of as many as the bench decodes.
-Its events are the operations of the compiled programs; XLA is asked to write those programs down,
-which say what each operation is made of and which line it comes from. The floors are measured in
-the same run. A second process times the same where freed memory is kept (`KEPT`).
+The benchmark's workloads run under JAX's profiler, with as many tokens per run as the benchmark
+decodes. The profiler's events are operations of compiled programs. XLA also dumps these programs as
+text, which shows the kind and source line of each operation. The floors are measured in the same
+run. A second process measures the same times with freed memory kept (`KEPT`).
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "speed.md"
 DUMPED = "WHERE_TIME_GOES_PROGRAMS"
-"""Environment variable with the folder that XLA writes its programs to."""
+"""Environment variable with the folder that XLA dumps its programs to."""
 KEPT = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
-"""Settings of glibc by which it gives no freed memory back: docs/speed.md "Memory that is kept"."""
+"""Settings of glibc that keep freed memory: docs/speed.md "Memory that is kept"."""
 _PROGRAM = (sys.executable, "-m", "tools.where_time_goes")
 ROUNDS = 15
-"""Of each work and its floor, in turn; the profile is taken of as many more."""
+"""Timed repetitions of each workload and its floor, alternating; as many more are profiled."""
 KINDS = {
     "products": frozenset(("dot", "convolution", "custom-call")),
     "transforms": frozenset(("fft",)),
     "loops": frozenset(("while", "conditional", "call")),
 }
-"""By kind: operations of which one makes a whole fusion of that kind, the first that fits."""
+"""Operations that determine a fusion's kind if it contains one of them; the first match counts."""
 _MOVES = """
 bitcast bitcast-convert broadcast concatenate constant copy copy-start copy-done convert
 dynamic-slice dynamic-update-slice gather get-tuple-element iota pad parameter reshape reverse slice
 transpose tuple
 """
 MOVES = frozenset(_MOVES.split())
-"""Operations that compute nothing: a fusion of these alone changes where numbers lie."""
+"""Operations that compute nothing: a fusion of only these moves numbers in memory."""
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = .*?[\])}] ([\w\-]+)\(")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -59,14 +59,14 @@ _NUMBER = re.compile(r"(\w+)=(\d+)")
 
 @dataclass
 class Program:
-    """A compiled program: by instruction, its kind and the file of the project it comes from."""
+    """A compiled program: kind and source file of each instruction."""
 
     kinds: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
 
 def program_of(text: str) -> Program:
-    """Read a program as XLA writes it after optimisation."""
+    """Parse the text of a program that XLA dumps after optimisation."""
     tables: dict[str, dict[int, str]] = {}
     bodies: dict[str, list[tuple[str, str, str]]] = {}
     table = body = None
@@ -93,7 +93,7 @@ def program_of(text: str) -> Program:
 
 
 def kind_of(operations: set[str]) -> str:
-    """Return what a fusion of these operations is."""
+    """Return the kind of a fusion of these operations."""
     for kind, members in KINDS.items():
         if operations & members:
             return kind
@@ -101,7 +101,7 @@ def kind_of(operations: set[str]) -> str:
 
 
 def source_of(lines: Sequence[str], tables: dict[str, dict[int, str]]) -> str:
-    """Return the innermost file of the project that the first of these lines comes from."""
+    """Return the innermost project file of the first of these lines that has one."""
     for line in lines:
         if frame := _FRAME.search(line):
             for file in frames(int(frame[1]), tables):
@@ -127,7 +127,7 @@ def frames(frame: int, tables: dict[str, dict[int, str]]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Share:
-    """A work's milliseconds, medians of rounds, and how its threads' time divides."""
+    """Milliseconds of a workload (medians), and how its threads' time is divided."""
 
     wall: float
     floor: float
@@ -136,7 +136,7 @@ class Share:
 
 
 def measure(profiled: bool = True) -> dict[str, Share]:
-    """Time every work of the bench, and profile it unless told otherwise."""
+    """Time every workload of the benchmark, and optionally profile it."""
     import jax
 
     from megalodon_jax.checks import traced_checks
@@ -170,7 +170,7 @@ def measure(profiled: bool = True) -> dict[str, Share]:
 
 
 def profile(work: Callable[[int], None]) -> tuple[Counter[str], Counter[str]]:
-    """Return the milliseconds that a work's operations take, by kind and by source."""
+    """Return the milliseconds of a workload's operations, by kind and by source file."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +190,7 @@ def profile(work: Callable[[int], None]) -> tuple[Counter[str], Counter[str]]:
                 programs[module] = written(module)
             program = programs[module]
             kind = program.kinds.get(event.name, "")
-            # The turns of a loop are events of their own.
+            # The iterations of a loop have their own events.
             if kind in ("", "loops"):
                 continue
             kinds[kind] += event.duration_ns / 1e6 / ROUNDS
@@ -199,7 +199,7 @@ def profile(work: Callable[[int], None]) -> tuple[Counter[str], Counter[str]]:
 
 
 def written(module: str) -> Program:
-    """Return the largest program of a name that XLA wrote down."""
+    """Return the largest dumped program with this name."""
     folder = Path(os.environ[DUMPED])
     files = sorted(
         folder.glob(f"*.{module}.*after_optimizations.txt"), key=lambda p: p.stat().st_size
@@ -208,7 +208,7 @@ def written(module: str) -> Program:
 
 
 def measure_kept() -> dict[str, list[float]]:
-    """Return the milliseconds of each work and of its floor where freed memory is kept."""
+    """Return the milliseconds of each workload and its floor with freed memory kept."""
     environment = {**os.environ, **KEPT}
     command = (*_PROGRAM, "--times")
     run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -216,7 +216,7 @@ def measure_kept() -> dict[str, list[float]]:
 
 
 def tables(shares: dict[str, Share], kept: dict[str, list[float]]) -> dict[str, str]:
-    """Return the tables of the document."""
+    """Return the tables of the document, by name."""
     from stability.experiments.document import markdown
 
     order = ["products", "transforms", "arithmetic", "moves"]
@@ -244,7 +244,7 @@ def tables(shares: dict[str, Share], kept: dict[str, list[float]]) -> dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure in a process whose programs are written down, and print or write the tables."""
+    """Measure in a process that dumps its programs, and print or write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the tables into docs/speed.md")
     parser.add_argument("--times", action="store_true", help=argparse.SUPPRESS)
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 **os.environ,
                 DUMPED: folder,
                 "XLA_FLAGS": f"{flags} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*",
-                # A program out of the cache is not written down.
+                # A program loaded from the cache would not be dumped.
                 "JAX_ENABLE_COMPILATION_CACHE": "false",
             }
             command = [*_PROGRAM, *(arguments or sys.argv[1:])]

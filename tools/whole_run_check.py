@@ -1,10 +1,10 @@
-"""Compare what `stability` expects of remedies for a whole run with torch runs and their losses.
+"""Compares the predictions of `stability` for whole-run remedies with losses of torch runs.
 
     python -m tools.whole_run_check docs/stability.md
 
-Four small models train in torch as they are, cast to bfloat16, and with each remedy: same weights,
-same batches, of two seeds. The checkpoint of the cast run after a quarter of its steps is what
-`stability` is asked about. The table is written between the document's markers. Ten minutes of one
+Four small models train in torch under autocast (AMP), cast to bfloat16, and with each remedy: the
+same weights and batches, for two seeds. `stability` analyses the checkpoint of the cast run after a
+quarter of its steps. The table is written between the document's markers. Takes ten minutes on one
 core.
 """
 
@@ -40,7 +40,7 @@ FAMILIES = ("embeddings", "matrices", "norms", "biases")
 
 @dataclass(frozen=True)
 class Task:
-    """A model and what it trains on."""
+    """A model and its training data."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -49,7 +49,7 @@ class Task:
 
 
 class Norm(nn.LayerNorm):
-    """A LayerNorm that computes in float32, whatever its parameters are stored in."""
+    """A LayerNorm that computes in float32, whatever dtype its parameters have."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalised input, float32."""
@@ -68,7 +68,7 @@ class Residual(nn.Module):
         self.down = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(blocks))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, 10) of vectors (B, 32)."""
+        """Map vectors (B, 32) to logits (B, 10)."""
         x = self.enter(x)
         for norm, up, down in zip(self.norms, self.up, self.down, strict=False):
             x = x + down(torch.relu(up(norm(x))))
@@ -127,7 +127,7 @@ TASKS = (
 
 
 def train(task: Task, way: str, seed: int, saved: Path | None = None) -> float:
-    """Train one way and return the loss on other batches."""
+    """Train with one remedy and return the loss on held-out batches."""
     torch.manual_seed(seed)
     model = task.model()
     for name, parameter in model.named_parameters():
@@ -145,7 +145,7 @@ def train(task: Task, way: str, seed: int, saved: Path | None = None) -> float:
     with rounded if way == "moments" else mock.MagicMock():
         for step in range(STEPS):
             optimizer.zero_grad()
-            # Autocast keeps the narrow copies of weights until it is left.
+            # Autocast caches the narrow copies of weights until its context ends.
             with torch.autocast("cpu", HALF):
                 loss = task.loss(model, task.batch(batches))
             loss.backward()
@@ -159,7 +159,7 @@ def train(task: Task, way: str, seed: int, saved: Path | None = None) -> float:
 
 
 def rows(task: Task, folder: Path) -> list[str]:
-    """Return the lines of the table for one model: what was expected and what came."""
+    """Return the table rows for one model: predicted and observed effect of each remedy."""
     expected: dict[str, list[RunRemedy]] = defaultdict(list)
     returned: dict[str, list[float]] = defaultdict(list)
     for seed in SEEDS:
@@ -189,7 +189,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def expected_of(whole: WholeRun) -> dict[str, RunRemedy]:
-    """Return the remedies that are tried in training, by the name `train` has for them."""
+    """Return the remedies that are tried in training, by the names that `train` uses."""
     ways = {"stochastic rounding": "round stochastically", "Kahan": "Kahan"}
     ways |= {f: f"{f} alone" for f in FAMILIES} | {"moments": "moments alone"}
     found = {
@@ -200,7 +200,7 @@ def expected_of(whole: WholeRun) -> dict[str, RunRemedy]:
 
 
 def main(document: Path) -> None:
-    """Train, ask, compare, and write the table into the document."""
+    """Train, analyse, compare, and write the table into the document."""
     torch.set_num_threads(1)
     before, rest = document.read_text(encoding="utf-8").split(BEGIN)
     head = ["| model | remedy | expected to return | range | returned |", "| --- " * 5 + "|"]

@@ -1,4 +1,4 @@
-"""The layers of a Megalodon, one file per family."""
+"""The layers of a Megalodon, one module per family."""
 
 from megalodon_jax.layers.attention import ChunkedAttention, MegalodonAttention
 from megalodon_jax.layers.complex_ema import ComplexEMA

@@ -29,7 +29,7 @@ from megalodon_jax.sharding.axes import mesh_of, on_shards, placed, shards, spec
 from megalodon_jax.types import AttentionCache, EMAState, LayerCache, NormState, check_ring
 
 STRIPE = 512
-"""Queries handled at once within a chunk."""
+"""Queries processed at once within a chunk."""
 _LATE_TOKEN = (
     "a layer takes rows beside a cache with their tokens on the left, and the mask has a token "
     "behind padding. MegalodonModel moves them there; move them before you call a layer."
@@ -48,13 +48,13 @@ def attend(
     """Return `softmax(q k^T) v` with scale 1; a query that sees no key gets 0.
 
     Args:
-        q, k, v: queries, keys and values, heads on the last axis but one.
+        q, k, v: queries, keys and values, with heads on the second-to-last axis.
         mask: True where a query may see a key.
-        config: gives the dtypes and the dropout of the attention weights.
-        key: turns dropout on; None means deterministic.
+        config: gives the dtypes and the dropout rate of the attention weights.
+        key: enables dropout; None means deterministic.
 
     Returns:
-        The mixture of values, in `config.accum_dtype`.
+        The weighted values, in `config.accum_dtype`.
     """
     mesh = mesh_of(q)
     if mesh is None:
@@ -62,10 +62,11 @@ def attend(
     *batch, Q, H, _ = q.shape
     keep = None
     if key is not None and config.attention_dropout > 0.0:
-        # By place in the whole array, so that shards draw what one device draws.
+        # Drawn for the whole array, so that shards draw the same values as one device.
         shape = (*batch, H, Q, k.shape[-3])
         keep = jax.random.bernoulli(key, 1.0 - config.attention_dropout, shape)
-    # Heads, rows and chunks become one axis inside, and three cut axes do not make one that is.
+    # Heads, rows and chunks become one axis inside, which is not possible for three axes cut by a
+    # mesh; so work on shards.
     first = ("batch", "sequence")[: len(batch)]
     heads = (*first, None, "tensor", None)
     dims = (heads, heads, heads, (*first, None, None), (*first, "tensor", None, None))
@@ -90,7 +91,7 @@ def _attend(
     config: MegalodonConfig,
     key: jax.Array | None = None,
 ) -> Float[Array, "*B Q H e"]:
-    """`attend` in one place; `keep` stands for `key` where what dropout keeps is known."""
+    """Compute `attend` on one device; `keep` replaces `key` if the dropout mask is known."""
     *batch, Q, H, _ = q.shape
     q, k, v = (_heads_first(a.astype(config.compute_dtype)) for a in (q, k, v))
     mixed = _mixed(q, k, v, mask, keep, config, key, (*batch, H))
@@ -107,13 +108,13 @@ def _mixed(
     key: jax.Array | None,
     heads: tuple[int, ...],
 ) -> Float[Array, "N Q e"]:
-    """`_attend` on what lies heads first, in `config.compute_dtype`; `heads` is (*B, H)."""
+    """Compute `_attend` with heads first, in `config.compute_dtype`; `heads` is (*B, H)."""
     compute, accum, Q = config.compute_dtype, config.accum_dtype, q.shape[1]
     scores = jnp.einsum("nqd,nkd->nqk", q, k, preferred_element_type=accum)
     scores = scores.reshape(*heads, Q, k.shape[1]).astype(config.softmax_dtype)
     scores = jnp.where(mask[..., None, :, :], scores, -jnp.inf)
     scores = scores.reshape(k.shape[0] * Q, k.shape[1])
-    # A row of -inf alone would give NaN, in its gradient too: shift it by 0 instead of by -inf.
+    # A row of only -inf would give NaN, also in its gradient: shift it by 0 instead of by -inf.
     peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf))
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(peak), peak, 0.0))
     total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -127,7 +128,7 @@ def _mixed(
 
 
 def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
-    """Contiguous (batch and head, L, d): on the CPU a product across strided heads takes thrice."""
+    """Return contiguous (batch and head, L, d): on a CPU, strided heads take thrice as long."""
     *batch, L, H, d = x.shape
     return jnp.swapaxes(x, -3, -2).reshape(math.prod(batch) * H, L, d)
 
@@ -135,7 +136,7 @@ def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
 class ChunkedAttention(eqx.Module):
     """Causal attention within chunks of C tokens, or over a sliding window when streaming.
 
-    RoPE is applied before caching, at absolute positions. Every path is one `attend` over positions
+    RoPE is applied at absolute positions, before caching. Every path is one `attend` with positions
     and a mask (docs/model.md "Chunked attention").
     """
 
@@ -160,32 +161,32 @@ class ChunkedAttention(eqx.Module):
     ) -> tuple[Float[Array, "B L H e"], AttentionCache | None]:
         """Attend from L tokens to themselves and to the cache.
 
-        Without a cache, chunks are counted from position 0 and a short tail is its own chunk. With
-        one, or when one is asked for: if the cache holds one chunk, keys of earlier chunks are
-        never visible; if it holds more, a call is processed in blocks of at most C tokens counted
-        from its start, and each block sees the last `max_cache_len` keys up to its own end, so the
-        result depends on how a text is cut into calls (as it does in megalodon-hf).
+        Without a cache, chunks are counted from position 0 and a short tail is a separate chunk.
+        With a cache, given or requested, its size matters. If it holds one chunk, keys of earlier
+        chunks are never visible. If it holds more, a call is processed in blocks of at most C
+        tokens counted from its start, and each block sees the last `max_cache_len` keys up to its
+        own end. The result then depends on how a text is split into calls (as in megalodon-hf).
 
         Args:
             q, k: unrotated queries and keys (B, L, H, d).
             v: values (B, L, H, e).
-            mask: True where a key is valid; with a cache, or where one is asked for, the tokens of
-                a row must come first. Rows then have positions of their own, and what is returned
-                at padding means nothing.
+            mask: True where a key is valid. With a cache, given or requested, the tokens of a row
+                must come first; each row then has its own position, and outputs at padding are
+                meaningless.
             cache: keys and values seen so far.
             return_cache: whether to return the cache after these tokens.
-            positions: index of each token within its document, where a row holds several; chunks
-                are counted from the first token of each, and no query sees another document. The
-                first goes on from the cache where its first index is above 0.
-            key: turns dropout on.
+            positions: index of each token within its document, for packed documents. Chunks are
+                counted from the first token of each document, and no query sees another document.
+                The first document continues from the cache if its first index is above 0.
+            key: enables dropout.
 
         Returns:
-            The mixture of values in `config.accum_dtype`, and the cache after the call or None.
+            The weighted values in `config.accum_dtype`, and the cache after the call or None.
 
         Raises:
-            ValueError: the cache has another capacity than this layer needs, or documents are
-                packed and beside the cache there is a mask or it holds more than a chunk.
-            RuntimeError: beside a cache a token stands behind padding (also under jit).
+            ValueError: the cache has another capacity than this layer needs, or packed documents
+                are combined with a cache and either a mask or a window of more than a chunk.
+            RuntimeError: with a cache, a token follows padding (also under jit).
         """
         self._check(q, k, v, cache)
         B, L = q.shape[:2]
@@ -203,7 +204,7 @@ class ChunkedAttention(eqx.Module):
             mask = padding_of(mask, (B, L))
             if mask is not None:
                 q = checked(q, mask[:, 1:] & ~mask[:, :-1], _LATE_TOKEN)
-                # Padding is later than every token that counts: none sees it.
+                # Padding comes after every token that counts, so none of them sees it.
                 k, v = _silenced(mask, k, v)
                 ragged, mask = (lengths_of(mask),), None
         start = 0 if cache is None else cache.count
@@ -240,7 +241,7 @@ class ChunkedAttention(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks from position 0; a short tail is its own chunk."""
+        """Attend within chunks from position 0; a short tail is a separate chunk."""
         L, C = q.shape[1], self.config.chunk_size
         whole = L // C * C
         if mask is not None:
@@ -266,7 +267,7 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         ring: AttentionCache | None = None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within chunks counted from the first token of each document; `ring`: to go on."""
+        """Attend within chunks of each document; `ring` holds the tokens to continue from."""
         config, mesh = self.config, mesh_of(q)
         if q.shape[1] == 0:
             return v.astype(config.accum_dtype)
@@ -315,7 +316,7 @@ class ChunkedAttention(eqx.Module):
         ring: AttentionCache | None,
         key: jax.Array | None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """`_documents`, and the ring with what the next token of the last document may see."""
+        """Run `_documents`; also return the ring for the next token of the last document."""
         if mask is not None:
             raise ValueError(f"ChunkedAttention: {PACKED_MASK}")
         if not self._chunk_local:
@@ -329,7 +330,7 @@ class ChunkedAttention(eqx.Module):
         if L == 0:
             return out, ring
         new = jnp.minimum(positions[:, -1] + 1, L)
-        # A document that began here leaves nothing of the one before it.
+        # If the last document started here, drop everything of the document before it.
         count, first = (
             jnp.where(positions[:, -1] < L, 0, counter) for counter in (ring.count, ring.first)
         )
@@ -345,14 +346,14 @@ class ChunkedAttention(eqx.Module):
         size: int,
         key: jax.Array | None,
     ) -> Float[Array, "B L H e"]:
-        """Attend within whole chunks of `size` tokens; of `mask` the first L columns count."""
+        """Attend within whole chunks of `size` tokens; only the first L columns of `mask` count."""
         B, L, H, _ = q.shape
         chunks = L // size
         causal = jnp.tril(jnp.ones((size, size), bool))[None, None]
         if mask is not None:
             causal = causal & mask[:, :L].reshape(B, chunks, 1, size)
         q, k, v = (a.reshape(B, chunks, size, H, a.shape[-1]) for a in (q, k, v))
-        # Queries of a stripe see no later key: products with the upper triangle are left out.
+        # Queries of a stripe see no later keys, so products in the upper triangle are skipped.
         stripes = range(0, size, STRIPE)
         outs = []
         for begin, stripe_key in zip(stripes, split_key(key, len(stripes)), strict=True):
@@ -372,9 +373,9 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend block by block: a loop, so that a long piece compiles like a short one.
+        """Attend block by block in a loop, so that a long piece compiles as fast as a short one.
 
-        `lengths` are the tokens of each row, where they are fewer than L.
+        `lengths` are the numbers of tokens of each row, if fewer than L.
         """
         L, C = q.shape[1], self.config.chunk_size
         k, v = k.astype(ring.k.dtype), v.astype(ring.v.dtype)
@@ -408,19 +409,19 @@ class ChunkedAttention(eqx.Module):
         key: jax.Array | None,
         left: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B L H e"], AttentionCache]:
-        """Attend from at most C tokens to the ring and themselves; `left`: a row's from here on."""
+        """Attend from at most C tokens to the ring and themselves; `left`: remaining tokens."""
         n = q.shape[1]
         new = queries = _numbered(ring.count, n)
         if left is None:
             after = ring.append(k, v)
         else:
-            # Padding is no key. As a query it stands where its row ends, as does a window.
+            # Padding is no key. As a query, it is placed at its row's end, where the window ends.
             lengths = jnp.minimum(left, n)
             last = (ring.count + lengths - 1)[:, None]
             new, queries = jnp.where(queries <= last, queries, -1), jnp.minimum(queries, last)
             after = ring.append(k, v, lengths)
         if n == 1:
-            # One token overwrites only what it may not see: the ring itself holds all keys.
+            # One token overwrites only a slot it may not see, so the ring itself holds all keys.
             return self._attend_ring(q, queries, after, key), after
         keys = jnp.concatenate([ring.k, k], axis=1)
         values = jnp.concatenate([ring.v, v], axis=1)
@@ -435,7 +436,7 @@ class ChunkedAttention(eqx.Module):
         ring: AttentionCache,
         key: jax.Array | None,
     ) -> Float[Array, "B 1 H e"]:
-        """Attend from one token to the ring; early in a chunk only its filled front is read."""
+        """Attend from one token to the ring; early in a chunk, only its filled front is read."""
         visible = self._visible_rows(queries, ring.positions())
 
         def front(size: int):
@@ -446,9 +447,10 @@ class ChunkedAttention(eqx.Module):
         C = self.config.chunk_size
         if not self._chunk_local or ring.capacity != C or C < STRIPE:
             return front(ring.capacity)()
-        # Chunk-local, slot s is position s of the chunk: decoding is bound by what it reads.
+        # With chunk-local attention, slot s is position s of the chunk. Decoding is limited by
+        # memory reads.
         sizes = (C // 16, C // 4, C)
-        # Rows with positions of their own read as far as the fullest of them.
+        # Rows with different positions read as far as the fullest one.
         filled = jnp.max(queries % C, initial=0) + 1 if ring.per_row else queries[0] % C + 1
         index = sum((filled > size).astype(jnp.int32) for size in sizes[:-1])
         return jax.lax.switch(index, [front(size) for size in sizes])
@@ -458,7 +460,7 @@ class ChunkedAttention(eqx.Module):
         queries: Int32[Array, " Q"] | Int32[Array, "B Q"],
         keys: Int32[Array, " K"] | Int32[Array, "B K"],
     ) -> Bool[Array, "#B Q K"]:
-        """Return `_visible` of all rows at once, or of each where they have own positions."""
+        """Return `_visible` for all rows at once, or per row if they have their own positions."""
         if queries.ndim == 2:
             return jax.vmap(self._visible)(queries[:, :, None], keys[:, None, :])
         return self._visible(queries[:, None], keys[None, :])[None]
@@ -466,7 +468,7 @@ class ChunkedAttention(eqx.Module):
     def _visible(
         self, queries: Int32[Array, "Q 1"], keys: Int32[Array, "1 K"]
     ) -> Bool[Array, "Q K"]:
-        """Return which keys each query may see, both by position; a negative key is none."""
+        """Return which keys each query may see, by position; a negative position is no key."""
         visible = (keys >= 0) & (keys <= queries)
         if self._chunk_local:
             C = self.config.chunk_size
@@ -475,7 +477,7 @@ class ChunkedAttention(eqx.Module):
         return visible if window is None else visible & (keys > queries[-1:] - window)
 
     def empty_ring(self, batch_size: int, length: int) -> AttentionCache:
-        """Return an empty ring; an unbounded one gets whole chunks for `length` tokens."""
+        """Return an empty ring; an unbounded one has room for `length` tokens, in whole chunks."""
         config = self.config
         capacity = config.effective_max_cache_len
         if capacity is None:
@@ -486,7 +488,7 @@ class ChunkedAttention(eqx.Module):
 def _chunk_before(
     ring: AttentionCache, chunk: int
 ) -> tuple[Float[Array, "B C H d"], Float[Array, "B C H e"], Bool[Array, "B C"]]:
-    """Return keys, values and which of them there are, of the `chunk` tokens before the next."""
+    """Return keys, values and presence of the `chunk` tokens before the next one."""
     at = ring.count[:, None] - jnp.arange(chunk, 0, -1, dtype=jnp.int32)
     slots = (at % ring.capacity)[..., None, None]
     k, v = (jnp.take_along_axis(a, slots, axis=1, mode="clip") for a in (ring.k, ring.v))
@@ -536,10 +538,10 @@ class MegalodonAttention(eqx.Module):
         key: jax.Array | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-        """Map the block input (B, L, D) to `x + h`, and the layer's cache to the one after it.
+        """Map the block input (B, L, D) to `x + h`, and the layer's cache to the next one.
 
-        Beside a cache the tokens of a row come first, and a mask makes positions those of each row.
-        `key` turns dropout on; `positions` are those of packed documents.
+        With a cache, the tokens of a row must come first, and a mask gives each row its own
+        position. `key` enables dropout; `positions` are those of packed documents.
         """
         config = self.config
         ema_key, inner_key, gate_key, out_key = split_key(key, 4)
@@ -560,7 +562,7 @@ class MegalodonAttention(eqx.Module):
         c, ema = self._filtered(u, mask, state, return_cache, *ragged, **packed)
         c = checkpoint_name(c, "cema")
         m = checkpoint_name(self.rmsnorm(c), "rmsnorm")
-        # On a mesh every head reads all channels: they are gathered here, `u` and `m` once each.
+        # On a mesh, every head reads all channels: gather them here, once for `u` and once for `m`.
         m = placed(dropout(m, config.hidden_dropout, ema_key), "batch", "sequence", None)
         u = placed(u, "batch", "sequence", None)
         q, k = self.queries_keys(m)
@@ -590,10 +592,10 @@ class MegalodonAttention(eqx.Module):
     def _filtered(
         self, u, mask, state: EMAState | None, return_state: bool, lengths=None, **packed
     ):
-        """The EMA over time; a single token of a stream takes the recurrence, not a transform.
+        """Apply the EMA over time; a single token of a stream uses the recurrence, not an FFT.
 
-        `lengths` (B,) are the tokens of each row beside a cache, where the mask pads; `packed` has
-        the positions of packed documents.
+        `lengths` (B,) are the numbers of tokens of each row, if a mask pads and there is a cache;
+        `packed` contains the positions of packed documents.
         """
         h = None if state is None else state.h
         if h is not None and u.shape[1] == 1 and not packed:
@@ -611,14 +613,14 @@ class MegalodonAttention(eqx.Module):
     def queries_keys(
         self, m: Float[Array, "B L D"]
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Project to one z per head, normalise it, and read query and key off it affinely."""
+        """Project to one z per head, normalise it, and derive query and key by affine maps."""
         H, d = self.config.num_heads, self.config.head_dim
         gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
         check_inputs("MegalodonAttention", **gains)
         B, L, _ = m.shape
         z = _heads(placed(self.wz(m), "batch", "sequence", "tensor"), H)
         z = RMSNorm(d, self.config.norm_eps, affine=False)(z.astype(widened(z.dtype)))
-        # Rows of a matrix, as in `norms`, and as there not on a mesh.
+        # As rows of a matrix, for speed, and as in `norms` not on a mesh.
         rows = z.reshape(B, L, H * d) if mesh_of(z) else z.reshape(B * L, H * d)
         scale = ((self.gamma + 1.0) / math.sqrt(d)).astype(z.dtype)
         shift = self.beta.astype(z.dtype)
@@ -627,21 +629,21 @@ class MegalodonAttention(eqx.Module):
 
 
 def _silenced(mask: Bool[Array, "B L"], *arrays: Float[Array, "B L H _"]) -> tuple[Array, ...]:
-    """Return keys and values, 0 at padding."""
-    # A weight of 0 does not silence a padding token that is not finite: 0 * NaN is NaN.
+    """Return keys and values, with 0 at padding."""
+    # A weight of 0 is not enough if a padding token is not finite: 0 * NaN is NaN.
     return tuple(jnp.where(mask[..., None, None], a, 0.0) for a in arrays)
 
 
 def _numbered(
     start: Int32[Array, ""] | Int32[Array, " B"], length: int
 ) -> Int32[Array, " L"] | Int32[Array, "B L"]:
-    """Return the positions of `length` tokens from `start` on."""
+    """Return the positions of `length` tokens starting at `start`."""
     steps = jnp.arange(length, dtype=jnp.int32)
     return start[:, None] + steps[None] if start.ndim else start + steps
 
 
 def kept_norm(lengths: Int32[Array, " B"], new: NormState, before: NormState | None) -> NormState:
-    """Return the statistics after a piece; rows without a token keep those before it."""
+    """Return the statistics after a piece; rows without a token keep their earlier ones."""
     if before is None:
         rows, groups = new.mean.shape
         before = NormState.fresh(rows, groups, new.mean.dtype)

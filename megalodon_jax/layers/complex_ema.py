@@ -1,11 +1,13 @@
-"""Complex exponential moving average: a long convolution whose coefficients live in log space.
+"""Complex exponential moving average: a long convolution with coefficients in log space.
 
 Per channel d and order n (docs/model.md "CEMA"): `h_t = q h_{t-1} + p u_t`,
 `y_t = sum_n Re(gamma h_t) + omega u_t`, with `|q| = 1 - alpha' delta'` and phase
-`n sigmoid(theta) 2 pi / N`. A trained, long-memory EMA has `alpha' delta'` near 1e-6: rounding
-`1 - alpha' delta'` to float32 loses the decay rate, and `phi j` loses its phase at large j. So the
-radius is kept as `log1p(-alpha' delta')`, the phase in turns, both in float64, and only finished
-powers of q are rounded.
+`n sigmoid(theta) 2 pi / N`.
+
+A trained EMA with a long memory has `alpha' delta'` near 1e-6. Rounding `1 - alpha' delta'` to
+float32 loses the decay rate, and `phi j` loses its phase at large j. So the radius is represented
+as `log1p(-alpha' delta')` and the phase in turns, both in float64, and only finished powers of q
+are rounded.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from megalodon_jax.sharding.sequence import incoming_state, last_shards, shards_
 
 
 class PowerTables(NamedTuple):
-    """Powers of q factored as `q^(aS+b) = q^(aS) q^b`: about 2 sqrt(L) columns stand for L.
+    """Powers of q factored as `q^(aS+b) = q^(aS) q^b`: about 2 sqrt(L) columns represent L powers.
 
     coarse (D, A, 2N) is [Re, Im] of q^(aS), fine (D, 2N, S) is [Re; Im] of q^b, A S >= L.
     """
@@ -42,9 +44,9 @@ class PowerTables(NamedTuple):
 
 
 class ComplexEMA(eqx.Module):
-    """Complex EMA over time, one set of N complex poles for each of D channels.
+    """Complex EMA over time, with N complex poles for each of D channels.
 
-    Parameters are precision-sensitive: float32 at least, whatever the model computes in.
+    Parameters are precision-sensitive: at least float32, whatever the model computes in.
     """
 
     alpha: Float[Array, "D N 1"]
@@ -83,24 +85,24 @@ class ComplexEMA(eqx.Module):
         *,
         lengths: Int32[Array, " B"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """Filter (B, D, L) along time; returns the output and, on request, the state after it.
+        """Filter (B, D, L) along time; return the output and, on request, the state after it.
 
         Args:
-            x: input in any float dtype; the work is done in at least float32.
-            h_init: state to continue from, zero when None.
+            x: input in any float dtype; computations are in at least float32.
+            h_init: state to continue from; None is zero.
             return_state: whether to compute the final state.
-            mask: True where a token is valid; masked inputs enter as 0, and time passes.
-            positions: index of each token within its document, where a row holds several; each is
-                filtered from rest, but the first goes on from `h_init` where its first index in
-                `x` is above 0.
-            lengths: in place of `mask`, tokens of each row, on its left; the state is that after
-                the last of them, and where there is none that before the call.
+            mask: True where a token is valid; masked inputs are replaced by 0, and time advances.
+            positions: index of each token within its document, for packed documents. Each document
+                starts from zero, but the first continues from `h_init` if its first index in `x` is
+                above 0.
+            lengths: instead of `mask`, the number of tokens of each row, on its left. The state is
+                that after the last of them, or the state before the call if there is none.
 
         Returns:
             y (B, D, L) in the dtype of `x`, and the state (B, D, N) complex, or None.
 
         Raises:
-            ValueError: a shape or a dtype does not fit, float16 among the latter.
+            ValueError: a shape or a dtype does not fit, or is float16.
         """
         check_inputs("ComplexEMA", x=(x, ("B", self.embed_dim, "L")))
         self._check(x.shape[0], h_init)
@@ -125,9 +127,9 @@ class ComplexEMA(eqx.Module):
         lengths: Int32[Array, " B"] | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """Filter each shard's rows, channels and tokens where they are.
+        """Filter each shard's rows, channels and tokens in place.
 
-        On shards, since a compiler that partitions a transform gathers what it transforms.
+        On shards, because a compiler that partitions an FFT gathers its input.
         """
         arrays, static = eqx.partition(self, eqx.is_array)
         B, D, L = x.shape
@@ -162,7 +164,7 @@ class ComplexEMA(eqx.Module):
         positions: Int32[Array, "B L"] | None = None,
         parts: int = 1,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
+        """Run `__call__` on checked inputs, on one of `parts` shards of the sequence."""
         L = x.shape[-1]
         dtype = widened(x.dtype)
         u = x.astype(dtype)
@@ -181,13 +183,13 @@ class ComplexEMA(eqx.Module):
             h_init = incoming_state(self._final_state(u, None, p, tables), powers, h_init)
         y = causal_convolution(u, response(_scaled(p, gamma), tables, L))
         if mask is not None:
-            # Padding on the left is constant. Without this the cotangent there, 316 times larger
-            # behind the RMSNorm of a zero, leaves its rounding noise in the derivatives of text.
+            # Outputs at left padding must be constant. Otherwise their cotangent, which the RMSNorm
+            # of a zero amplifies 316 times, would add rounding noise to the gradients of the text.
             y = jnp.where(jnp.cumsum(mask, axis=1)[:, None, :] > 0, y, 0.0)
-        # A filter that has seen only zeros is at rest. The transform leaves rounding noise there,
-        # 1e-7 of the loudest token, which the norm that follows would scale up to 1. Such is the
-        # first token where a group of TimestepNorm is a single feature.
-        # Only the value is taken off: the derivative by an input that happens to be 0 stays.
+        # A filter that has seen only zeros has output 0. The FFT leaves rounding noise there, 1e-7
+        # of the loudest token, which the following norm would scale up to 1. This happens at the
+        # first token if a group of TimestepNorm is a single feature.
+        # Only the value is subtracted: the derivative by an input that happens to be 0 is kept.
         y = y - jax.lax.stop_gradient(jnp.where(_at_rest(u), y, 0.0))
         if h_init is not None:
             y = y + response(gamma * self.q(dtype) * h_init, tables, L)
@@ -206,7 +208,7 @@ class ComplexEMA(eqx.Module):
         positions: Int32[Array, "B L"],
         parts: int,
     ) -> tuple[Float[Array, "B D L"], Complex[Array, "B D N"] | None]:
-        """`_filtered`, each document on its own; `u` is wide, and 0 where it is masked."""
+        """Run `_filtered` on each document separately; `u` is wide, and 0 where masked."""
         L, dtype, S = u.shape[-1], u.dtype, packed_ema.BLOCK
         p, gamma = self.gains(dtype)
 
@@ -237,17 +239,17 @@ class ComplexEMA(eqx.Module):
     ) -> tuple[Float[Array, "B D"], Complex[Array, "B D N"]]:
         """Advance the recurrence by one token: the definition, and the decode path.
 
-        u (B, D) and h (B, D, N) in float32/complex64 or wider; returns y (B, D) and the new state.
+        u (B, D) and h (B, D, N) are float32/complex64 or wider; returns y (B, D) and the new state.
 
         Raises:
-            ValueError: a shape or a dtype does not fit, float16 among the latter.
+            ValueError: a shape or a dtype does not fit, or is float16.
         """
         check_inputs("ComplexEMA", u=(u, ("B", self.embed_dim)))
         self._check(u.shape[0], h)
         p, gamma = self.gains(u.dtype)
         drive = p * u[..., None]
-        # Half an ulp of q turns the phase by a constant amount per token, and a long memory adds
-        # it up: what rounding q lost is applied too.
+        # Half an ulp of q is a constant phase error per token, which a long memory accumulates. So
+        # the rounding error of q is applied as well.
         lost = self._lost(u.dtype) * h + jax.lax.complex(drive, jnp.zeros_like(drive))
         h = self.q(u.dtype) * h + lost
         y = jnp.sum(jnp.real(gamma * h), axis=-1) + self.omega.astype(u.dtype) * u
@@ -269,7 +271,7 @@ class ComplexEMA(eqx.Module):
         return self._power(1, dtype)
 
     def _lost(self, dtype: DTypeLike, exponent: int = 1) -> Complex[Array, "D N"]:
-        """Return what a power of q lost when it was rounded, a constant to the derivative."""
+        """Return the rounding error of a power of q, as a constant for differentiation."""
         alpha, delta, theta = map(jax.lax.stop_gradient, (self.alpha, self.delta, self.theta))
         with jax.enable_x64(True):
             parts = _powers64(alpha[..., 0], delta[..., 0], theta[..., 0], [exponent])
@@ -299,7 +301,7 @@ class ComplexEMA(eqx.Module):
         return jax.lax.complex(real[..., 0], imag[..., 0])
 
     def _skip(self, u: Float[Array, "B D L"]) -> Float[Array, "B D L"]:
-        """Return omega u, the path around the filter, multiplied where it lies in memory."""
+        """Return omega u, the skip path around the filter, multiplied in its memory layout."""
         B, D, L = u.shape
         rows = jnp.swapaxes(u, 1, 2).reshape(B * L, D) * self.omega.astype(u.dtype)
         return jnp.swapaxes(rows.reshape(B, L, D), 1, 2)
@@ -312,16 +314,16 @@ class ComplexEMA(eqx.Module):
         tables: PowerTables,
         lengths: Int32[Array, " B"] | None = None,
     ) -> Complex[Array, "B D N"]:
-        """h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables: no scan over time.
+        """Return h_L = q^L h_init + p sum_r q^r u_{L-1-r}, from the same tables, without a scan.
 
-        With `lengths` L is that of each row, and what follows in `u` is 0.
+        With `lengths`, L is that of each row, and later elements of `u` are 0.
         """
         B, D, L = u.shape
         N, A, S = self.ndim, tables.coarse.shape[1], tables.fine.shape[-1]
         if lengths is None:
             late_first = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S - L)))
         else:
-            # Each row from its own last token backwards: powers only ever decay.
+            # Backwards from each row's own last token: powers then only decay.
             backwards = jnp.pad(u[..., ::-1], ((0, 0), (0, 0), (0, A * S)))
             late_first = jax.vmap(
                 lambda row, n: jax.lax.dynamic_slice_in_dim(row, L - n, A * S, axis=1)
@@ -339,9 +341,9 @@ class ComplexEMA(eqx.Module):
     def _power_of(
         self, exponents: Int32[Array, " B"], tables: PowerTables
     ) -> Complex[Array, "B D N"]:
-        """q to the power of each row's own number of tokens, 0 to the length of the tables."""
+        """Return q to the power of each row's number of tokens, from 0 to the tables' length."""
         N, S = self.ndim, tables.fine.shape[-1]
-        # One less, which the tables reach, and q once more; a row without a token keeps its state.
+        # The tables reach one less, so multiply by q once more; an empty row keeps its state.
         before = jnp.maximum(exponents - 1, 0)
         coarse = jnp.moveaxis(tables.coarse, 1, 0)[before // S]
         fine = jnp.moveaxis(tables.fine, 2, 0)[before % S]
@@ -359,14 +361,14 @@ class ComplexEMA(eqx.Module):
 
 
 def _at_rest(u: Float[Array, "B D L"]) -> Bool[Array, "B D L"]:
-    """Return where every input of a channel is 0 up to and including a token."""
+    """Return where all inputs of a channel up to and including a token are 0."""
     started = u != 0
     first = jnp.where(jnp.any(started, axis=-1), jnp.argmax(started, axis=-1), u.shape[-1])
     return jnp.arange(u.shape[-1]) < first[..., None]
 
 
 def _scaled(factor: Float[Array, "D N"], z: Complex[Array, "*B D N"]) -> Complex[Array, "*B D N"]:
-    """A real factor times a complex number, without an implicit promotion."""
+    """Return a real factor times a complex number, without implicit promotion."""
     return jax.lax.complex(factor * jnp.real(z), factor * jnp.imag(z))
 
 
@@ -378,11 +380,11 @@ def pole_powers(
     exponents: range,
     dtype: np.dtype,
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Real and imaginary part of q^j for j in `exponents`, computed in float64 and rounded once.
+    """Return real and imaginary part of q^j for j in `exponents`, in float64, rounded once.
 
-    No float64 value leaves this function, so it can be traced again from anywhere. Its derivative
-    needs neither float64 nor a second pass of exponentials: it is j times the powers themselves,
-    and rounded ones will do, since what follows is summed in `dtype` anyway.
+    No float64 value leaves this function, so it can be traced again from any context. Its
+    derivative needs neither float64 nor further exponentials: it is j times the powers themselves.
+    Rounded powers suffice for it, since what follows is summed in `dtype` anyway.
     """
     n, start, step = len(exponents), exponents.start, exponents.step
     S = math.isqrt(n - 1) + 1
@@ -399,8 +401,8 @@ def pole_powers(
             x, y = (z[..., None] for z in left)
             return (u * x - v * y).astype(dtype), (u * y + v * x).astype(dtype)
 
-        # A loop, so that XLA does not fuse the functions into the product and evaluate them for
-        # every power.
+        # A loop, so that XLA does not fuse the elementary functions into the product, which would
+        # evaluate them for every power.
         left = (jnp.moveaxis(z[..., :A], -1, 0) for z in (real, imag))
         rows = jax.lax.map(row, tuple(left))
         real, imag = (jnp.moveaxis(z, 0, -2).reshape(*alpha.shape, A * S) for z in rows)
@@ -425,12 +427,12 @@ def _log_pole_dots(
     delta_dot: Float[Array, "D N"],
     theta_dot: Float[Array, "D 1"],
 ) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
-    """Derivatives of log|q| and of the phase in radians, (D, N); sums of one sign only."""
+    """Return derivatives of log|q| and of the phase in radians, (D, N), as sums of one sign."""
     N = alpha.shape[-1]
     (a, b), (d, e), (t, u) = (
         (jax.nn.sigmoid(x), jax.nn.sigmoid(-x)) for x in (alpha, delta, theta)
     )
-    # 1 - a d without its cancellation, and never 0: gradients stay finite where |q| has become 0.
+    # 1 - a d without cancellation, and never 0: gradients stay finite where |q| has become 0.
     rest = jnp.maximum(b + a * e, jnp.finfo(a.dtype).tiny)
     log_radius = -(a * d * b / rest) * alpha_dot - (a * d * e / rest) * delta_dot
     orders = jnp.asarray(2.0 * math.pi / N * np.arange(1, N + 1), theta.dtype)
@@ -443,14 +445,14 @@ def _powers64(
     theta: Float[Array, "D 1"],
     exponents: list[int],
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Real and imaginary part of q^j (D, N, S), float64; call with 64-bit types enabled."""
+    """Return real and imaginary part of q^j (D, N, S), float64; needs 64-bit types enabled."""
     decay, turns = _poles(alpha, delta, theta)
     j = jnp.asarray(np.array(exponents, np.float64))
-    # Whole turns are dropped before they meet 2 pi: the phase stays exact at large j.
+    # Whole turns are subtracted before multiplying by 2 pi, so the phase is exact at large j.
     phase = turns[..., None] * j
     cos, sin = cos_sin(phase - jnp.round(phase))
     if exponents == [1]:
-        # A logarithm is a call for every pole: half of what a decoded token spends on them.
+        # Avoids a logarithm per pole, which is half of a decoded token's cost for the poles.
         radius = 1.0 - decay[..., None]
     else:
         radius = jnp.exp(jnp.log1p(-decay)[..., None] * j)
@@ -460,17 +462,17 @@ def _powers64(
 def _poles(
     alpha: Float[Array, "D N"], delta: Float[Array, "D N"], theta: Float[Array, "D 1"]
 ) -> tuple[Float[Array, "D N"], Float[Array, "D N"]]:
-    """1 - |q| (D, N) and the phase in turns (D, N), float64; call with 64-bit types enabled."""
+    """Return 1 - |q| and the phase in turns, (D, N), float64; needs 64-bit types enabled."""
     N = alpha.shape[-1]
     product = jax.nn.sigmoid(alpha.astype(jnp.float64)) * jax.nn.sigmoid(delta.astype(jnp.float64))
-    # At saturation |q| is 0 and its logarithm infinite; one ulp inside it is finite.
+    # At saturation |q| is 0 and its logarithm infinite; one ulp less is finite.
     decay = jnp.minimum(product, 1.0 - jnp.finfo(jnp.float64).eps)
     orders = jnp.arange(1, N + 1, dtype=jnp.float64) / N
     return decay, jax.nn.sigmoid(theta.astype(jnp.float64)) * orders[None, :]
 
 
 def _rounded(x: Float[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Return float64 `x` rounded to `dtype`; XLA may leave out a conversion there and back."""
+    """Round float64 `x` to `dtype`; XLA may remove a conversion there and back."""
     info = jnp.finfo(dtype)
     return jax.lax.reduce_precision(x, info.nexp, info.nmant)
 
@@ -491,7 +493,7 @@ def response(
 def causal_convolution(
     x: Float[Array, "B D L"], kernel: Float[Array, "D L"]
 ) -> Float[Array, "B D L"]:
-    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding keeps the end off the start."""
+    """Return `y_t = sum_{j<=t} kernel_j x_{t-j}`; zero padding prevents wrap-around."""
     L = x.shape[-1]
     n = next_fast_len(2 * L - 1, real=True)
     spectrum = jnp.fft.rfft(x, n=n) * jnp.fft.rfft(kernel, n=n)
@@ -499,5 +501,5 @@ def causal_convolution(
 
 
 def _einsum(spec: str, *operands: Float[Array, "..."]) -> Float[Array, "..."]:
-    # Powers of q carry the whole memory of the model: never let a GPU round them to TF32.
+    # Powers of q determine the model's memory: never let a GPU round them to TF32.
     return jnp.einsum(spec, *operands, precision=jax.lax.Precision.HIGHEST)

@@ -1,7 +1,7 @@
-"""What every layer insists on before it computes: sizes, shapes, and dtypes it can work in.
+"""Input checks of all layers: sizes, shapes, and supported dtypes.
 
-JAX broadcasts what does not fit and computes in whatever it is given, so a wrong width or float16
-would come out as numbers. Shapes and dtypes are static: the checks cost nothing under `jax.jit`.
+JAX broadcasts mismatched shapes and computes in any dtype, so a wrong width or float16 would
+silently give numbers. Shapes and dtypes are static: the checks cost nothing under `jax.jit`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from megalodon_jax.config import DTYPES
 
 Shape = tuple[int | str | EllipsisType, ...]
-"""Sizes; a name stands for one size throughout a call, and a leading `...` for any axes."""
+"""Sizes; a name stands for the same size throughout a call, and a leading `...` for any axes."""
 
 
 def check_sizes(owner: str, **sizes: Any) -> None:
-    """Insist that the sizes of a layer are positive integers.
+    """Check that the sizes of a layer are positive integers.
 
     Raises:
         ValueError: one is not; the message names the owner, the size and its value.
@@ -32,7 +32,7 @@ def check_sizes(owner: str, **sizes: Any) -> None:
 
 
 def check_positive(owner: str, **numbers: Any) -> None:
-    """Insist that numbers are positive and finite.
+    """Check that numbers are positive and finite.
 
     Raises:
         ValueError: one is not.
@@ -43,16 +43,16 @@ def check_positive(owner: str, **numbers: Any) -> None:
 
 
 def check_inputs(owner: str, kind: Any = jnp.floating, **inputs: tuple[Any, Shape]) -> None:
-    """Insist on the shapes and dtypes of arrays.
+    """Check the shapes and dtypes of arrays.
 
     Args:
-        owner: whose inputs they are, for errors.
-        kind: what they are, as `jnp.issubdtype` knows it.
-        inputs: an array, or None where there is none, and the shape it must have.
+        owner: name of the layer, for errors.
+        kind: expected kind of dtype, for `jnp.issubdtype`.
+        inputs: an array, or None if absent, and the shape it must have.
 
     Raises:
-        ValueError: a shape or a dtype differs, float16 among the latter; the first that does is
-            named with what was expected.
+        ValueError: a shape or a dtype differs, or a dtype is float16; the message names the first
+            one with what was expected.
     """
     sizes: dict[str, int] = {}
     for name, (array, shape) in inputs.items():
@@ -67,10 +67,10 @@ def check_inputs(owner: str, kind: Any = jnp.floating, **inputs: tuple[Any, Shap
 
 
 def check_parameters(layer: Any) -> None:
-    """Insist that the parameters of a layer are of dtypes it can work in.
+    """Check that the parameters of a layer have supported dtypes.
 
     Raises:
-        ValueError: one is not, such as one that was cast to float16.
+        ValueError: one does not, for example because it was cast to float16.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
         if hasattr(leaf, "dtype"):

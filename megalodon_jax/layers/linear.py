@@ -1,4 +1,4 @@
-"""The one matrix product of the model: operands in the compute dtype, result in the wider one."""
+"""The matrix product of the model: operands in the compute dtype, result in the wider one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def matmul(
 ) -> Float[Array, "... out"]:
     """Return `x @ weight.T` in `accum_dtype`.
 
-    By default the operands are rounded to `compute_dtype`. Rounding only what the multiplier reads,
-    and nothing that is added afterwards, is what keeps bfloat16 compute below the error of an
-    autocast that stores every activation in bfloat16. Any other backend quantises the operands as
-    they are, and those of both gradients (`megalodon_jax.quantization.products`).
+    By default the operands are rounded to `compute_dtype`. Only the inputs of the multiplication
+    are rounded, and nothing that is added afterwards. That keeps the error of bfloat16 compute
+    below that of an autocast which stores every activation in bfloat16. Any other backend quantises
+    the unrounded operands, also in both gradients (`megalodon_jax.quantization.products`).
 
     Raises:
-        ValueError: an operand is in 8 bits or fewer already, or in float16.
+        ValueError: an operand already has 8 bits or fewer, or is float16.
     """
     check_widths(x, weight)
     if backend != "default":
@@ -53,7 +53,7 @@ class Linear(eqx.Module):
     bias: Float[Array, " out"] | None
     config: MegalodonConfig = eqx.field(static=True)
     backend: str = eqx.field(static=True)
-    """How its product is taken; `MegalodonForCausalLM` resolves rules, which need whole names."""
+    """Backend of its product; `MegalodonForCausalLM` resolves rules, which need full names."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Linear(eqx.Module):
         """Map (..., in) to (..., out) in `config.accum_dtype`.
 
         Raises:
-            ValueError: the width or a dtype does not fit, float16 among the latter.
+            ValueError: the width or a dtype does not fit, or is float16.
         """
         out_features, in_features = self.weight.shape
         check_widths(x, self.weight)
@@ -93,12 +93,12 @@ def linear_maps(tree: Any) -> dict[str, Linear]:
 
 
 def with_backends(tree: Tree, backends: Mapping[str, str]) -> Tree:
-    """Return `tree` with the linear maps of these dotted paths on these backends."""
+    """Return `tree` with the linear maps at these dotted paths set to these backends."""
 
     def moved(path: Any, node: Any) -> Any:
         if not _is_linear(node) or _dotted(path) not in backends:
             return node
-        # A static field is out of `eqx.tree_at`'s reach: a copy is made, and it is not yet shared.
+        # `eqx.tree_at` cannot change a static field, so change a copy that is not yet shared.
         node = copy.copy(node)
         object.__setattr__(node, "backend", backends[_dotted(path)])
         return node
@@ -122,19 +122,20 @@ def init_weight(
     dim: int | None = None,
     embedding: bool = False,
 ) -> Float[Array, "out in"]:
-    """Draw a weight as `config.init_mode` says (docs/model.md "Initialisation").
+    """Draw a weight according to `config.init_mode` (docs/model.md "Initialisation").
 
-    "he", the default, is a rule for maps between features; a matrix of tokens it would draw so wide
-    that training starts at several times ln V. There the logits get a deviation of 1/2: the final
-    norm divides by the deviation of group means, which makes features about sqrt(D / G) in size,
-    and a logit is a sum of D of them. The start is then 1/8 nat above ln V.
+    "he", the default, is meant for maps between features. For the embedding or the head it would
+    draw values so large that training starts at several times ln V. Instead, these are scaled so
+    that logits have a standard deviation of 1/2: the final norm divides by the deviation of group
+    means, which makes features about sqrt(D / G) in size, and a logit is a sum of D of them. The
+    initial loss is then 1/8 nat above ln V.
 
     Args:
         shape: (out, in).
         config: gives the mode and the storage dtype.
         key: PRNG key.
-        dim: width of a matrix of tokens (the embedding, the head), which "gaussian" scales by; None
-            for a map between features, drawn at unit scale there.
+        dim: for the embedding or the head, the width by which "gaussian" scales; None for a map
+            between features, which "gaussian" draws at unit scale.
         embedding: whether "none" means torch's embedding default (N(0, 1)) or its linear one.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A linear map with a low-rank adapter beside its frozen matrix.
+"""A linear map with a frozen matrix and a low-rank adapter.
 
 Source: docs/guide.md "LoRA".
 """
@@ -22,27 +22,27 @@ from megalodon_jax.layers.linear import Linear, linear_maps, matmul
 
 Tree = TypeVar("Tree")
 _FIRST_KEY = 1 << 16
-"""`fold_in(key, i)` is the i-th key of `split(key)`: adapters start behind any that a block
-splits off for its own dropout."""
+"""First index of `fold_in` for adapters. `fold_in(key, i)` is the i-th key of `split(key)`, so
+adapters start after any key that a block splits off for its own dropout."""
 
 
 class LoRALinear(Linear):
-    """`x W^T + b + scale (x A^T) B^T`; weight and bias are those of the `Linear` it was.
+    """`x W^T + b + scale (x A^T) B^T`, with the weight and bias of the `Linear` it replaces.
 
-    It is a `Linear`, and its weight keeps its name: what goes by names (checkpoints, meshes,
-    audits) finds the frozen matrix where it was, and the adapter beside it.
+    It is a `Linear` whose weight keeps its name. So code that goes by names (checkpoints, meshes,
+    audits) finds the frozen matrix in its usual place, and the adapter beside it.
     """
 
-    # Names of PEFT, whose files have them.
+    # PEFT's names, which its files use.
     lora_A: Float[Array, "rank in"]  # noqa: N815
     lora_B: Float[Array, "out rank"]  # noqa: N815
     alpha: float = eqx.field(static=True)
     rslora: bool = eqx.field(static=True)
-    """Whether the adapter is divided by the root of its rank, and not by the rank."""
+    """Whether the adapter is divided by the square root of its rank instead of the rank."""
     dropout: float = eqx.field(static=True)
-    """Rate at which inputs of the adapter, not of the matrix, are dropped in training."""
+    """Dropout rate of the adapter's inputs (not the matrix's) in training."""
     key: jax.Array | None
-    """Dropout key of one training step; None, which is what a model holds, means no dropout."""
+    """Dropout key of one training step; None, as in a stored model, means no dropout."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LoRALinear(Linear):
 
     @property
     def rank(self) -> int:
-        """Rows of A and columns of B."""
+        """Number of rows of A and columns of B."""
         return self.lora_A.shape[-2]
 
     @property
@@ -71,7 +71,7 @@ class LoRALinear(Linear):
         return scale_of(self.alpha, self.rank, self.rslora)
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
-        """Map (..., in) to (..., out) in `config.accum_dtype`; errors as `Linear`'s."""
+        """Map (..., in) to (..., out) in `config.accum_dtype`; errors as for `Linear`."""
         y = super().__call__(x)
         out_features, in_features = self.weight.shape
         check_inputs(
@@ -81,13 +81,13 @@ class LoRALinear(Linear):
         )
         inside = matmul(dropout(x, self.dropout, self.key), self.lora_A, self.config)
         change = matmul(inside, self.lora_B, self.config)
-        # The scale in at least float32: alpha / rank need not be a bfloat16 number.
+        # Scaled in at least float32: alpha / rank need not be a bfloat16 number.
         return y + (change.astype(widened(change.dtype)) * self.scale).astype(y.dtype)
 
     def merged(self) -> Linear:
-        """Return the plain `Linear` of weight W + scale B A, stacked layers included.
+        """Return the plain `Linear` with weight W + scale B A, also for stacked layers.
 
-        The sum is taken in the widest dtype of the three, at least float32, and rounded once.
+        The sum is computed in the widest of the three dtypes, at least float32, and rounded once.
         """
         dtypes = (self.weight.dtype, self.lora_A.dtype, self.lora_B.dtype)
         wide = widened(max(dtypes, key=lambda dtype: dtype.itemsize))
@@ -103,47 +103,47 @@ class LoRALinear(Linear):
 
 
 def scale_of(alpha: float, rank: int, rslora: bool) -> float:
-    """Return what B A is multiplied by: alpha / rank, or alpha / sqrt(rank) with `rslora`."""
+    """Return the factor of B A: alpha / rank, or alpha / sqrt(rank) with `rslora`."""
     return alpha / (math.sqrt(rank) if rslora else rank)
 
 
 def init_adapter(
     base: Linear, rank: int, *, key: jax.Array, dtype: Any = None
 ) -> tuple[Float[Array, "rank in"], Float[Array, "out rank"]]:
-    """Draw A uniformly in +-1/sqrt(in), and B as zeros, so that the map starts as it was.
+    """Draw A uniformly in +-1/sqrt(in), and B as zeros, so that the map is unchanged at first.
 
     Args:
-        base: the map they go beside.
-        rank: of the adapter.
+        base: the map that gets the adapter.
+        rank: rank of the adapter.
         key: PRNG key.
-        dtype: of both; None is the model's dtype of parameters, at least float32. Adapters are few,
-            and in bfloat16 much of what a step does to A is rounded away.
+        dtype: dtype of both; None is the model's parameter dtype, at least float32. Adapters are
+            small, and in bfloat16 much of an update to A is lost to rounding.
 
     Raises:
-        ValueError: the rank is no positive integer.
+        ValueError: the rank is not a positive integer.
     """
     check_sizes("LoRA", rank=rank)
     out_features, in_features = base.weight.shape
     stored = base.config.sensitive_dtype if dtype is None else jnp.dtype(dtype)
-    # x A^T has features of about the size of those of x, whatever the width, as torch's linear maps
-    # have at their start.
+    # Features of x A^T are then about as large as those of x for any width, as for torch's initial
+    # linear maps.
     bound = in_features**-0.5
     A = jax.random.uniform(key, (rank, in_features), widened(stored), -bound, bound)
     return A.astype(stored), jnp.zeros((out_features, rank), stored)
 
 
 def lora_maps(tree: Any) -> dict[str, LoRALinear]:
-    """Return the maps with an adapter of a pytree by dotted path, in its order."""
+    """Return the linear maps with an adapter by dotted path, in pytree order."""
     return {name: node for name, node in linear_maps(tree).items() if is_lora(node)}
 
 
 def is_lora(node: Any) -> TypeGuard[LoRALinear]:
-    """Whether a node of a pytree is a map with an adapter."""
+    """Return whether a node of a pytree is a linear map with an adapter."""
     return isinstance(node, LoRALinear)
 
 
 def with_dropout_keys(tree: Tree, key: jax.Array | None) -> Tree:
-    """Return a block whose adapters drop inputs by keys made of the block's own; None as it is."""
+    """Return a block whose adapters have dropout keys derived from `key`; None changes nothing."""
     if key is None or not any(node.dropout for node in lora_maps(tree).values()):
         return tree
     count = iter(range(_FIRST_KEY, 2 * _FIRST_KEY))

@@ -22,7 +22,7 @@ from megalodon_jax.sharding.axes import mesh_of
 class RMSNorm(eqx.Module):
     """`x * rsqrt(mean(x^2) + eps) * (gamma + 1)` over the last axis; gamma starts at 0.
 
-    Works in at least float32 and returns the dtype it was given.
+    Computes in at least float32 and returns the dtype of its input.
     """
 
     gamma: Float[Array, " dim"] | None
@@ -40,7 +40,7 @@ class RMSNorm(eqx.Module):
         """Normalise (..., dim) over its last axis.
 
         Raises:
-            ValueError: the width or a dtype does not fit, float16 among the latter.
+            ValueError: the width or a dtype does not fit, or is float16.
         """
         wide = _rows(self, x)
         y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
@@ -52,7 +52,7 @@ class RMSNorm(eqx.Module):
 class LayerNorm(eqx.Module):
     """`(x - mean) * rsqrt(var + eps) * weight + bias` over the last axis; weight starts at 1.
 
-    Works in at least float32 and returns the dtype it was given.
+    Computes in at least float32 and returns the dtype of its input.
     """
 
     weight: Float[Array, " dim"] | None
@@ -72,7 +72,7 @@ class LayerNorm(eqx.Module):
         """Normalise (..., dim) over its last axis.
 
         Raises:
-            ValueError: the width or a dtype does not fit, float16 among the latter.
+            ValueError: the width or a dtype does not fit, or is float16.
         """
         wide = _rows(self, x)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
@@ -90,11 +90,10 @@ def _checked(owner: str, dim: int, eps: float, dtype: DTypeLike) -> np.dtype:
 
 
 def _rows(norm: RMSNorm | LayerNorm, x: Array) -> Float[Array, "... dim"]:
-    """Check, widen and flatten: XLA's CPU backend is 10 times slower at gradients of (1, L, D).
-
-    On a mesh, axes stay apart: rows and tokens that are both cut do not make one axis that is.
-    """
+    """Check and widen `x`, and flatten it to rows unless it is on a mesh."""
     check_parameters(norm)
     check_inputs(type(norm).__name__, x=(x, (..., norm.dim)))
     wide = x.astype(widened(x.dtype))
+    # XLA's CPU backend is 10 times slower at gradients of (1, L, D) than of rows. On a mesh, rows
+    # and tokens that are both cut cannot be merged into one axis.
     return wide if mesh_of(x) else wide.reshape(math.prod(x.shape[:-1]), x.shape[-1])

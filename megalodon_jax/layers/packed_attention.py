@@ -1,9 +1,10 @@
-"""Chunked attention over packed documents: chunks counted from the first token of each.
+"""Chunked attention over packed documents, with chunks counted from each document's first token.
 
-A query sees the keys from the beginning of its chunk up to itself: a window of at most C tokens
-that ends where it stands, wherever in the row its document lies. Queries are taken in stripes, and
-of the C keys before a stripe only as many are read as one of its queries sees: what that saves is
-data, so it is a branch of the program and not a mask. Source: docs/model.md "Packed documents".
+A query sees the keys from the start of its chunk up to itself: a window of at most C tokens that
+ends at its own position, wherever in the row its document lies. Queries are processed in stripes.
+Of the C keys before a stripe, only as many are read as any of its queries sees. This number depends
+on data, so it selects a branch of the program rather than a mask. Source: docs/model.md "Packed
+documents".
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from megalodon_jax.config import widened
 from megalodon_jax.sharding.axes import SEQUENCE
 
 Mix = Callable[..., Float[Array, "N Q e"]]
-"""Takes q, k, v (heads first), which key each query sees, and a key of dropout or None."""
+"""Attention with arguments q, k, v (heads first), the visible keys, and a dropout key or None."""
 LEAST_STRIPE = 128
-"""Queries of a stripe, unless C has fewer: products of fewer rows are slow."""
+"""Queries per stripe, unless C is smaller: products of fewer rows are slow."""
 MOST_BRANCHES = 8
-"""Steps in which the number of earlier keys grows up to C."""
+"""Number of steps in which the count of earlier keys grows up to C."""
 
 
 class Tokens(NamedTuple):
-    """What is not differentiated: how far into its chunk each query is, and which keys count.
+    """Non-differentiable inputs: each query's offset in its chunk, and which keys count.
 
-    `valid` has C more columns than `offsets`, those of the keys before the first query.
+    `valid` has C more columns than `offsets`, for the keys before the first query.
     """
 
     offsets: Int32[Array, "B L"]
@@ -50,22 +51,22 @@ def packed_attention(
     parts: int = 1,
     earlier: tuple[Array, Array, Array] | None = None,
 ) -> Float[Array, "N L e"]:
-    """Attend within chunks of documents; on one of `parts` shards of the sequence.
+    """Attend within chunks of documents, on one of `parts` shards of the sequence.
 
     Args:
         mix: attention from some queries to some keys.
-        q, k, v: queries, keys and values, heads of a row one after another.
+        q, k, v: queries, keys and values, with the heads of a row one after another.
         positions: index of each token within its document.
         mask: True where a key counts.
-        chunk: tokens of a chunk.
-        key: turns dropout on.
-        parts: shards, each of which has at least `chunk` tokens if there are several.
-        earlier: k, v and mask of the `chunk` tokens before these, of a stream on one shard.
+        chunk: tokens per chunk.
+        key: enables dropout.
+        parts: number of shards; with several, each has at least `chunk` tokens.
+        earlier: k, v and mask of the `chunk` tokens before these, for a stream on one shard.
     """
     L = q.shape[1]
     valid = jnp.ones(positions.shape, bool) if mask is None else mask
     if earlier is None:
-        # No query sees further back than the row goes, unless on a shard.
+        # No query sees beyond the start of the row, except on a shard.
         C = min(chunk, L)
         k, v, valid = (_with_earlier(a, C, parts) for a in (k, v, valid))
     else:
@@ -81,7 +82,7 @@ def packed_attention(
 
 
 def _with_earlier(x: Array, count: int, parts: int) -> Array:
-    """Put the last `count` tokens of the shard to the left before the first; nothing, if none."""
+    """Prepend the last `count` tokens of the left neighbour's shard; zeros if there is none."""
     end = x[:, x.shape[1] - count :]
     if parts == 1:
         return jnp.concatenate([jnp.zeros_like(end), x], axis=1)
@@ -93,8 +94,8 @@ def _with_earlier(x: Array, count: int, parts: int) -> Array:
 def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
     """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of the stripe.
 
-    The derivative is written down, since that of a loop of branches would keep the weights of every
-    branch; here each stripe is computed again.
+    The derivative is explicit: automatic differentiation of a loop with branches would store the
+    weights of every branch, whereas here each stripe is recomputed.
     """
 
     def step(_: None, begin: Array) -> tuple[None, Array]:
@@ -110,7 +111,7 @@ def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> 
 
 
 class _Seen(NamedTuple):
-    """One stripe and all it might see."""
+    """One stripe and all keys it might see."""
 
     q: Float[Array, "N Q d"]
     k: Float[Array, "N K d"]
@@ -121,7 +122,8 @@ class _Seen(NamedTuple):
 def _stripe(
     C: int, q: Array, k: Array, v: Array, tokens: Tokens, begin: Array
 ) -> tuple[_Seen, Array, list[int]]:
-    """Cut out the stripe at `begin`, and say which of the sizes of earlier keys is enough."""
+    """Cut out the stripe at `begin`; return it, the index of the smallest sufficient number of
+    earlier keys, and the possible numbers."""
     stripe = min(C, LEAST_STRIPE)
 
     def cut(x: Array, size: int) -> Array:
@@ -164,7 +166,7 @@ def _windows_forward(mix: Mix, C: int, *inputs: Any) -> tuple[Array, tuple[Any, 
 
 def _windows_backward(mix: Mix, C: int, inputs: tuple[Any, ...], bar: Array) -> tuple[Any, ...]:
     q, k, v, tokens = inputs
-    # Up to nine stripes add to one key: not in bfloat16.
+    # Up to nine stripes add to one key's gradient, so not in bfloat16.
     zeros = jnp.zeros_like(k, widened(k.dtype)), jnp.zeros_like(v, widened(v.dtype))
 
     def step(sums: tuple[Array, Array], begin: Array) -> tuple[tuple[Array, Array], Array]:

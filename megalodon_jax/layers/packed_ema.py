@@ -1,11 +1,11 @@
-"""The complex EMA over packed documents: exact zeros between them.
+"""The complex EMA over packed documents, with exact zeros between them.
 
-A transform over a row would leave noise of 1e-7 of the loudest document in all others. So tokens
-are taken in blocks, and whatever crosses from one token to a later one is selected, never
-subtracted: inside a block by taps and by halves, between blocks through the state.
+An FFT over a row would leave noise of 1e-7 of the loudest document in all others. So tokens are
+processed in blocks, and contributions to later tokens are selected, never subtracted: within a
+block by taps and by halves, between blocks through the state.
 
-Products are batched over channels, so arrays here are (D, B, L). A token `r` places back is of the
-same document where `positions >= r`. Source: docs/model.md "Packed documents".
+Products are batched over channels, so arrays here are (D, B, L). A token `r` places back belongs to
+the same document if `positions >= r`. Source: docs/model.md "Packed documents".
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Complex, Float, Int32
 
 BLOCK = 32
-"""Tokens of a block. Twice as many cost more products inside, half as many more states between."""
+"""Tokens per block. Twice as many need more products inside, half as many need more states."""
 SPAN = 256
-"""Tokens that are in memory at once: all channels of them fit a cache."""
+"""Tokens processed at once: those of all channels fit into a cache."""
 TAPS = 4
-"""Neighbours summed one by one; products of smaller halves are slower."""
+"""Neighbours summed one by one; matrix products of smaller halves are slower."""
 
 
 class Coefficients(NamedTuple):
-    """What a filter of blocks needs of the poles, each power rounded once from float64.
+    """Coefficients of the block filter, with each power rounded once from float64.
 
-    powers is q^0 .. q^S (real and imaginary part) for S = `BLOCK`, power q^S again, lost what it
-    lost when it was rounded, p and gamma the gains, omega that around the filter.
+    powers is q^0 .. q^S (real and imaginary part) for S = `BLOCK`, power is q^S again, lost its
+    rounding error, p and gamma the gains, omega the skip gain.
     """
 
     powers: tuple[Float[Array, "D N S1"], Float[Array, "D N S1"]]
@@ -46,17 +46,17 @@ def filtered(
     coefficients: Coefficients,
     h_init: Complex[Array, "B D N"] | None,
 ) -> Float[Array, "B D L"]:
-    """Filter every document from rest.
+    """Filter every document, starting from zero.
 
     Args:
         u: input.
         positions: index of each token within its document.
-        coefficients: those of the filter.
-        h_init: state that the first document goes on from, where it has begun before.
+        coefficients: coefficients of the filter.
+        h_init: state that the first document continues from, if it started earlier.
     """
     B, D, L = u.shape
-    # A loop over spans, not one over blocks inside a program over the row: XLA would fuse the norm
-    # before this into every tap and every half, and these into every reader of the norm after it.
+    # A loop over spans rather than over blocks of the whole row: XLA would fuse the preceding norm
+    # into every tap and every half, and these into every reader of the following norm.
     span = min(SPAN, L + -L % BLOCK)
     short = -L % span
     u = jnp.pad(u, ((0, 0), (0, 0), (0, short))).reshape(B, D, -1, span)
@@ -88,7 +88,7 @@ def filtered(
 
 
 def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Return which tokens are of the document of the last one."""
+    """Return which tokens belong to the document of the last token."""
     L = positions.shape[1]
     return positions[:, -1:] >= jnp.arange(L - 1, -1, -1, dtype=jnp.int32)
 
@@ -96,7 +96,7 @@ def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
 def _taps(
     u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
 ) -> Float[Array, "D B L"]:
-    """Sum what comes from the same run of `TAPS` tokens."""
+    """Sum contributions from tokens within the same run of `TAPS`."""
     within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
     reach = jnp.minimum(positions, within)
     y = kernel[:, 0, None, None] * u
@@ -112,10 +112,10 @@ def _second_halves(
     kernel: Float[Array, "D S1"],
     half: int,
 ) -> Float[Array, "D B L"]:
-    """Return what the second half of every `2 half` tokens hears of the first.
+    """Return the contribution of the first half of every `2 half` tokens to the second half.
 
-    Only the document that holds the last token before the middle is on both sides of it, so what
-    counts is a mask on each side and one matrix between.
+    Only the document that contains the last token before the middle lies on both sides of it. So
+    the contribution is one matrix product with a mask on each side.
     """
     D, B, L = u.shape
     at = positions.reshape(B, L // (2 * half), 2, half)
@@ -134,14 +134,15 @@ def _from_states(
     coefficients: Coefficients,
     h: Complex[Array, "D B N"],
 ) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
-    """Return what each block hears of those before it, from the state `h` on, and the last."""
+    """Return each block's contribution from earlier blocks, starting at state `h`, and the last
+    state."""
     (D, B, L), S = u.shape, BLOCK
     real, imag = coefficients.powers
     p, gamma = coefficients.p, coefficients.gamma
     N = p.shape[-1]
     at = positions.reshape(B, L // S, S)
     back = jnp.arange(S, dtype=jnp.int32)
-    # The state after a block is that of the document its last token is of.
+    # The state after a block is that of the document of its last token.
     late = jnp.where(at[:, :, -1:] >= back[::-1], u.reshape(D, B, L // S, S), 0.0)
     decays = jnp.concatenate([p[..., None] * x[..., :S] for x in (real, imag)], axis=1)
     ends = _einsum("dbjs,dms->jdbm", late, decays[..., ::-1])
@@ -152,8 +153,8 @@ def _from_states(
     def step(h: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
         end, whole = block
         kept = jnp.where(whole, h, 0.0)
-        # As in `ComplexEMA.step`: what rounding the power lost would turn the phase of a long
-        # memory by the same amount at every block.
+        # As in `ComplexEMA.step`: the rounding error of the power would turn the phase of a long
+        # memory by a constant amount per block.
         after = power * kept + (lost * kept + jax.lax.complex(end[..., :N], end[..., N:]))
         return after, h
 

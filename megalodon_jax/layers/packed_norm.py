@@ -1,8 +1,8 @@
-"""Running statistics of packed documents: counts, means and variances that begin anew with each.
+"""Running statistics of packed documents: counts, means and variances that restart at each one.
 
-A sum over a document is never a difference of two sums over the row: where a loud document lies
-before a quiet one, the difference would have lost the quiet one's digits. Source: docs/model.md
-"Packed documents".
+The sum over a document is never computed as a difference of two sums over the row: if a loud
+document precedes a quiet one, the difference would lose the quiet one's digits. Source:
+docs/model.md "Packed documents".
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def packed_moments(
     positions: Int32[Array, "B L"],
     parts: int = 1,
 ) -> PackedMoments:
-    """Return the statistics that each token is normalised by.
+    """Return the statistics by which each token is normalised.
 
     Args:
         groups: features by group.
-        state: what the first document goes on from, if it began before.
+        state: state that the first document continues from, if it started earlier.
         mask: True where a token is valid.
         positions: index of each token within its document.
-        parts: shards of the sequence, of which this is one.
+        parts: number of shards of the sequence, of which this is one.
     """
     B, L = positions.shape
     valid = jnp.ones((B, L), bool) if mask is None else mask
@@ -64,7 +64,7 @@ def packed_moments(
         before = _before_shard(averages, own, state, valid, positions)
         held, mean0, count0 = before.origin, before.mean, before.count
         var0 = before.m2 / jnp.maximum(count0, 1).astype(dtype)[:, None]
-    # Only the first document of a row can have begun before it.
+    # Only the first document of a row can have started before it.
     carried = positions > jnp.arange(L, dtype=jnp.int32)
     goes_on = carried[..., None]
     origin = jnp.where(goes_on, held[:, None], own)
@@ -87,7 +87,7 @@ def packed_moments(
     moved = jnp.where(valid[..., None], (mu - previous) * (mu - mean), 0.0)
     var = (var0 * n0 + running_sum(moved, positions)) / n
     if L == 1:
-        # As in `timestep_norm`: a stream of single tokens moves its variance.
+        # As in `timestep_norm`: a stream of single tokens updates its variance incrementally.
         var = var0 + (moved - var0 * (n - n0)) / n
     var = jnp.maximum(jnp.where(seen, var, var0), VARIANCE_FLOOR)
     final = NormState(count[:, -1], mean[:, -1] + origin[:, -1], var[:, -1])
@@ -95,11 +95,11 @@ def packed_moments(
 
 
 def running_sum(x: Float[Array, "B L G"], positions: Int32[Array, "B L"]) -> Float[Array, "B L G"]:
-    """Sum each document up to every token of it.
+    """Return the sums over each document up to and including each token.
 
-    A segmented scan (Blelloch, 1990, "Prefix sums and their applications", section 1.5): what is of
-    another document is left out and not multiplied by 0, which an infinity there would turn into
-    NaN. The error grows as log2(L).
+    A segmented scan (Blelloch, 1990, "Prefix sums and their applications", section 1.5): other
+    documents are left out rather than multiplied by 0, which would turn an infinity into NaN. The
+    error grows as log2(L).
     """
 
     def added(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -111,12 +111,12 @@ def running_sum(x: Float[Array, "B L G"], positions: Int32[Array, "B L"]) -> Flo
 
 
 def _begin(positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
-    """Return where each token's document begins, 0 if before the row."""
+    """Return the index where each token's document starts; 0 if before the row."""
     return jnp.maximum(jnp.arange(positions.shape[1], dtype=jnp.int32) - positions, 0)
 
 
 def _first_valid(valid: Bool[Array, "B L"], positions: Int32[Array, "B L"]) -> Int32[Array, "B L"]:
-    """Return the first valid token of each token's document; where there is none, the first."""
+    """Return the index of the first valid token of each token's document, else its first token."""
     L = positions.shape[1]
     index = jnp.arange(L, dtype=jnp.int32)
     begin = _begin(positions)
@@ -133,7 +133,7 @@ def _before_shard(
     valid: Bool[Array, "B L"],
     positions: Int32[Array, "B L"],
 ) -> Moments:
-    """Return the moments that the first token's document has before this shard."""
+    """Return the moments, before this shard, of the first token's document."""
     dtype = averages.dtype
     reach = shards_back(positions)
     from_state = reach > jax.lax.axis_index(SEQUENCE)
@@ -147,7 +147,7 @@ def _before_shard(
     origin = own[:, -1]
     last = valid & last_document(positions)
     ends = stretch(averages - origin[:, None], last, origin)
-    # Where nothing comes before, what is relative to is this shard's first document.
+    # If nothing comes before, the origin is that of this shard's first document.
     before = incoming_moments(ends, start, reach)
     nothing = (before.count == 0)[:, None]
     origin = jnp.where(nothing, own[:, 0], before.origin)

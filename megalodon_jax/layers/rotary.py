@@ -37,12 +37,12 @@ class RotaryEmbedding(eqx.Module):
         k: Float[Array, "B L H d"],
         start_index: int | Int[Array, ""] | Int[Array, " B"] | Int[Array, "B L"] = 0,
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Rotate queries and keys whose first token stands at `start_index`; dtypes are kept.
+        """Rotate queries and keys whose first token is at `start_index`; dtypes are kept.
 
-        `start_index` is one number, or one for each row (B,), or for each token (B, L).
+        `start_index` is one number, or one per row (B,), or one per token (B, L).
 
         Raises:
-            ValueError: a shape or a dtype does not fit, float16 among the latter.
+            ValueError: a shape or a dtype does not fit, or is float16.
         """
         shape = ("B", "L", "H", self.dim)
         check_inputs("RotaryEmbedding", q=(q, shape), k=(k, shape))
@@ -53,8 +53,8 @@ class RotaryEmbedding(eqx.Module):
         elif mesh is None or parts == 1:
             cos, sin = self.tables(start_index, L, dtype)
         else:
-            # Each shard makes the rows of its own positions: all of them on every device would be
-            # the largest array there.
+            # Each shard computes the rows of its own positions: the whole table would be the
+            # largest array on every device.
             def local(start: Array) -> tuple[Array, Array]:
                 length = L // parts
                 return self.tables(start + jax.lax.axis_index(SEQUENCE) * length, length, dtype)
@@ -69,8 +69,8 @@ class RotaryEmbedding(eqx.Module):
     ) -> tuple[Float[Array, "B L 1 half"], Float[Array, "B L 1 half"]]:
         """Return cosine and sine at any positions, computed in float64 and rounded once.
 
-        One by one, by polynomials: rows of a table would have to be gathered, and on a mesh every
-        device would hold the table of the longest document there could be.
+        Computed one by one, with polynomials. Rows of a table would have to be gathered, and on a
+        mesh every device would hold the table for the longest possible document.
         """
         with jax.enable_x64(True):
             turns = jnp.asarray(self._rates() / (2.0 * math.pi))
@@ -79,7 +79,7 @@ class RotaryEmbedding(eqx.Module):
             return cos.astype(dtype), sin.astype(dtype)
 
     def _rates(self) -> np.ndarray:
-        """Return by how much each pair turns from one position to the next, in radians, float64."""
+        """Return the angle of each pair from one position to the next, in radians, float64."""
         half = self.dim // 2
         return float(self.base) ** (-np.arange(half) / half)
 
@@ -88,10 +88,10 @@ class RotaryEmbedding(eqx.Module):
     ) -> tuple[Float[Array, "*B L 1 half"], Float[Array, "*B L 1 half"]]:
         """Return cosine and sine (L, 1, d/2), computed in float64 and rounded once.
 
-        They are (B, L, 1, d/2) where rows have starts of their own.
+        They are (B, L, 1, d/2) if each row has its own start.
 
-        In float32 the angle itself has lost a sixteenth of a radian at position 10^6. Angles add:
-        about 2 sqrt(L) rows of sines and cosines and a product give all L.
+        In float32, the angle at position 10^6 would be off by a sixteenth of a radian. By the
+        addition theorem, about 2 sqrt(L) rows of sines and cosines and a product give all L.
         """
         half = self.dim // 2
         S = max(1, math.isqrt(length))
@@ -105,12 +105,12 @@ class RotaryEmbedding(eqx.Module):
             coarse = rates[:, None] * begins
             fine = rates[:, None] * jnp.arange(S, dtype=jnp.float64)
             cos_a, sin_a, cos_b, sin_b = (f(x) for x in (coarse, fine) for f in (jnp.cos, jnp.sin))
-            # A matrix product, not an elementwise one: XLA would fuse the functions into the latter
-            # and evaluate them L times over.
+            # A matrix product rather than an elementwise one, into which XLA would fuse the
+            # trigonometric functions and so evaluate them L times.
             left = jnp.stack([cos_a, sin_a], axis=-1)
             right = jnp.stack([jnp.stack([cos_b, -sin_b], -1), jnp.stack([sin_b, cos_b], -1)])
-            # `einsum` would ask for float64 by name, which a transformation that traces this again
-            # outside of the context (`jax.vmap` of a jitted function) takes for float32.
+            # Not `einsum`, which requests float64 by name: a transformation that traces this again
+            # outside of the context (`jax.vmap` of a jitted function) would read that as float32.
             numbers = (((2,), (3,)), ((0,), (1,)))
             cos_sin = jax.lax.dot_general(left, right, numbers).transpose(2, 1, 3, 0)
             cos_sin = cos_sin.reshape(2, *rows, A * S, 1, half)[..., :length, :, :]

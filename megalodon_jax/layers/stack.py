@@ -1,9 +1,9 @@
-"""The stack of blocks: one after another, or equal neighbours as one loop.
+"""The stack of blocks, run one after another, or as one loop over equal neighbours.
 
-A loop is traced and compiled once however many blocks it runs. The model outside of it stays a
-tuple of blocks, whose parameters are stacked inside the call: the names of a checkpoint, an
-optimiser state or a gradient are those of every other model. Or it holds them stacked
-(`StackedBlocks`), and nothing around the loop grows with the depth either.
+A loop is traced and compiled once, however many blocks it runs. Outside of the loop the model
+normally stays a tuple of blocks, stacked inside the call, so checkpoints, optimiser states and
+gradients have the usual names. Alternatively it holds them stacked (`StackedBlocks`); then nothing
+around the loop grows with the depth either.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from megalodon_jax.types import LayerCache
 
 
 class StackedBlocks(eqx.Module):
-    """Blocks of one kind, their parameters side by side: arrays have a first axis of layers.
+    """Blocks of one kind with stacked parameters: arrays have a first axis of layers.
 
     Iterating copies the layers out, one by one.
     """
 
     block: Any
-    """A block with the arrays of all; its `ffn.scale` is 1 and not used."""
+    """A block with the arrays of all layers; its `ffn.scale` is 1 and unused."""
     scales: tuple[float, ...] = eqx.field(static=True)
-    """The `ffn.scale` of each."""
+    """The `ffn.scale` of each layer."""
 
     def __len__(self) -> int:
         return len(self.scales)
@@ -46,7 +46,7 @@ class StackedBlocks(eqx.Module):
 
 
 def stack_blocks(blocks: Sequence[Any]) -> StackedBlocks:
-    """Put blocks of one kind side by side.
+    """Stack blocks of one kind.
 
     Raises:
         ValueError: they differ in sizes, dtypes or backends, there are none, or they hold shapes.
@@ -79,7 +79,7 @@ def unstack_blocks(stack: StackedBlocks) -> tuple[Any, ...]:
     """Return the blocks of a stack one by one.
 
     Raises:
-        ValueError: an array has another first axis than that of the layers.
+        ValueError: the first axis of an array is not that of the layers.
     """
     arrays, static = eqx.partition(stack.block, eqx.is_array)
     for name, leaf in named_leaves(arrays).items():
@@ -107,19 +107,19 @@ def run_blocks(
     rematerialise: bool,
     positions: Int32[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L D"], tuple[LayerCache, ...]]:
-    """Run `blocks` on `x` and return the last one's output and the caches after each.
+    """Run `blocks` on `x`; return the last output and the caches after each.
 
     Args:
-        blocks: `MegalodonBlock`s. Stacked ones are one loop, whatever `scan` says.
-        x: the first block's input.
+        blocks: `MegalodonBlock`s. Stacked ones are one loop, whatever `scan` is.
+        x: input of the first block.
         mask: True where a token is valid.
-        caches: what each block carries, None where it starts.
-        return_cache: whether to return caches; else there are none.
-        keys: a dropout key for each block, or None.
+        caches: cache of each block; None for an empty one.
+        return_cache: whether to return caches; otherwise there are none.
+        keys: dropout key of each block, or None.
         scan: whether neighbours of one kind (sizes, dtypes, backends) become one loop. Their
-            parameters and caches are copied side by side at every call.
-        rematerialise: whether the backward pass computes each block again.
-        positions: index of each token within its document, where rows hold several.
+            parameters and caches are then stacked at every call.
+        rematerialise: whether the backward pass recomputes each block.
+        positions: index of each token within its document, for packed documents.
     """
     run = _rematerialised if rematerialise else _compiled
     after: list[LayerCache | None] = []
@@ -150,7 +150,7 @@ def _compiled(
     scale: Float[Array, ""] | None = None,
     positions: Int32[Array, "B L"] | None = None,
 ) -> tuple[Float[Array, "B L D"], LayerCache | None]:
-    """One block: equal layers share one trace, and a call outside of jit compiles one program."""
+    """Run one block. Equal layers share one trace; outside of jit, one compiled program."""
     options = {"key": key, "scale": scale, "positions": positions}
     return _run(block, x, mask, cache, return_cache, **options)
 
@@ -170,7 +170,7 @@ def _rematerialised(
 
 
 def _run(block: Any, x: Float[Array, "B L D"], *rest: Any, **options: Any) -> Any:
-    # Inside of what is rematerialised: gathered parameters are not kept for the backward pass.
+    # Gathered inside of the rematerialised function, so not kept for the backward pass.
     return gathered(block, x)(x, *rest, **options)
 
 
@@ -183,7 +183,7 @@ def _looped(
     return_cache: bool,
     positions: Int32[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L D"], list[LayerCache | None]]:
-    """Run blocks of one kind in a loop: they, stacked or not, their caches and keys in `loop`."""
+    """Run blocks of one kind, stacked or not, in a loop; `loop` is (blocks, caches, keys)."""
     blocks, caches, keys = loop
     stack = blocks if isinstance(blocks, StackedBlocks) else stack_blocks(blocks)
     arrays, static = eqx.partition(stack.block, eqx.is_array)
@@ -199,13 +199,13 @@ def _looped(
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    """Put the arrays of equal trees side by side; all else is the first one's."""
+    """Stack the arrays of equal trees; everything else is taken from the first."""
     arrays, rest = eqx.partition(list(trees), eqx.is_array)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
 
 
 def _parts(blocks: Sequence[Any], caches: Sequence[Any], scan: bool) -> Iterator[slice]:
-    """Cut the stack into runs of one kind, or into single blocks."""
+    """Split the stack into runs of one kind, or into single blocks."""
     kinds = map(_kind, blocks, caches) if scan else range(len(blocks))
     start = 0
     for _, run in groupby(kinds):
@@ -215,7 +215,7 @@ def _parts(blocks: Sequence[Any], caches: Sequence[Any], scan: bool) -> Iterator
 
 
 def _kind(block: Any, cache: LayerCache | None) -> Any:
-    """What two blocks must share to be one program: all but values and the scale of the sum."""
+    """Return what blocks of one program must share: all but values and the FFN's scale."""
     leaves, structure = jax.tree.flatten((_unscaled(block), cache))
     return structure, [(x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves]
 
@@ -225,7 +225,7 @@ def _unscaled(block: Any) -> Any:
 
 
 def _scaled(block: Any, scale: float) -> Any:
-    # The one static number that differs between layers, with `rescale_nffn`: a copy with another.
+    # The scale is the only static value that differs between layers (with `rescale_nffn`).
     ffn = copy.copy(block.ffn)
     object.__setattr__(ffn, "scale", scale)
     return eqx.tree_at(lambda b: b.ffn, block, ffn)

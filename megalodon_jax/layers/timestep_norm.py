@@ -1,4 +1,4 @@
-"""TimestepNorm: group normalisation with statistics that run along the sequence."""
+"""TimestepNorm: group normalisation with running statistics along the sequence."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from megalodon_jax.types import NormState
 class TimestepNorm(eqx.Module):
     """Normalise each token by the running mean and variance of its groups.
 
-    The statistics are of the sequence of per-token group means `mu_1 .. mu_t`, up to and including
-    the token itself; masked tokens do not enter them. Output
+    The statistics are those of the per-token group means `mu_1 .. mu_t`, up to and including the
+    token itself, without masked tokens. The output is
     `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input. Source:
     docs/model.md "TimestepNorm".
     """
@@ -69,18 +69,18 @@ class TimestepNorm(eqx.Module):
         mask: Mask | None = None,
         positions: Int32[Array, "B L"] | None = None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """Normalise (B, L, D), continuing from `state`; returns the output and the state after it.
+        """Normalise (B, L, D), continuing from `state`; return the output and the state after it.
 
-        With `positions`, the index of each token within its document, every document is normalised
-        by statistics of its own. The first goes on from `state` where its first index in `x` is
-        above 0, and the state that is returned is that of the last.
+        With `positions`, the index of each token within its document, every document has its own
+        statistics. The first continues from `state` if its first index in `x` is above 0, and the
+        returned state is that of the last document.
 
-        Statistics are kept relative to a per-group origin (the carried mean, or the first valid
-        token of a fresh stream): a large common offset would otherwise cost float32 its digits.
-        The result does not depend on the origin, so no gradient flows through it.
+        Statistics are kept relative to an origin per group (the carried mean, or the first valid
+        token of a fresh stream), because a large common offset would cost float32 its digits. The
+        result does not depend on the origin, so no gradient flows through it.
 
         Raises:
-            ValueError: a shape or a dtype does not fit, float16 among the latter.
+            ValueError: a shape or a dtype does not fit, or is float16.
         """
         self._check(x, state)
         B, L, _ = x.shape
@@ -104,7 +104,7 @@ class TimestepNorm(eqx.Module):
         mask: Bool[Array, "B L"] | None,
         positions: Int32[Array, "B L"] | None,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """Normalise each shard's rows, tokens and groups where they are."""
+        """Normalise each shard's rows, tokens and groups in place."""
         check_divisible(mesh, "tensor", norm_num_groups=self.num_groups)
         B, L, _ = x.shape
         parts = shards(mesh, "sequence")
@@ -134,7 +134,7 @@ class TimestepNorm(eqx.Module):
         positions: Int32[Array, "B L"] | None = None,
         parts: int = 1,
     ) -> tuple[Float[Array, "B L D"], NormState]:
-        """`__call__` on what it has checked; on one of `parts` shards of the sequence."""
+        """Run `__call__` on checked inputs, on one of `parts` shards of the sequence."""
         B, L, D = x.shape
         dtype = widened(x.dtype)
         width = self.num_features // self.num_groups
@@ -169,9 +169,9 @@ class TimestepNorm(eqx.Module):
         mean: Float[Array, "B L G"],
         var: Float[Array, "B L G"],
     ) -> Float[Array, "BL D"]:
-        """Return the output as rows of a matrix, from statistics relative to what `groups` are."""
+        """Return the output as rows of a matrix; statistics and `groups` have the same origin."""
         B, L, G, width = groups.shape
-        # Rows of a matrix, as in `norms`: XLA's CPU backend is slow at gradients of (1, L, ...).
+        # As rows of a matrix, as in `norms`: XLA's CPU gradients of (1, L, ...) are slow.
         centred = (groups - mean[..., None]).reshape(B * L * G, width)
         y = centred * jax.lax.rsqrt(var + self.eps).reshape(B * L * G, 1)
         y = y.reshape(B * L, G * width)
@@ -201,7 +201,7 @@ def _before(
 ) -> Moments:
     """Return the moments of everything before this shard of a sequence.
 
-    Without the floor of the variance: that is for what is divided by, and not for what is added up.
+    The variance floor is not applied: it belongs to the divisor, not to what is added up.
     """
     B, L = groups.shape[:2]
     dtype = groups.dtype
@@ -227,7 +227,7 @@ def _running(
     count0: Int32[Array, " B"],
     mask: Bool[Array, "B L"] | None,
 ) -> tuple[Float[Array, "B L G"], Float[Array, "B L G"], Int32[Array, " B"]]:
-    """Running mean (B,L,G), floored variance (B,L,G) and final count (B,) of the sequence `mu`."""
+    """Return running mean (B,L,G), floored variance (B,L,G) and final count (B,) of `mu`."""
     B, L, _ = mu.shape
     valid = jnp.ones((B, L), bool) if mask is None else mask
     count = count0[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32)
@@ -244,7 +244,7 @@ def _running(
     m2 = m2 + jnp.cumsum(moved, axis=1)
     var = m2 / n
     if L == 1:
-        # A stream of single tokens rounds its variance once per call: move it, do not rebuild it.
+        # A stream of single tokens rounds its variance once per call: update it incrementally.
         var = var0[:, None] + (moved - var0[:, None] * (n - jnp.maximum(n0, 1.0))) / n
     var = jnp.where(seen, var, var0[:, None])
     return mean, jnp.maximum(var, VARIANCE_FLOOR), count[:, -1]

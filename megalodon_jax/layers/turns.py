@@ -1,8 +1,8 @@
-"""Cosine and sine of angles in turns, in float64 and by multiplications alone.
+"""Cosine and sine of angles given in turns, in float64, by multiplications alone.
 
-XLA's own in float64 are calls of a scalar library function on a CPU, one element at a time, and the
-argument 2 pi t that they take is rounded already. A polynomial is vectorised: 14 times as fast on
-an AMD EPYC, and within 1.2e-16 of the truth where the library's answer was within 3.5e-16.
+XLA computes them on a CPU by calling a scalar library function per element, with an argument
+2 pi t that is already rounded. A polynomial vectorises: it is 14 times as fast on an AMD EPYC, and
+its error is at most 1.2e-16 where the library's was 3.5e-16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 TERMS = 9
-"""Of each Taylor series: at an eighth of a turn what is left out is below 3e-18."""
+"""Number of terms of each Taylor series: at an eighth of a turn the remainder is below 3e-18."""
 _SINE = [(-1) ** n / math.factorial(2 * n + 1) for n in range(TERMS)]
 _COSINE = [(-1) ** n / math.factorial(2 * n) for n in range(TERMS)]
 
@@ -21,8 +21,8 @@ _COSINE = [(-1) ** n / math.factorial(2 * n) for n in range(TERMS)]
 def cos_sin(turns: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Return cosine and sine of `2 pi turns`, for float64 turns in [-1/2, 1/2].
 
-    A whole number of quarter turns is taken off first, which is exact; its cosine and sine are 0, 1
-    and -1.
+    A whole number of quarter turns is subtracted first, which is exact; the cosine and sine of
+    quarter turns are 0, 1 and -1.
     """
     away = jnp.abs(turns)
     quarters = jnp.round(4.0 * away)

@@ -1,4 +1,4 @@
-"""Low-precision products: matrices quantised in blocks that share a scale, and multiplied so."""
+"""Low-precision products: matrices quantised in blocks with a common scale, and their products."""
 
 from megalodon_jax.quantization.formats import (
     MX,

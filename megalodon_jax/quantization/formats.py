@@ -1,11 +1,14 @@
-"""Block-scaled quantisation in JAX, exact to the bit wherever it runs.
+"""Block-scaled quantisation in JAX, bit-exact on every platform.
 
-The last axis is the contraction and is cut into blocks that share a scale, zeros filling up the
-last one. Exponents come from the bits, never from a float logarithm; values meet the grid of their
-format by arithmetic in float32 and never by a narrow cast, which a compiler may elide or take in
-two steps; scaling by a power of two goes through the bits, because a CPU flushes the subnormals of
-float32 to zero. `stability.products.block_formats` is the independent truth this is equal to, bit
-for bit.
+The last axis is the contraction. It is cut into blocks with a common scale, and the last block is
+padded with zeros. Three rules make the results exact:
+
+- Exponents are read from the bits, never from a float logarithm.
+- Values are rounded to the grid of their format by float32 arithmetic, never by a narrow cast,
+  which a compiler may elide or do in two steps.
+- Scaling by a power of two works on the bits, because a CPU flushes float32 subnormals to zero.
+
+`stability.products.block_formats` is an independent reference that gives bit-identical results.
 
 Sources: OCP Microscaling Formats (MX) v1.0, section 6.3; "Pretraining Large Language Models with
 NVFP4" (NVIDIA 2025), appendix C; DeepSeek-V3, section 3.3; docs/formats.md "The formats".
@@ -21,25 +24,26 @@ import numpy as np
 from jaxtyping import Array, Float, UInt8
 
 MODES = ("ceil", "floor", "even")
-"""How the scale of an MX block is rounded."""
+"""Rounding modes for the scale of an MX block."""
 E4M3, E2M1 = jnp.float8_e4m3fn, jnp.float4_e2m1fn
 MX_BLOCK, NV_BLOCK, TILE = 32, 16, 128
 LARGEST = float(np.finfo(np.float32).max)
+# So that no scale is 0.
 SMALLEST_AMAX = 1e-4
-"""What DeepSeek's scales take a smaller largest magnitude for, so that none is 0."""
+"""Lower bound of the largest magnitude in DeepSeek's scales."""
 _BIAS, _FRACTION, _INFINITY, _NAN_BYTE = 127, 23, 0x7F800000, 255
 
 
 class MX(NamedTuple):
-    """Blocks with a power of two each (E8M0)."""
+    """Blocks with a power-of-two scale each (E8M0)."""
 
     values: Float[Array, "... n block"]
-    """Numbers of the element format, in float32."""
+    """Values of the element format, stored as float32."""
     scale: UInt8[Array, "... n"]
     """Biased exponent of the block's scale, 2^(byte - 127); 255 is NaN."""
 
     def dequantised(self) -> Float[Array, "... n block"]:
-        """Return float32 values; beyond its range infinite, below 2^-126 flushed on a CPU."""
+        """Return float32 values; infinite on overflow, flushed below 2^-126 on a CPU."""
         exponent = self.scale.astype(jnp.int32)[..., None] - _BIAS
         half = exponent >> 1
         wide = self.values * _power(half) * _power(exponent - half)
@@ -47,26 +51,26 @@ class MX(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """Blocks with a floating-point scale each, and one more for the whole tensor."""
+    """Blocks with a floating-point scale each, and one scale for the whole tensor."""
 
     values: Float[Array, "... n block"]
-    """Numbers of the element format, in float32."""
+    """Values of the element format, stored as float32."""
     scale: Float[Array, "... n"]
-    """Of each block; NaN where the block held something that is not finite."""
+    """Scale of each block; NaN if the block contained a non-finite value."""
     outer: Float[Array, ""]
-    """Of the tensor."""
+    """Scale of the tensor."""
 
     def inner(self) -> Float[Array, "... n block"]:
-        """Return values times block scale; for NVFP4 at most 6 significant bits, so exact."""
+        """Return values times block scale; exact for NVFP4, with at most 6 significant bits."""
         return self.values * self.scale[..., None]
 
     def dequantised(self) -> Float[Array, "... n block"]:
-        """Return float32 values; below 2^-126 flushed on a CPU."""
+        """Return float32 values, flushed below 2^-126 on a CPU."""
         return self.inner() * self.outer
 
 
 def blocks(x: Float[Array, "... k"], size: int) -> Float[Array, "... n size"]:
-    """Cut the last axis into blocks, zeros after its end: a product does not see them."""
+    """Cut the last axis into blocks, padded with zeros, which do not affect products."""
     short = -x.shape[-1] % size
     x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))
     return x.reshape(*x.shape[:-1], -1, size)
@@ -75,10 +79,11 @@ def blocks(x: Float[Array, "... k"], size: int) -> Float[Array, "... n size"]:
 def mx(x: Float[Array, "... k"], mode: str = "ceil", dtype: Any = E4M3, size: int = MX_BLOCK) -> MX:
     """Quantise float32 to an MX format: MXFP8 by default, MXFP4 with `E2M1`.
 
-    The scale is 2^(E - e) for the format's largest exponent e and the largest magnitude's E, as it
-    is (`floor`), after rounding that magnitude to the format's precision (`even`), or after
-    rounding amax / max up to a power of two (`ceil`), the one mode that never clips. A block of
-    zeros has scale byte 0, one with a NaN 255, one with an infinity 254.
+    The scale is 2^(E - e), where e is the format's largest exponent and E is the exponent of the
+    largest magnitude in the block: unchanged (`floor`), after rounding that magnitude to the
+    format's precision (`even`), or after rounding amax / max up to a power of two (`ceil`, the only
+    mode that never clips). The scale byte is 0 for a block of zeros, 255 for one with a NaN, and
+    254 for one with an infinity.
 
     Raises:
         ValueError: the mode is unknown, or `x` is not float32.
@@ -105,15 +110,15 @@ def mx(x: Float[Array, "... k"], mode: str = "ceil", dtype: Any = E4M3, size: in
 
 
 def nvfp4(x: Float[Array, "... k"], key: jax.Array | None = None) -> Scaled:
-    """Quantise float32 to NVFP4: e2m1, an e4m3 scale per block of 16, a float32 one per tensor.
+    """Quantise float32 to NVFP4: e2m1, an e4m3 scale per block of 16, a float32 scale per tensor.
 
     Encode scale g = min(448 * 6 / amax, FLT_MAX), block scale s = e4m3(amax_b * (g / 6)), values
-    x * min(1 / (s / g), FLT_MAX) clamped to 6; every operation is rounded to 24 bits, and keeps
-    them below 2^-126 too. amax is that of the finite values, and a block with others has scale NaN.
+    x * min(1 / (s / g), FLT_MAX) clamped to 6. Every operation is rounded to 24 bits, also below
+    2^-126. amax is taken over finite values; a block with non-finite values has scale NaN.
 
     Args:
         x: values of any shape; blocks run along the last axis.
-        key: rounds values stochastically; None rounds to nearest, ties to even.
+        key: PRNG key for stochastic rounding of the values; None rounds to nearest, ties to even.
 
     Raises:
         ValueError: `x` is not float32.
@@ -144,13 +149,13 @@ def deepseek(
     """Quantise float32 to e4m3 with a float32 scale per `rows` x 128 block, max(amax, 1e-4) / 448.
 
     Args:
-        x: at least two axes if `rows` is above 1; blocks run along the last ones.
+        x: values; at least two axes if `rows` is above 1. Blocks run along the last axes.
         rows: 1 for activations, 128 for weights.
         power_of_two: round scales up to powers of two, as for hardware with E8M0 scales.
         dtype: the element format.
 
     Returns:
-        The blocks, the scale repeated for each row. A block with a value that is not finite is NaN.
+        The blocks, with the scale repeated for each row. A block with a non-finite value is NaN.
 
     Raises:
         ValueError: `x` is not float32.
@@ -175,8 +180,8 @@ def deepseek(
 def nearest(x: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
     """Round float32 values to the nearest number of `dtype`, ties to even, saturating; float32 out.
 
-    NaN and infinity stay. Subnormals of bfloat16 are subnormals of float32, which the CPU flushes
-    to zero.
+    NaN and infinity are kept. Subnormals of bfloat16 are subnormals of float32, which the CPU
+    flushes to zero.
     """
     info = _info(dtype)
     x = _clamped(x, dtype)
@@ -190,15 +195,15 @@ def nearest(x: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
 
 
 def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Array, "..."]:
-    """Round float32 values to one of their two neighbours in `dtype`, so that the mean is x.
+    """Round float32 values to one of their two neighbours in `dtype`, such that the mean is x.
 
-    The probability of each neighbour is exact wherever float32 has at most 23 more bits than the
-    format at x. In bfloat16 the grid below 2^-119 is 2^-126, and values below it flush to zero.
+    The probability of each neighbour is exact where float32 has at most 23 more bits than the
+    format at x. In bfloat16 the grid below 2^-119 is 2^-126, and values below that flush to zero.
 
     Args:
-        x: float32 values of any shape; saturating, NaN and infinity stay.
+        x: float32 values of any shape; saturating, with NaN and infinity kept.
         dtype: the format to round to.
-        key: the randomness; the same key rounds the same way.
+        key: PRNG key; the same key rounds the same way.
     """
     info = _info(dtype)
     x = _clamped(x, dtype)
@@ -209,18 +214,18 @@ def stochastic(x: Float[Array, "..."], dtype: Any, key: jax.Array) -> Float[Arra
     unit = _power(jnp.maximum(exponent, lowest) - info.nmant)
     below = jnp.floor(x / unit)
     share = x / unit - below
-    # The dtype is said: with 64-bit types on the default is float64, and other numbers.
+    # Explicit float32: with 64-bit types enabled the default is float64, which draws other numbers.
     up = jax.random.uniform(key, x.shape, jnp.float32) < share
     rounded = _clamped((below + up.astype(jnp.float32)) * unit, dtype)
     return jnp.where(jnp.isfinite(x), rounded, x)
 
 
 def key_from(x: Float[Array, "..."]) -> jax.Array:
-    """Return a PRNG key that depends on nothing but the bits of float32 values.
+    """Return a PRNG key that depends only on the bits of float32 values.
 
-    Their sum as integers, which has no order: on any device and in any sharding the same tensor
-    gives the same key. One that was computed in floating point is the same only up to rounding, and
-    then its key is another one: give it what is stored, such as a weight.
+    The key is the sum of the bits as integers, which does not depend on order: on any device and in
+    any sharding, the same tensor gives the same key. A tensor computed in floating point is equal
+    only up to rounding, which changes the key; so pass a stored tensor such as a weight.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     return jax.random.key(jnp.sum(bits, dtype=jnp.uint32))
@@ -244,15 +249,15 @@ def _checked(x: jax.Array, name: str) -> jax.Array:
 
 
 def _magnitude(x: jax.Array) -> jax.Array:
-    """Return |x| as int32 bits: ordered like the values, infinity above all, NaN above it."""
+    """Return |x| as int32 bits: ordered like the values, with infinity and then NaN at the top."""
     return jax.lax.bitcast_convert_type(x, jnp.int32) & np.int32(0x7FFFFFFF)
 
 
 def _divided(x: jax.Array, divisor: int) -> jax.Array:
     """Return x / divisor in float32, rounded once, for positive normal x and results.
 
-    XLA turns division by what it knows to be constant into multiplication by the reciprocal, which
-    rounds differently in a third of all cases; so integers are divided.
+    XLA turns division by a known constant into multiplication by its reciprocal, which rounds
+    differently in a third of all cases; so this divides integers.
     """
     twos = (divisor & -divisor).bit_length() - 1
     odd = divisor >> twos
@@ -274,15 +279,15 @@ def _power(exponent: jax.Array) -> jax.Array:
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return significand in [1, 2) and exponent of positive normal numbers."""
+    """Return the significand in [1, 2) and the exponent of positive normal numbers."""
     bits = _magnitude(x)
     return _float(bits & ((1 << _FRACTION) - 1) | (_BIAS << _FRACTION)), (bits >> _FRACTION) - _BIAS
 
 
 def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Return x * 2^exponent for subnormal x too; what is then below 2^-102 is too small to matter.
+    """Return x * 2^exponent, also for subnormal x; results below 2^-102 are too small to matter.
 
-    Results beyond 2^126 are too large to be exact, and saturate whatever they are rounded to.
+    Results beyond 2^126 are inexact; they saturate in every format they are rounded to.
     """
     bits, magnitude = jax.lax.bitcast_convert_type(x, jnp.int32), _magnitude(x)
     biased = magnitude >> _FRACTION
@@ -295,7 +300,7 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _saturated(x: jax.Array, dtype: Any) -> jax.Array:
-    """Clamp infinity as well: a cast of it would be NaN."""
+    """Clamp to the format's range, infinity included: casting infinity would give NaN."""
     top = _info(dtype).max
     return jnp.clip(x, -top, top)
 

@@ -1,30 +1,33 @@
 """Low-precision matrix products: both operands quantised along the contraction, summed in float32.
 
-A linear map is three products, forward, gradient of the input and gradient of the weight, each
-over another axis; so each quantises its own two operands, from what the default backend would have
-multiplied. Master weights, activations between products and everything a backend is not named for
-stay as they are, and a checkpoint knows nothing of backends.
+A linear map has three products: forward, gradient of the input and gradient of the weight. Each
+contracts another axis, so each quantises its own two operands, starting from what the default
+backend would multiply. Master weights, activations between products and everything else keep their
+precision, and checkpoints do not depend on backends.
 
     mxfp8                     MXFP8 in all three (e4m3, blocks of 32, scales rounded up)
     nvfp4                     NVFP4 in all three; output gradients are rounded stochastically, and
-                              both operands of the weight gradient are rotated by a random Hadamard
-                              transform of 16 tokens before
+                              both operands of the weight gradient are first rotated by a random
+                              Hadamard transform of 16 tokens
     mxfp8-nvfp4               MXFP8 forward, the gradients as in nvfp4
     nvfp4-nearest             ... without the stochastic rounding
     nvfp4-unrotated           ... without the rotation
     nvfp4-nearest-unrotated   ... without either
 
-Stochastic rounding needs no key from outside. It is made from the bits of the weight
-(`formats.key_from`), and each element's share of it from its place in the whole array: from the
-same weights the noise is the same on every machine, with 64-bit types on or off, in every sharding
-of arrays under `jax.jit` and when a block is recomputed; after an update, and in another matrix, it
-is another one. Gradients would not do: their last bits depend on the order of sums, and so on the
-machine and the sharding. Microbatches of one step share the noise, as they share the weights: it
-meets other values in each, and so their sum is still right on average. Within `jax.shard_map` an
-array is a shard, and every shard of as many tokens draws the same.
+Stochastic rounding needs no external key. The key is derived from the bits of the weight
+(`formats.key_from`), and each element's random number from its position in the whole array. So the
+same weights give the same noise on every machine, with 64-bit types on or off, in every sharding
+under `jax.jit`, and when a block is recomputed. After an update, and for another matrix, the noise
+differs. Gradients would not do as a source: their last bits depend on the order of sums, and so on
+the machine and the sharding.
 
-Gradients go backwards only: they are products of their own, quantised anew, and no transposes of
-one that could run forward. `jax.jvp` through a low-precision backend raises a TypeError.
+Microbatches of one step have the same weights and so the same noise. It is applied to different
+values in each, so their sum is still unbiased. Inside `jax.shard_map` an array is a shard, and all
+shards with equally many tokens draw the same noise.
+
+Only reverse-mode differentiation is supported: gradients are separate products with their own
+quantisation, not transposes of a map that could run forward. `jax.jvp` through a low-precision
+backend raises a TypeError.
 
 Sources: OCP Microscaling Formats (MX) v1.0; "Pretraining Large Language Models with NVFP4" (NVIDIA
 2025), section 4; docs/formats.md "Use".
@@ -52,7 +55,7 @@ Operands = tuple[MX, MX] | tuple[Scaled, Scaled]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How the three products of a linear map are taken."""
+    """Number formats and options of the three products of a linear map."""
 
     forward: Format
     gradients: Format
@@ -70,15 +73,16 @@ BACKENDS = {
     "nvfp4-unrotated": Backend("nvfp4", "nvfp4", stochastic=True),
     "nvfp4-nearest-unrotated": Backend("nvfp4", "nvfp4"),
 }
-"""By the names `MegalodonConfig.gemm_backend` takes, "default" apart."""
+"""Backends by the names that `MegalodonConfig.gemm_backend` accepts, except "default"."""
 
 
 def gemm(
     x: Float[Array, "... in"], weight: Float[Array, "out in"], backend: str
 ) -> Float[Array, "... out"]:
-    """Return `x @ weight.T` on a low-precision backend, float32, with gradients on the same one.
+    """Return `x @ weight.T` on a low-precision backend, in float32, differentiable in reverse mode.
 
-    A contraction that is no multiple of the block is filled up with zeros, which change nothing.
+    A contraction that is not a multiple of the block size is padded with zeros, which have no
+    effect. Gradients use the same backend.
 
     Args:
         x: activations, rounded to float32 if they are wider.
@@ -102,18 +106,18 @@ def operands(
     weight: Float[Array, "out in"],
     dy: Float[Array, "tokens out"] | None = None,
 ) -> Operands:
-    """Return what one of the three products multiplies, both quantised along its contraction.
+    """Return the operands of one of the three products, both quantised along its contraction.
 
     Args:
         direction: "forward", x (tokens, in) by weight (out, in); "input_grad", dy (tokens, out) by
             weight^T (in, out); "weight_grad", dy^T (out, tokens) by x^T (in, tokens).
-        backend: the recipe.
+        backend: the formats and options.
         x, weight: float32.
-        dy: gradient of the output, float32; not read going forward.
+        dy: gradient of the output, float32; not used for "forward".
     """
     if dy is None:
         return _quantised(backend.forward, x), _quantised(backend.forward, weight)
-    # One key for each product: the errors of the two gradients must not go together.
+    # A separate key per product: the errors of the two gradients must be independent.
     key = jax.random.fold_in(key_from(weight), DIRECTIONS.index(direction))
     key, fmt = key if backend.stochastic else None, backend.gradients
     if direction == "input_grad":
@@ -142,11 +146,11 @@ def product(pair: Operands, path: Path) -> Float[Array, "rows columns"]:
 
 
 def path_of(format: Format) -> Path:
-    """Return how products of a format are taken on the default device.
+    """Return how products of a format are computed on the default device.
 
-    "scaled matmul" is `jax.nn.scaled_matmul`, one instruction on Blackwell; "fp8 dot" multiplies
-    block by block on Hopper and Ada, and has no 4 bits; "emulated" multiplies the dequantised
-    values, exactly, and adds in float32. None of them has run on such a GPU yet.
+    "scaled matmul" is `jax.nn.scaled_matmul`, one instruction on Blackwell. "fp8 dot" multiplies
+    block by block on Hopper and Ada, and does not support 4 bits. "emulated" multiplies the
+    dequantised values exactly and adds in float32. None of the three has run on such a GPU yet.
     """
     device = jax.devices()[0]
     major, _, minor = str(getattr(device, "compute_capability", "0")).partition(".")
@@ -161,15 +165,15 @@ def path_of(format: Format) -> Path:
 def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
     """Apply the random 16-point Hadamard transform along the last axis, padded with zeros.
 
-    It is orthogonal, so the product of two operands that are both rotated is unchanged.
+    It is orthogonal, so the product of two rotated operands is unchanged.
 
-    The sums are butterflies: elementwise additions in a fixed order. A matrix product would add in
-    an order that depends on the processor and the library, and one ULP in the largest magnitude of
-    a tensor moves its NVFP4 scale, and with it every element of the product.
+    Sums are computed as butterflies: elementwise additions in a fixed order. The order of additions
+    in a matrix product depends on the processor and the library, and a difference of one ULP in the
+    largest magnitude of a tensor changes its NVFP4 scale, and thereby every element of the product.
     """
     short = -x.shape[-1] % NV_BLOCK
     x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))
-    # The first column of a Hadamard matrix is ones: what is left are the signs over 4, exact.
+    # The first column of a Hadamard matrix is all ones, so this column holds the signs / 4, exact.
     parts = x.reshape(-1, NV_BLOCK) * ROTATION[:, 0]
     for half in (2**i for i in range(NV_BLOCK.bit_length() - 1)):
         pairs = parts.reshape(-1, 2, half)
@@ -179,10 +183,10 @@ def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
 
 
 def check_widths(*operands: jax.Array) -> None:
-    """Insist that nothing is quantised twice, nor in float16.
+    """Check that no operand is already quantised or float16.
 
     Raises:
-        ValueError: an operand is in 8 bits or fewer, or in float16.
+        ValueError: an operand has 8 bits or fewer, or is float16.
     """
     for operand in operands:
         if operand.dtype.itemsize < 2 or operand.dtype == jnp.float16:
@@ -196,13 +200,13 @@ def _rotation() -> np.ndarray:
     hadamard = np.ones((1, 1), np.float32)
     while len(hadamard) < NV_BLOCK:
         hadamard = np.kron(np.array([[1, 1], [1, -1]], np.float32), hadamard)
-    # Signs are drawn once for all layers and steps: what matters is that no token is special.
+    # Drawn once for all layers and steps: it only matters that no token is special.
     signs = np.random.default_rng(NV_BLOCK).choice(np.array([-1, 1], np.float32), NV_BLOCK)
     return signs[:, None] * hadamard / np.sqrt(np.float32(NV_BLOCK))
 
 
 ROTATION = _rotation()
-"""(16, 16) float32: random signs, then a Hadamard matrix, over 4; its entries are exact."""
+"""(16, 16) float32: random signs times a Hadamard matrix, divided by 4; its entries are exact."""
 
 
 def _quantised(format: Format, x: jax.Array, key: jax.Array | None = None) -> Any:
@@ -229,7 +233,7 @@ _gemm.defvjp(_forward, _backward)
 
 
 def _codes(values: jax.Array, dtype: Any) -> jax.Array:
-    """Return blocks (rows, n, block) as (1, rows, k) in a narrow dtype they are numbers of."""
+    """Convert blocks (rows, n, block) to (1, rows, k) in a narrow dtype that holds them exactly."""
     return values.astype(dtype).reshape(1, values.shape[0], -1)
 
 
@@ -241,7 +245,7 @@ def _scaled_matmul(codes: list[jax.Array], scales: list[jax.Array]) -> jax.Array
 def _fp8_dot(a: MX, b: MX) -> Float[Array, "rows columns"]:
     """Multiply block by block, since scales change along the contraction; add in float32.
 
-    That also keeps the tensor cores' short accumulator to 32 terms.
+    That also limits the tensor cores' short accumulator to 32 terms.
     """
 
     def add(total: jax.Array, block: Any) -> tuple[jax.Array, None]:
@@ -268,9 +272,9 @@ def _fp8_dot(a: MX, b: MX) -> Float[Array, "rows columns"]:
 def _emulated(
     a: Float[Array, "rows n block"], b: Float[Array, "columns n block"]
 ) -> Float[Array, "rows columns"]:
-    """Multiply blocks of values with at most 6 significant bits: exact in bfloat16 too.
+    """Multiply blocks of values with at most 6 significant bits, which are exact in bfloat16 too.
 
-    So a GPU may use its tensor cores; a CPU is slow in bfloat16.
+    So a GPU can use its tensor cores, while a CPU, which is slow in bfloat16, uses float32.
     """
     dtype = jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16
     left, right = (q.reshape(q.shape[0], -1).astype(dtype) for q in (a, b))

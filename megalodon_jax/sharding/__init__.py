@@ -1,6 +1,6 @@
-"""One model on many devices: axes of a mesh, where parameters lie, what crosses between shards.
+"""Sharding of one model over many devices: mesh axes, parameter placement, communication.
 
-The layers ask `axes`, `rules` and `sequence`; a user calls what is exported here.
+The layers use `axes`, `rules` and `sequence`; users call what is exported here.
 """
 
 from megalodon_jax.sharding.axes import AXES, make_mesh

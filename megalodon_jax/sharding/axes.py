@@ -1,9 +1,9 @@
-"""Where an array lies while a program is traced: the axes of a mesh that the model knows.
+"""Mesh axes that the model knows, and the placement of arrays while a program is traced.
 
-An array that was placed on a mesh says so in its type, in a traced function too, so no layer is
-told about a mesh: it asks its input. Without one, everything here returns what it was handed, and
-the program is that of one device, bit for bit. Axes that a surrounding `shard_map` has taken are
-none of ours: inside it an array is a shard.
+The type of an array on a mesh includes its mesh, also in a traced function. So layers need no mesh
+argument: they ask their input. Without a mesh, every function here returns its input, and the
+program is bit-identical to that of one device. Axes that a surrounding `shard_map` has taken are
+ignored, since inside it an array is a shard.
 
 Source: docs/sharding.md "Where things lie".
 """
@@ -22,10 +22,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 Tree = TypeVar("Tree")
 AnyMesh: TypeAlias = Mesh | AbstractMesh
 Dims: TypeAlias = tuple[str | None, ...]
-"""What each axis of an array is: "batch", "sequence", "tensor", or None for none of these."""
+"""Meaning of each axis of an array: "batch", "sequence", "tensor", or None for none of these."""
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
-"""Names of mesh axes. Rows of a batch lie on the first two, tokens on the last."""
+"""Names of mesh axes. The rows of a batch lie on the first two, the tokens on the last."""
 MEANING: dict[str, tuple[str, ...]] = {
     "batch": (DATA, FSDP),
     "sequence": (SEQUENCE,),
@@ -34,10 +34,10 @@ MEANING: dict[str, tuple[str, ...]] = {
 
 
 def mesh_of(x: Any) -> AnyMesh | None:
-    """Return the mesh on which an array lies, or None where there is nothing to split.
+    """Return the mesh of an array, or None if there is nothing to split.
 
-    A mesh counts if one of its axes is ours and longer than 1, and none is Explicit: there JAX
-    itself says where results lie (`automatic` is how the model gets around that).
+    A mesh counts if one of our axes is longer than 1 and no axis is Explicit. With Explicit axes,
+    JAX itself determines the placement of results (`automatic` works around that).
     """
     mesh: Any = None
     if isinstance(x, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
@@ -52,22 +52,23 @@ def mesh_of(x: Any) -> AnyMesh | None:
 
 
 def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
-    """Return the sizes of our axes of a mesh by name, but those that a `shard_map` has taken."""
+    """Return the sizes of our axes of a mesh by name, except those a `shard_map` has taken."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return {n: mesh.shape[n] for n, kind in kinds if n in AXES and kind != AxisType.Manual}
 
 
 def shards(mesh: AnyMesh | None, meaning: str) -> int:
-    """Return how many parts a mesh cuts an axis of this meaning into; 1 without a mesh."""
+    """Return into how many parts a mesh cuts an axis of this meaning; 1 without a mesh."""
     sizes = {} if mesh is None else axis_sizes(mesh)
     return math.prod(sizes.get(name, 1) for name in MEANING[meaning])
 
 
 def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
-    """Return where an array of a shape lies on a mesh.
+    """Return the placement of an array on a mesh.
 
-    An axis of an array that the mesh does not divide is not cut: a batch of one row is the same on
-    every device. What must be divided is refused before (`check_divisible`).
+    An axis of the array whose size the mesh does not divide is not cut: a batch of one row is
+    replicated on every device. Sizes that must be divisible are checked before
+    (`check_divisible`).
     """
     sizes, entries = axis_sizes(mesh), []
     for size, meaning in zip(shape, dims, strict=True):
@@ -78,28 +79,28 @@ def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
 
 
 def placed(x: Tree, *dims: str | None) -> Tree:
-    """Return an array, laid out as `dims` say; the same array where there is no mesh."""
+    """Constrain an array to the placement `dims`; return it unchanged without a mesh."""
     mesh = mesh_of(x)
     return x if mesh is None else constrained(x, mesh, spec_of(mesh, x.shape, dims))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def constrained(x: Tree, mesh: AnyMesh, spec: PartitionSpec) -> Tree:
-    """Return an array, laid out by a spec."""
+    """Constrain an array to the placement of a spec."""
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))  # pyright: ignore[reportArgumentType]
 
 
 def on_shards(
     function: Callable[..., Any], mesh: AnyMesh, arguments: tuple[Any, ...], ins: Any, outs: Any
 ) -> Any:
-    """Call a function on the shards of its arguments, every axis of ours being manual.
+    """Call a function on the shards of its arguments, with all of our axes manual.
 
     Args:
         function: takes the shards of `arguments` and returns shards.
-        mesh: where.
+        mesh: the mesh.
         arguments: pytrees of arrays.
-        ins: for each of them its specs.
-        outs: specs of what `function` returns. What they do not name is equal on all devices, which
-            JAX checks.
+        ins: specs of each argument.
+        outs: specs of the result. Along axes they do not name, it must be equal on all devices,
+            which JAX checks.
     """
     names = frozenset(axis_sizes(mesh))
     call = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, axis_names=names)
@@ -107,15 +108,16 @@ def on_shards(
 
 
 def as_varied(tree: Tree, specs: Any, like: PartitionSpec) -> Tree:
-    """Return parameters on a shard as values that may differ wherever an activation does.
+    """Mark parameters on a shard as varying over every axis that an activation varies over.
 
-    They do not differ; but then their gradients are summed over shards as what they are, and not as
-    whatever was first multiplied with the activation, such as a kernel as long as the sequence.
+    Their values do not vary. But then JAX sums over shards the gradients of the parameters
+    themselves, rather than those of whatever is first combined with the activation, such as a
+    kernel as long as the sequence.
 
     Args:
-        tree: parameters, in a function that `on_shards` calls.
-        specs: theirs, in the same structure.
-        like: that of the activation.
+        tree: parameters, inside a function called by `on_shards`.
+        specs: their specs, in the same structure.
+        like: spec of the activation.
     """
 
     def varied(leaf: Any, spec: PartitionSpec) -> Any:
@@ -131,7 +133,7 @@ def _names(spec: PartitionSpec) -> list[str]:
 
 
 def check_divisible(mesh: AnyMesh, meaning: str, **sizes: int) -> None:
-    """Insist that a mesh divides sizes.
+    """Check that a mesh divides sizes.
 
     Raises:
         ValueError: it does not; the message has both numbers.
@@ -147,16 +149,16 @@ def check_divisible(mesh: AnyMesh, meaning: str, **sizes: int) -> None:
 
 
 def automatic(function: Callable[[Any], Any], tree: Any, outs: Callable[[AnyMesh], Any]) -> Any:
-    """Return `function(tree)`, traced with Auto axes where arrays of `tree` lie on Explicit ones.
+    """Return `function(tree)`, traced with Auto axes if arrays of `tree` lie on Explicit ones.
 
-    With Explicit axes, JAX's default, every operation must say where its result lies; the model
-    says it in a few places and leaves the rest to the compiler. Types return at the end, and those
-    of gradients are those of what they belong to.
+    With Explicit axes, JAX's default, every operation must state the placement of its result. The
+    model states it in a few places and leaves the rest to the compiler. The types of the results
+    are Explicit again, and gradients get the types of what they belong to.
 
     Args:
-        function: what to call.
-        tree: a pytree; what is no JAX array in it is passed as it is.
-        outs: takes the mesh and returns specs for the result, in its structure.
+        function: the function to call.
+        tree: a pytree; everything except JAX arrays is passed unchanged.
+        outs: takes the mesh and returns specs with the structure of the result.
     """
     mesh = _explicit_mesh(tree)
     if mesh is None:
@@ -193,21 +195,21 @@ def _as_auto(mesh: Any) -> AbstractMesh:
 def make_mesh(
     *, data: int = 1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, devices: Any = None
 ) -> Mesh:
-    """Return a mesh with the axes `data`, `fsdp`, `tensor` and `sequence`, Auto, of these sizes.
+    """Return a mesh with the Auto axes `data`, `fsdp`, `tensor` and `sequence` of these sizes.
 
-    Axes of size 1 are left out, but for `data` where all are 1. Devices that stand next to one
-    another in `jax.devices()` differ in the last axes, the ones that talk most in each layer.
-    Any other mesh with these names does too, Explicit ones included.
+    Axes of size 1 are left out, except `data` if all are 1. Devices adjacent in `jax.devices()`
+    differ in the last axes, which communicate most in each layer. Any other mesh with these axis
+    names works too, including Explicit ones.
 
     Args:
-        data: replicas of the model, each with its own rows of the batch.
+        data: number of model replicas, each with its own rows of the batch.
         fsdp: as `data`, but each holds a part of every parameter.
-        tensor: parts of heads, channels, FFN columns and vocabulary.
-        sequence: parts of the tokens, whole chunks each.
-        devices: which; by default the first of `jax.devices()`.
+        tensor: number of parts of heads, channels, FFN columns and vocabulary.
+        sequence: number of parts of the tokens, in whole chunks.
+        devices: devices to use; by default the first of `jax.devices()`.
 
     Raises:
-        ValueError: a size is no positive integer, or there are fewer devices.
+        ValueError: a size is not a positive integer, or there are too few devices.
     """
     sizes = {DATA: data, FSDP: fsdp, SEQUENCE: sequence, TENSOR: tensor}
     for name, size in sizes.items():

@@ -1,4 +1,4 @@
-"""Where the cache of a stream lies on a mesh: its rows as a batch, heads and channels on `tensor`.
+"""Placement of a stream's cache on a mesh: rows as a batch, heads and channels on `tensor`.
 
 Source: docs/sharding.md "Generation".
 """
@@ -25,11 +25,11 @@ _DIMS: dict[str, Dims] = {
     "h": ("batch", "tensor", None),
 }
 _COUNTERS = ("count", "first", "position", "document")
-"""Of all rows, or of each."""
+"""Counters shared by all rows, or one per row."""
 
 
 def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
-    """Return where each array of a cache, or of its shapes, lies."""
+    """Return the spec of each array of a cache, or of its shapes."""
 
     def spec(path: Any, leaf: Any) -> PartitionSpec:
         name = dotted(path).rpartition(".")[2]
@@ -42,18 +42,18 @@ def cache_specs(cache: Tree, mesh: AnyMesh) -> Tree:
 
 
 def shard_cache(cache: ModelCache, mesh: AnyMesh) -> ModelCache:
-    """Return a cache, such as `init_cache` makes, laid out on a mesh."""
+    """Return a cache, such as one from `init_cache`, placed on a mesh."""
     specs = cache_specs(cache, mesh)
     return jax.tree.map(lambda leaf, spec: laid_out(leaf, mesh, spec), cache, specs)
 
 
 def placed_cache(cache: Tree, x: Any) -> Tree:
-    """Return a cache a model made where the next call expects it: a second layout would compile
-    the step again.
+    """Place a cache made by the model where the next call expects it: another placement would
+    compile the step again.
 
     Args:
-        cache: what a model returns.
-        x: an activation, which knows the mesh.
+        cache: cache returned by a model.
+        x: an activation, whose type includes the mesh.
     """
     mesh = mesh_of(x)
     if mesh is None:
@@ -71,14 +71,14 @@ def full_cache_specs(
 ) -> Any:
     """Return the specs of the cache a model returns.
 
-    `per_row`: its rows have own positions. `packed`: it knows their documents.
+    `per_row`: each row has its own position. `packed`: the cache holds each row's document.
     """
     shapes = jax.eval_shape(lambda: init_cache(config, batch_size, per_row=per_row, packed=packed))
     return cache_specs(shapes, mesh)
 
 
 def check_no_sequence(mesh: AnyMesh) -> None:
-    """Insist that no axis cuts the tokens of what goes on token by token.
+    """Check that no axis cuts the tokens of a stream, which is computed token by token.
 
     Raises:
         ValueError: `sequence` is longer than 1.

@@ -1,4 +1,4 @@
-"""A model, an optimiser state and a batch, laid out on a mesh; outside of jit, or inside it."""
+"""Placement of a model, an optimiser state and a batch on a mesh, outside or inside of jit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from megalodon_jax.sharding.rules import partition_specs
 
 Tree = TypeVar("Tree")
 FILL = {"input_ids": 0, "labels": -100, "attention_mask": 0}
-"""What `padded_batch` fills up with, by the name of an array: nothing that counts."""
+"""Fill values of `padded_batch` by array name; they do not affect any result."""
 
 
 def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
-    """Return a model, or gradients of one, with every parameter where the rules say.
+    """Place every parameter of a model, or of its gradients, on a mesh by the rules.
 
-    Values and structure stay what they are. Inside jit it says where a result lies, which keeps an
-    updated model where the one before was.
+    Values and structure do not change. Inside jit this constrains the placement of a result, which
+    keeps an updated model where the old one was.
 
     Raises:
         ValueError: the mesh does not divide the model; the message has both numbers.
@@ -37,15 +37,15 @@ def shard_model(model: Tree, mesh: AnyMesh) -> Tree:
 
 
 def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
-    """Return an optimiser state with what belongs to a parameter where that parameter is.
+    """Place an optimiser state, with the leaves of each parameter where that parameter is.
 
-    A leaf belongs to a parameter when its path ends in the parameter's name and it has its shape,
-    as the moments of optax do; whatever else there is, such as a count, is on every device.
+    A leaf belongs to a parameter if its path ends in the parameter's name and it has the same
+    shape, as optax's moments do. All other leaves, such as a count, are replicated.
 
     Args:
         state: any pytree.
-        model: the model it is of, its arrays or shapes.
-        mesh: where.
+        model: the model it belongs to, of arrays or shapes.
+        mesh: the mesh.
 
     Raises:
         ValueError: the mesh does not divide the model, or layers are stacked.
@@ -59,7 +59,7 @@ def shard_state(state: Tree, model: Any, mesh: AnyMesh) -> Tree:
 
 
 def state_specs(state: Any, model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
-    """Return where every leaf of an optimiser state lies, by dotted path (`shard_state`).
+    """Return the spec of every leaf of an optimiser state, by dotted path (`shard_state`).
 
     Raises:
         ValueError: see `shard_state`.
@@ -79,17 +79,17 @@ def state_specs(state: Any, model: Any, mesh: AnyMesh) -> dict[str, PartitionSpe
 
 
 def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
-    """Return a batch with its rows on `data` and `fsdp` and its tokens on `sequence`.
+    """Place a batch with its rows on `data` and `fsdp` and its tokens on `sequence`.
 
     Args:
-        batch: a pytree of arrays (B, L), or (k, B, L) for k micro-batches, or (B,): the whole batch
-            in every process.
-        mesh: where.
-        chunk_size: of the model; every device holds whole chunks.
+        batch: a pytree of arrays (B, L), or (k, B, L) for k micro-batches, or (B,); every process
+            passes the whole batch.
+        mesh: the mesh.
+        chunk_size: chunk size of the model; every device holds whole chunks.
 
     Raises:
-        ValueError: rows or tokens do not divide; the message has both numbers. `padded_batch` fills
-            up tokens. Or a leaf is no array.
+        ValueError: rows or tokens are not divisible (the message has both numbers; `padded_batch`
+            pads tokens), or a leaf is not an array.
     """
 
     def put(leaf: Any) -> Any:
@@ -114,19 +114,19 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
 def padded_batch(
     batch: Mapping[str, Any], multiple: int, *, ignore_index: SupportsIndex = -100
 ) -> dict[str, Any]:
-    """Return a batch whose length is a multiple, filled up on the right with what does not count.
+    """Pad a batch on the right to a multiple of a length, without effect on the loss.
 
-    Everything in the model is causal, and a label that is ignored or masked does not count: the
-    loss and the logits of the old positions stay what they are.
+    Everything in the model is causal, and ignored or masked labels do not count, so the loss and
+    the logits of the original positions are unchanged.
 
     Args:
-        batch: arrays (B, L), or (k, B, L), by name: `input_ids`, `labels`, `attention_mask`. What
-            is None is left out; a mask is made where there is none.
-        multiple: such as the chunk size times the size of `sequence`.
-        ignore_index: a label that does not count.
+        batch: arrays (B, L), or (k, B, L), by name: `input_ids`, `labels`, `attention_mask`. None
+            is left out; a mask is added if there is none.
+        multiple: for example the chunk size times the size of `sequence`.
+        ignore_index: label that does not count.
 
     Raises:
-        ValueError: an array has another name, or `multiple` is no positive integer.
+        ValueError: an array has another name, or `multiple` is not a positive integer.
     """
     multiple = as_integer("padded_batch: multiple", multiple, 1)
     if unknown := sorted(set(batch) - set(FILL)):
@@ -145,7 +145,7 @@ def padded_batch(
 
 
 def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:
-    """Insist that every device of `sequence` holds whole chunks.
+    """Check that every device of `sequence` holds whole chunks.
 
     Raises:
         ValueError: it would not; the message has the numbers.
@@ -160,14 +160,14 @@ def check_length(mesh: AnyMesh, length: int, chunk_size: int) -> None:
 
 
 def laid_out(leaf: Any, mesh: AnyMesh, spec: PartitionSpec) -> Any:
-    """Return an array on a mesh; inside jit, the wish that it lie there."""
+    """Place an array on a mesh; inside jit, constrain its placement."""
     sharding = NamedSharding(mesh, spec)
     if traced(leaf):
         return jax.lax.with_sharding_constraint(leaf, sharding)
     if sharding.is_fully_addressable or not _addressable(leaf):
         return jax.device_put(leaf, sharding)
-    # Every process has the whole value and hands over its own parts; `device_put` would first
-    # compare the whole between the processes.
+    # Every process holds the whole value and contributes its own parts; `device_put` would first
+    # compare the whole value between processes.
     whole = np.asarray(leaf)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 

@@ -1,14 +1,14 @@
-"""Which part of each parameter lies on which axis of a mesh, by its role in the weight table.
+"""Placement rules: which mesh axis each axis of a parameter is cut by, according to its role.
 
     embedding, head     rows (the vocabulary) on `tensor`
-    linear              rows on `tensor` (heads, FFN columns, channels); those of `wh2` and `fc2`,
-                        which read what is cut already, columns
-    bias, norm, cema    channels on `tensor`, so that a group of a norm is where its channels are
+    linear              rows on `tensor` (heads, FFN columns, channels); columns for `wh2` and
+                        `fc2`, whose inputs are cut already
+    bias, norm, cema    channels on `tensor`, so that a norm's group is where its channels are
     q/k affine          heads on `tensor`
-    lora                the axis it shares with its matrix as that one; the rank is whole
+    lora                the axis shared with its matrix is cut like the matrix; the rank is not cut
 
-`fsdp` cuts the other axis of a matrix; vectors and the EMA, a thousandth of a model, are whole on
-it, as each would cost a collective of its own. Source: docs/sharding.md "Where things lie".
+`fsdp` cuts the other axis of a matrix. Vectors and the EMA, a thousandth of a model, are replicated
+on it, since each would need a separate collective. Source: docs/sharding.md "Where things lie".
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _READS_PARTS = r"(^|\.)(wh2|fc2)\.weight$"
 
 
 def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
-    """Return where a parameter is stored.
+    """Return the placement in which a parameter is stored.
 
-    A vocabulary that `tensor` does not divide leaves its rows whole and is cut by columns; the
-    program fills it up with rows that no token has. A parameter without a rule (`Role.OTHER`) is
-    whole on every device: nothing says how its layer reads it.
+    If `tensor` does not divide the vocabulary, its rows are not cut, and columns are cut instead;
+    the program pads it with rows that no token uses. A parameter without a rule (`Role.OTHER`) is
+    replicated, because nothing says how its layer reads it.
     """
     sizes, dim, role = axis_sizes(mesh), _tensor_dim(name), role_of(name)
     if role is Role.OTHER:
@@ -59,11 +59,11 @@ def partition_spec(name: str, shape: tuple[int, ...], mesh: AnyMesh) -> Partitio
 
 
 def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
-    """Return where every parameter is stored, by name.
+    """Return the placement in which every parameter is stored, by name.
 
     Args:
-        model: a `MegalodonForCausalLM`, its arrays or shapes.
-        mesh: axes whose names are not in `sharding.AXES` hold replicas.
+        model: a `MegalodonForCausalLM` of arrays or shapes.
+        mesh: the mesh; axes with names outside of `sharding.AXES` hold replicas.
 
     Raises:
         ValueError: the mesh does not divide the model (`check_config`), or its layers are stacked.
@@ -75,10 +75,10 @@ def partition_specs(model: Any, mesh: AnyMesh) -> dict[str, PartitionSpec]:
 
 
 def check_config(config: MegalodonConfig, mesh: AnyMesh) -> None:
-    """Insist that a mesh divides what it must divide of a model.
+    """Check that a mesh divides the sizes of a model that it must divide.
 
     Raises:
-        ValueError: it does not; the message has the field, its value and the parts.
+        ValueError: it does not; the message has the field, its value and the number of parts.
     """
     check_divisible(
         mesh,
@@ -96,14 +96,14 @@ def check_config(config: MegalodonConfig, mesh: AnyMesh) -> None:
 
 
 def gathered(tree: Tree, x: Any) -> Tree:
-    """Return parameters as a layer reads them: `fsdp` undone, `tensor` left.
+    """Return parameters as a layer reads them: gathered over `fsdp`, still cut by `tensor`.
 
-    To be called where they are used, once per block: what is gathered lives as long as the block
-    runs, and its gradient is summed into the parts.
+    Call it where they are used, once per block: gathered parameters live only while the block runs,
+    and their gradients are summed into the parts.
 
     Args:
         tree: a block, or any pytree whose leaves have the names of parameters.
-        x: an activation, which knows the mesh.
+        x: an activation, whose type includes the mesh.
     """
     mesh = mesh_of(x)
     if mesh is None:
@@ -125,13 +125,13 @@ def gathered(tree: Tree, x: Any) -> Tree:
 
 
 def _shared_dim(name: str) -> int:
-    """Return the axis that a matrix of an adapter has in common with the matrix it goes beside."""
+    """Return the axis that an adapter's matrix shares with the matrix it adapts."""
     return int("lora_A" in name)
 
 
 def _tensor_dim(name: str) -> int:
     role = role_of(name)
-    # Of an adapter the axis of its matrix.
+    # For an adapter, use the axis of its matrix.
     name = re.sub(r"lora_[AB]$", "weight", name)
     return int(role == Role.QK_AFFINE or re.search(_READS_PARTS, name) is not None)
 
@@ -143,7 +143,7 @@ def _divides(sizes: dict[str, int], names: tuple[str, ...], size: int) -> bool:
 def _spec(
     sizes: dict[str, int], shape: tuple[int, ...], cuts: dict[int, tuple[str, ...]]
 ) -> PartitionSpec:
-    """Write cuts as a spec, leaving out axes of size 1 and those that do not divide."""
+    """Return cuts as a spec, without axes of size 1 and axes that do not divide."""
     entries: list[Any] = []
     for dim, size in enumerate(shape):
         names = tuple(name for name in cuts.get(dim, ()) if sizes.get(name, 1) > 1)

@@ -1,8 +1,8 @@
-"""What crosses between shards of a sequence: states and one token, never activations.
+"""Communication between shards of a sequence: states and single tokens, never activations.
 
-To be called on shards, inside `axes.on_shards`. Each function gathers what is a few numbers per row
-and channel from all shards at once, one collective whose size knows nothing of the length, and
-every device then takes what lies before it: no shard waits for another in turn.
+To be called on shards, inside `axes.on_shards`. Each function gathers a few numbers per row and
+channel from all shards in one collective, whose size does not depend on the length. Every device
+then combines what lies before it, so no shard waits for the one before.
 
 Source: docs/sharding.md "What crosses".
 """
@@ -23,7 +23,7 @@ from megalodon_jax.sharding.placement import check_length
 class Moments(NamedTuple):
     """Count, mean and sum of squared deviations of a stretch of tokens, per row and group.
 
-    The mean is relative to `origin`, which is near the values: a large common offset would cost
+    The mean is relative to `origin`, which is close to the values: a large common offset would cost
     float32 the digits of their differences.
     """
 
@@ -41,18 +41,19 @@ def incoming_state(
 ) -> Complex[Array, "B D N"]:
     """Return the state of a complex EMA before this shard.
 
-    Linear in the states, so none waits: `h_k = q^(kL) start + sum_{j<k} q^(L(k-1-j)) end_j`.
+    It is linear in the states, so no shard waits:
+    `h_k = q^(kL) start + sum_{j<k} q^(L(k-1-j)) end_j`.
 
     Args:
-        end: the state after this shard's L tokens, from rest.
+        end: the state after this shard's L tokens, starting from zero.
         powers: q^(jL) for j below the number of shards, each rounded once from float64: a product
-            of rounded powers would turn the phase of a long memory.
-        start: the state before the first shard; None is rest.
-        reach: of packed documents, how many shards before this one the document goes back that
-            its first token is of (`shards_back`). The end of a shard is that of its last document.
+            of rounded powers would change the phase of a long memory.
+        start: the state before the first shard; None is zero.
+        reach: for packed documents, how many shards before this one the document of its first token
+            extends (`shards_back`). The end of a shard is that of its last document.
     """
     parts, here = powers.shape[-1], jax.lax.axis_index(SEQUENCE)
-    # Real and imaginary part side by side: NCCL has no complex numbers.
+    # Real and imaginary part side by side, since NCCL has no complex numbers.
     pair = jnp.stack([jnp.real(end), jnp.imag(end)])
     pairs = jax.lax.all_gather(pair, SEQUENCE)
     ends = jax.lax.complex(pairs[:, 0], pairs[:, 1])
@@ -70,9 +71,9 @@ def incoming_state(
 
 
 def shards_back(positions: Int32[Array, "B L"]) -> Int32[Array, " B"]:
-    """Return into how many earlier shards of equal length the first token's document goes back.
+    """Return how many earlier shards of equal length the first token's document extends into.
 
-    One more than there are, where the document goes on from before the row.
+    If it started before the row, the result is larger than the number of earlier shards.
     """
     return -(-positions[:, 0] // positions.shape[1])
 
@@ -80,13 +81,14 @@ def shards_back(positions: Int32[Array, "B L"]) -> Int32[Array, " B"]:
 def incoming_moments(
     own: Moments, start: Moments, reach: Int32[Array, " B"] | None = None
 ) -> Moments:
-    """Return the moments of everything before this shard, `start` first.
+    """Return the moments of everything before this shard, with `start` first.
 
-    With `reach` (`incoming_state`) only of what is of the document of this shard's first token;
-    then `own` is of the shard's last document, and `start` of that before this shard's first token.
+    With `reach` (see `incoming_state`), only the document of this shard's first token is counted;
+    then `own` is about the shard's last document, and `start` about that before the shard's first
+    token.
 
-    The parallel formula of Chan, Golub and LeVeque (1983), for all shards at once: the mean of the
-    means, weighted by counts, and their deviations from it added to the sums of squares.
+    This is the parallel formula of Chan, Golub and LeVeque (1983) for all shards at once: the mean
+    of the means weighted by counts, with their deviations from it added to the sums of squares.
     """
     parts, here = jax.lax.axis_size(SEQUENCE), jax.lax.axis_index(SEQUENCE)
     wide = own.mean.dtype
@@ -101,7 +103,7 @@ def incoming_moments(
         jnp.concatenate([first[None], rest])
         for first, rest in zip(start[1:], jnp.moveaxis(gathered, 1, 0), strict=True)
     )
-    # The first stretch that has a token; where none has, what this shard itself would take.
+    # The first stretch with a token; if none has one, the origin this shard itself would use.
     seen = counts > 0
     first = jnp.argmax(seen, axis=0)
     origin = jnp.take_along_axis(origins, first[None, :, None], axis=0)[0]
@@ -117,14 +119,14 @@ def incoming_moments(
         m2s + weights * jnp.square(moved - mean),
         0.0,
     )
-    # Before the first token of all the mean is the one the stream started with.
+    # Before the first token of the stream, the mean is the initial one.
     fresh = start.origin - origin + start.mean
     mean = jnp.where((count > 0)[:, None], mean, fresh)
     return Moments(count, origin, mean, jnp.sum(m2, axis=0))
 
 
 def last_shards(tree: Any) -> Any:
-    """Return on every shard what the last one has, leaf by leaf."""
+    """Return the last shard's values on every shard, leaf by leaf."""
     last = jax.lax.axis_index(SEQUENCE) == jax.lax.axis_size(SEQUENCE) - 1
 
     def sent(x: Array) -> Array:
@@ -136,13 +138,12 @@ def last_shards(tree: Any) -> Any:
 def following(
     x: Shaped[Array, "... B L"], fill: int | Int[Array, ""], mesh: AnyMesh | None
 ) -> Shaped[Array, "... B L"]:
-    """Return `x` moved by one to the left, with `fill` at the end: at each token the next one's.
+    """Return `x` shifted left by one token, with `fill` at the end: each token gets the next one's.
 
-    On shards of a sequence the first token of each goes to its left neighbour and nothing else
-    moves.
+    On shards of a sequence, the first token of each goes to its left neighbour; nothing else moves.
 
     Raises:
-        ValueError: the length does not divide by the number of shards.
+        ValueError: the length is not divisible by the number of shards.
     """
     end = jnp.full_like(x[..., :1], fill)
     if shards(mesh, "sequence") == 1:
@@ -164,10 +165,9 @@ def following(
 
 
 def stretch(x: Float[Array, "B L G"], valid: Any, origin: Float[Array, "B G"]) -> Moments:
-    """Return the moments of one shard's values, given relative to `origin`.
+    """Return the moments of one shard's values, which are given relative to `origin`.
 
-    Two passes, which the shard can afford as it has all of its values: a difference of squares
-    would cancel.
+    Uses two passes, since the shard has all of its values: a difference of squares would cancel.
     """
     wide = widened(x.dtype)
     count = jnp.sum(valid, axis=1, dtype=jnp.int32)

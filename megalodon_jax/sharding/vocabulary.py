@@ -1,8 +1,8 @@
 """The vocabulary on the axis `tensor`: rows of the embedding, columns of the logits.
 
-A vocabulary that the axis does not divide is filled up inside the program with rows no token has:
-nothing looks them up, and their logits are -inf, which counts for nothing in a softmax. What is
-stored has the size it always has.
+If the axis does not divide the vocabulary, the program pads it with rows that no token uses: they
+are never looked up, and their logits are -inf, which does not affect a softmax. The stored size
+does not change.
 
 Source: docs/sharding.md "Vocabulary".
 """
@@ -17,7 +17,7 @@ from megalodon_jax.sharding.axes import TENSOR, AnyMesh, on_shards, placed, shar
 
 
 def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"]:
-    """Return the table of a vocabulary with its rows on `tensor`, W of them, as it is read."""
+    """Return a vocabulary table padded to W rows, with its rows on `tensor`."""
     short = -table.shape[0] % shards(mesh, "tensor")
     return placed(jnp.pad(table, ((0, short), (0, 0))), "tensor", None)
 
@@ -25,9 +25,10 @@ def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"
 def rows_of(
     table: Float[Array, "W D"], ids: Int32[Array, "B L"], size: int, mesh: AnyMesh
 ) -> Float[Array, "B L D"]:
-    """Return the rows of ids, channels on `tensor`; an id outside [0, size) is NaN.
+    """Return the rows of ids, with channels on `tensor`; NaN for an id outside [0, size).
 
-    Each shard looks up what it has and adds nothing for the rest, so the sum over shards is exact.
+    Each shard looks up its own rows and contributes zeros otherwise, so the sum over shards is
+    exact.
     """
     parts = shards(mesh, "tensor")
     outside = (ids < 0) | (ids >= size)
@@ -49,7 +50,7 @@ def rows_of(
 
 
 def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B L W"]:
-    """Return logits with -inf where there is no token."""
+    """Return logits with -inf in padding columns."""
     if logits.shape[-1] == size:
         return logits
     return jnp.where(jnp.arange(logits.shape[-1]) < size, logits, -jnp.inf)
@@ -58,9 +59,9 @@ def masked_columns(logits: Float[Array, "B L W"], size: int) -> Float[Array, "B 
 def at_target(
     logits: Float[Array, "B L W"], targets: Int32[Array, "B L"], mesh: AnyMesh
 ) -> Float[Array, "B L"]:
-    """Return each position's logit of its target, NaN where that is no column.
+    """Return the target's logit at each position; NaN if the target is not a column.
 
-    Each shard looks up what it has; a look-up in an axis that is cut would gather the logits first.
+    Each shard looks up its own columns; indexing an axis that is cut would gather the logits first.
     """
     parts = shards(mesh, "tensor")
 

@@ -1,7 +1,7 @@
-"""The engine: named arrays in, measurements out. It knows no model, not even ours.
+"""The engine: turns named arrays into measurements. It knows no model, not even ours.
 
-`compare` holds two sides to their bounds, `localize` says where a difference starts,
-`rounding_noise` what rounding alone does, `instrument` names the intermediates of a function.
+`compare` checks two sides against their bounds, `localize` finds where a difference starts,
+`rounding_noise` measures the effect of rounding alone, `instrument` captures named intermediates.
 """
 
 from parity.engine.bounds import NoiseFloors, Rule

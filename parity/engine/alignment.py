@@ -1,9 +1,9 @@
-"""Which stage of a port is which stage of its original, found from values, names and order.
+"""Alignment: pairs the stages of a port with those of its original by values, names and order.
 
-Both sides list their stages in order of execution; neither knows the other's names, and either may
-have stages the other has not. Stages of equal value are paired first, in order, by the nearest name
-where several hold one value. That fixes everything before the first divergence. Behind it no value
-is right any more: there names, what names were paired before, nearness and order decide.
+Both sides list their stages in order of execution. Neither knows the other's names, and either may
+have stages the other lacks. Stages of equal value are paired first, in order; where several share a
+value, the most similar name decides. This fixes everything before the first divergence. After it no
+values agree any more, so names, names learned from earlier pairs, distance and order decide.
 """
 
 from __future__ import annotations
@@ -29,33 +29,36 @@ from parity.engine.stage_pairs import (
 __all__ = ["AlignedBy", "Alignment", "AlignmentError", "Pair", "Pin", "align"]
 
 LEAST = 0.1
-"""Share of the shorter list that must align: below it the two programs are not one model, or their
-inputs differ."""
+"""Fraction of the shorter list that must align. With fewer pairs, the two programs are not the same
+model, or their inputs differ."""
 DECIDES = 0.5
-"""Similarity of names from which on a name speaks for a pair rather than against it."""
+"""Name similarity from which a name supports a pair rather than contradicts it."""
+# Two such pairs are worth less than one whose names are alike, so that a dropout layer, which has
+# the value of its container, does not take the container's partner.
 PRESENT = 0.15
-"""What a pair of equal values is worth whatever its names: two such pairs lose to one whose names
-are alike, so that a dropout does not take its container's partner."""
+"""Worth of a pair of equal values, whatever its names."""
+# There nothing has diverged, so a stage without a partner is the likelier explanation.
 ENCLOSED = 0.8
-"""Evidence (`_evidence`) a pair of different values needs where values agree again behind it: there
-nothing diverged, and a stage without a partner is the likelier explanation."""
+"""Evidence (`_evidence`) that a pair of different values needs if values agree again after it."""
 DIVERGED = 0.45
-"""The same where they do not agree again."""
+"""Evidence that such a pair needs where values do not agree again."""
 HORIZON = 12
-"""Stages behind a place that say whether values agree again: about a layer."""
+"""Number of following stages examined to decide whether values agree again: about a layer."""
+# Not all agree in a healthy port, which may have stages that the original lacks. Some agree even
+# after a bug, such as tables of positions that each layer recomputes.
 AGREEING = 1 / 3
-"""Share of them that then agree. Not all do in a healthy port, which may have stages of its own;
-and some do behind a bug, such as tables of positions that each layer computes anew."""
+"""Fraction of the following stages from which values count as agreeing again."""
+# The same name up to an index at its end, or a name learned from another layer.
 SURE = 0.9
-"""Similarity of names that pairs stages of different values, also those executed in another order:
-the same name but for the field at its end, or one learned from another layer."""
+"""Name similarity that pairs stages of different values, even when executed in another order."""
+# One word in common, and values that are correlated.
 SWAPPED = 0.6
-"""Evidence that pairs what is left in another order: a word in common and values correlated."""
+"""Evidence that pairs the remaining stages in another order."""
 MISNUMBERED = 2
-"""How many times more pairs of equal values must contradict the layers' numbers than agree with
-them for the numbers to be wrong, rather than the values."""
+"""Ratio of equal-value pairs that contradict the layer numbers to pairs that agree with them, above
+which the layer numbers are taken to be wrong rather than the values."""
 FIXED = 1e6
-"""Worth of what is decided already: more than everything else together."""
+"""Worth of a pair that is already decided: more than all others together."""
 
 
 def align(
@@ -70,16 +73,16 @@ def align(
 
     Args:
         original: floating arrays by stage, in order of execution.
-        port: the same of the port.
-        outputs: which stages the original and the port returned; an output pairs with an output
-            where one has its size.
-        pins: what is decided beforehand.
-        equal: relative L2 up to which values are equal; what is computed in another precision than
-            float32 needs another one.
+        port: likewise for the port.
+        outputs: names of the stages that the original and the port return; an output pairs only
+            with an output if there is one of its size.
+        pins: pairs decided beforehand.
+        equal: relative L2 up to which values are equal; a run in a precision other than float32
+            needs another value.
 
     Raises:
-        AlignmentError: a pin names a stage that is not there, or stages that cannot be paired; or
-            fewer than a tenth of the stages align, with what does in the message.
+        AlignmentError: a pin names a stage that does not exist or stages that cannot be paired; or
+            fewer than a tenth of the stages align (the message lists those that do).
     """
     check_pins(pins, original, port)
     result = _Aligner(original, port, outputs, equal).run(pins)
@@ -94,7 +97,7 @@ def align(
 
 
 class _Aligner:
-    """The pairs so far, and what speaks for others."""
+    """The pairs found so far, and the evidence for further ones."""
 
     def __init__(
         self,
@@ -110,17 +113,17 @@ class _Aligner:
         self.telling = self.close.telling[0][:, None] & self.close.telling[1][None]
         self.alike = similarity(*self.names)
         self.partners: dict[int, int] = {}
-        """Of rows, the original's stages, among columns, the port's."""
+        """Index of the port's stage (column) by index of the original's stage (row)."""
         self.by: dict[int, AlignedBy] = {}
         self.pinned_layouts: dict[tuple[int, int], Layout] = {}
         self.barred = np.isinf(self.close.distance)
-        """(rows, columns) that cannot be pairs."""
+        """Booleans (rows, columns): cells that cannot be pairs."""
         returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
         self.outputs = returned[0][:, None] & returned[1] & ~self.barred
-        # What one side returns the other may only compute.
+        # An output of one side may be only an intermediate of the other.
         has_output = np.logical_or.outer(*(np.any(self.outputs, axis=axis) for axis in (1, 0)))
         self.barred |= has_output & ~self.outputs
-        # What both return under one name is one result, whatever else it equals.
+        # Outputs of the same name are the same result, whatever other stages share their value.
         rows, columns = ({name: n for n, name in enumerate(side)} for side in self.names)
         for name in set(outputs[0]) & set(outputs[1]):
             i, j = rows[name], columns[name]
@@ -129,13 +132,13 @@ class _Aligner:
                 self.barred[i, j] = False
 
     def run(self, pins: Sequence[Pin]) -> Alignment:
-        """Pair what is pinned, then what is equal, then what is named alike, then what is left."""
+        """Pair pinned stages, then equal values, then similar names, then the remaining stages."""
         self._follow(pins)
         self._pair_equal()
         if self._find_entangled():
             self._pair_equal()
         self._add_learned_names()
-        # The same name is the same stage wherever it is executed, gate before up or up before gate.
+        # The same name is the same stage in any order of execution: gate before up, or the reverse.
         self._pair_in_any_order(np.where(self.alike >= SURE, self.alike, 0.0), AlignedBy.NAME)
         evidence = _evidence(self.alike, self.close.distance, self.telling)
         needed = np.where(self._values_agree_behind(), ENCLOSED, DIVERGED)
@@ -164,7 +167,7 @@ class _Aligner:
                 self.pinned_layouts[i, j] = pin.layout
 
     def _pair_equal(self) -> None:
-        """Pair stages of one value that is no constant: in order, by name where several have it."""
+        """Pair non-constant stages of equal value in order; names decide between several."""
         worth, misnumbered = self._worth_of_values(), self._misnumbered()
         wrong = len(_best_in_order(np.where(misnumbered, worth, 0.0)))
         right = len(_best_in_order(np.where(misnumbered, 0.0, worth)))
@@ -178,17 +181,18 @@ class _Aligner:
         return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
 
     def _misnumbered(self) -> np.ndarray:
-        """Return which (rows, columns) are of different layers though either has a namesake.
+        """Return cells (rows, columns) of different layers where both stages have a namesake.
 
-        A layer that does nothing, which is a bug, gives the next one its own values: there a value
-        says less than the number. Unless most values do: then the layers are numbered otherwise.
+        A layer that has no effect (a bug) passes its input on to the next layer. There the layer
+        number is better evidence than the value. If most values contradict the numbers, the layers
+        are numbered differently instead.
         """
         namesakes = np.where(self.barred, 0.0, self.alike)
         rows, columns = (namesakes.max(axis=axis, initial=0.0) >= SURE for axis in (1, 0))
         return np.logical_and.outer(rows, columns) & other_layers(*self.names)
 
     def _find_entangled(self) -> bool:
-        """Look for other layouts of stages that equal nothing; True if there are."""
+        """Search other layouts for stages without an equal; return whether any were found."""
         free = self._free() & self.telling
         rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
         pairs = entangled(*self.stages, rows, columns, self.equal)
@@ -198,13 +202,13 @@ class _Aligner:
         return bool(pairs)
 
     def _add_learned_names(self) -> None:
-        """Let what is paired by now say what is called alike in other layers."""
+        """Raise the similarity of names whose counterparts are paired in other layers."""
         one, other = self.names
         pairs = [(one[i], other[j]) for i, j in self.partners.items()]
         self.alike = np.maximum(self.alike, learned(pairs, one, other))
 
     def _values_agree_behind(self) -> np.ndarray:
-        """Return at which (rows, columns) values agree again soon."""
+        """Return the cells (rows, columns) after which values soon agree again."""
         agreeing = [i for i, by in self.by.items() if by is AlignedBy.VALUE]
         shares = []
         for telling, which in zip(
@@ -216,7 +220,7 @@ class _Aligner:
         return np.maximum(shares[0][:, None], shares[1][None]) >= AGREEING
 
     def _pair_in_order(self, worth: np.ndarray, by: AlignedBy) -> None:
-        """Pair so that the pairs are in order on both sides and worth most together."""
+        """Add the pairs that are in order on both sides and have the largest total worth."""
         worth = np.where(self._free(), worth, 0.0)
         spine = self._spine()
         for i, j in spine:
@@ -225,7 +229,7 @@ class _Aligner:
             self._pair(i, j, by)
 
     def _pair_in_any_order(self, worth: np.ndarray, by: AlignedBy) -> None:
-        """Pair what is worth most, the most first, in whatever order it was executed."""
+        """Add pairs in order of decreasing worth, whatever their order of execution."""
         worth = np.where(self._free(), worth, 0.0)
         order = np.argsort(-worth, axis=None, kind="stable")[: np.count_nonzero(worth)]
         for i, j in zip(*np.unravel_index(order, worth.shape), strict=True):
@@ -233,7 +237,7 @@ class _Aligner:
                 self._pair(int(i), int(j), by)
 
     def _pair_counted(self, diverged: np.ndarray) -> None:
-        """Pair stages between two pairs where there are as many on both sides, shape for shape."""
+        """Pair the stages between two pairs if both sides have as many, of matching shapes."""
         free = self._free()
         ends = [(-1, -1), *self._spine(), (len(self.names[0]), len(self.names[1]))]
         for (i, j), (k, m) in itertools.pairwise(ends):
@@ -245,14 +249,14 @@ class _Aligner:
                     self._pair(*cell, AlignedBy.ORDER)
 
     def _free(self) -> np.ndarray:
-        """Return which (rows, columns) may still become pairs."""
+        """Return the cells (rows, columns) that may still become pairs."""
         free = ~self.barred
         free[list(self.partners)] = False
         free[:, list(self.partners.values())] = False
         return free
 
     def _spine(self) -> list[tuple[int, int]]:
-        """Return the most pairs that are in order on both sides."""
+        """Return the longest list of pairs that is in order on both sides."""
         worth = np.zeros(self.barred.shape)
         for i, j in self.partners.items():
             worth[i, j] = 1.0
@@ -275,7 +279,7 @@ class _Aligner:
             if self.by[i] not in (AlignedBy.VALUE, AlignedBy.PIN):
                 layout = layouts.get((x.shape, y.shape), layout)
             if self.outputs[i, j] and x.shape == y.shape and self.by[i] is not AlignedBy.PIN:
-                # A result that is transposed is another result; a pin says that it is meant.
+                # A transposed output is a different result, unless a pin says it is intended.
                 layout = Layout(x.shape, x.shape, tuple(range(x.ndim)), x.shape)
             apart = distance(y, layout(x))
             by = self.by[i]
@@ -293,10 +297,10 @@ class _Aligner:
         )
 
     def _usual_layouts(self) -> dict[tuple[Shape, Shape], Layout]:
-        """Return the layout that all pairs of equal value of two shapes have, where it is one.
+        """Return the layout shared by all equal-value pairs of two shapes, where it is unique.
 
-        Behind a divergence the nearest layout may be another by chance, or just that which hides
-        the bug.
+        After a divergence the nearest layout may be another one by chance, or the very one that
+        hides the bug.
         """
         usual: dict[tuple[Shape, Shape], set[Layout]] = {}
         for i, by in self.by.items():
@@ -307,20 +311,20 @@ class _Aligner:
 
 
 def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.ndarray:
-    """Return what speaks for pairs of different values: 0 to 1 for the names, 0 to 1 for nearness.
+    """Return the evidence for pairs of different values: up to 1 for names, up to 1 for distance.
 
-    A quarter for each decimal digit that agrees: a bug of 30 % counts an eighth, less than the
-    layer's number in the name, since stages of neighbouring layers may be as near as that.
+    Each decimal digit that agrees counts a quarter, so an error of 30 % counts an eighth. That is
+    less than the layer number in the name, since stages of neighbouring layers may be as close.
     """
     digits = -np.log10(np.clip(apart, 1e-4, 1.0))
     return alike + np.where(telling, digits / 4, 0.0)
 
 
 def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
-    """Return the cells, each behind the one before in both indices, that are worth most together.
+    """Return the cells, increasing in both indices, with the largest total worth.
 
-    Cells of 0 are never among them. A cell left out costs nothing, so a row of the table is a
-    running maximum.
+    Cells of worth 0 are never chosen. Leaving a cell out costs nothing, so each row of the dynamic
+    programming table is a running maximum.
     """
     rows, columns = worth.shape
     table = np.zeros((rows + 1, columns + 1))
@@ -341,6 +345,6 @@ def _best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
-    """Return which share of the first telling stages agrees; 0 without any."""
+    """Return the fraction of the next `HORIZON` telling stages that agree; 0 without any."""
     next_ones = np.flatnonzero(telling)[:HORIZON]
     return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

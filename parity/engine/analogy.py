@@ -1,7 +1,8 @@
-"""Analogy: constants that are fused, split or stacked, which values cannot tell, by their siblings.
+"""Analogy: finds the sources of fused, split or stacked constants from their siblings.
 
-Where the weights of a module are fused of those of three others, so are its biases, in the same
-order. What has no sibling, such as the factors of norms in stacked layers, goes by families.
+Values cannot identify constants. If the weights of a module are fused from three others, so are its
+biases, in the same order. Constants without a sibling, such as the scales of norms in stacked
+layers, are matched by families.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def by_siblings(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port made as another parameter of their module is made."""
+    """Yield constants of the port, constructed like another parameter of their module."""
     modules: dict[str, list[Pair]] = {}
     for pair in pairs.values():
         modules.setdefault(naming.parent(pair.port), []).append(pair)
@@ -40,7 +41,7 @@ def by_siblings(
 def _like(
     sibling: Construction, port: str, originals: Tensors, ports: Tensors, rest: Sequence[str]
 ) -> Construction | None:
-    """Return the construction of `port` that follows its sibling's; None where none fits."""
+    """Return a construction of `port` analogous to its sibling's; None if none fits."""
     pieces, counterparts, shape = [], {}, ports.shapes[port]
     for piece in sibling.pieces:
         module = naming.parent(piece.parameter)
@@ -58,7 +59,7 @@ def _like(
 
 
 def _scaled(part: Part, shape: Shape) -> Part | None:
-    """Return the same share of an array of `shape`, seen as groups where `part` is."""
+    """Return the same fraction of an array of `shape`, split into groups if `part` is."""
     if part.is_whole:
         return whole(shape)
     axis = next(i for i, n in enumerate(part.view) if (part.starts[i], part.stops[i]) != (0, n))
@@ -79,7 +80,7 @@ def by_families(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield constants of the port that are stacks of a family, or each a layer of a stack."""
+    """Yield constants of the port that are stacks of a family, or each one layer of a stack."""
     known = [(name, pair.port) for pair in pairs.values() for name in pair.originals]
     for stacked in (ports, originals):
         wholes, parts = (rest_p, rest_o) if stacked is ports else (rest_o, rest_p)
@@ -134,7 +135,7 @@ def _stack(
 def _checked(
     construction: Construction, port: str, originals: Tensors, ports: Tensors
 ) -> Construction | None:
-    """Return a construction of constants if it is complete and the port holds that constant."""
+    """Return a construction of constants if complete and equal to the port's value, else None."""
     if not construction.is_complete:
         return None
     values = np.stack([originals[name].reshape(-1)[0] for name in construction.parameters])

@@ -1,4 +1,4 @@
-"""Bounds: rules by edge, kind and metric, and the noise floors that some of them multiply.
+"""Bounds: rules by edge, kind and metric, and the noise floors that some rules multiply.
 
 Source: docs/parity.md "Tolerances".
 """
@@ -16,14 +16,14 @@ from parity.engine.edge import Edge
 from parity.engine.measurement import Kind
 
 EXACT_ENOUGH = 2e-7
-"""Relative L2 below which an error is the rounding of the result, and beating it means nothing."""
+"""Relative L2 below which an error is the rounding of the result, so a smaller one is no better."""
 FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
-"""What a forward pass, a stream or a trajectory computes."""
+"""Kinds computed by a forward pass, a stream or a trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table: an absolute bound, a multiple of the noise floor, or their maximum."""
+    """Row of the table: an absolute bound, a multiple of the noise floor, or their maximum."""
 
     edge: Edge
     kinds: tuple[Kind, ...]
@@ -41,7 +41,7 @@ class Rule:
 
 
 def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -> Rule | None:
-    """Return the row for an edge, kind and metric, or None: an unmatched quantity cannot pass."""
+    """Return the rule for an edge, kind and metric; None if there is none, so it cannot pass."""
     for row in rules:
         if row.edge == edge and kind in row.kinds and row.metric == metric:
             return row
@@ -49,7 +49,7 @@ def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -
 
 
 def bound_from(row: Rule | None, floor: float) -> float:
-    """Return the bound a row gives at a noise floor; NaN without a row, or a floor it needs."""
+    """Return the bound of a rule at a noise floor; NaN without a rule or without a needed floor."""
     if row is None:
         return math.nan
     if not row.noise_factor:
@@ -59,28 +59,28 @@ def bound_from(row: Rule | None, floor: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """Calibrated noise, per case name: the case's hash, and responses by quantity (relative L2)."""
+    """Calibrated noise by case name: the case's hash, and responses by quantity (relative L2)."""
 
     cases: dict[str, dict]
     rules: Sequence[Rule]
-    """What a floor is multiplied by, and every other bound."""
+    """Rules that multiply the floors, and rules with absolute bounds."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
 
     def responses(self, work: Work) -> Mapping[str, Sequence[float]]:
-        """Return each quantity's response to each seed; nothing for a case not calibrated."""
+        """Return each quantity's response to each seed; empty for a case that is not calibrated."""
         entry = self.cases.get(work.name, {})
         return entry["responses"] if entry.get("hash") == work.hash else {}
 
     def floor(self, work: Work, quantity: str) -> float:
-        """Return the floor of a quantity; NaN when it was not calibrated for exactly this case."""
+        """Return the noise floor of a quantity; NaN unless exactly this case was calibrated."""
         values = self.responses(work).get(quantity)
         return math.nan if values is None else rounding_noise.floor(values)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN when no rule or floor applies."""
+        """Return the largest relative L2 that passes; NaN if no rule or floor applies."""
         return bound_from(rule(self.rules, edge, kind), self.floor(work, quantity))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest value of a metric other than relative L2 that passes; NaN without."""
+        """Return the largest value of another metric that passes; NaN without a rule."""
         row = rule(self.rules, edge, kind, metric)
         return math.nan if row is None else row.absolute

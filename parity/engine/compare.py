@@ -1,8 +1,8 @@
-"""The comparer: two sets of named arrays in, measurements out; blind to where they came from.
+"""Comparer: turns two sets of named arrays into measurements, whatever produced them.
 
-Unknown is never equal: NaN on either side, a missing or extra tensor, another shape or dtype fail;
-without a tolerance, or without an element, nothing was measured. Source: docs/parity.md "Metrics",
-docs/parity.md "Fail closed".
+Unknown never counts as equal. NaN on either side, a missing or extra tensor, and another shape or
+dtype fail. Without a tolerance or without elements, the result is "not comparable".
+Source: docs/parity.md "Metrics", docs/parity.md "Fail closed".
 """
 
 from __future__ import annotations
@@ -33,70 +33,70 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def unnamed(quantity: str) -> tuple[Axis, ...]:
-    """Return no names of axes."""
+    """Return no axis names (the default of `Work.axes`)."""
     return ()
 
 
 @dataclass(frozen=True)
 class Work:
-    """What two sides were both given to compute, as far as comparing needs to know."""
+    """The work given to both sides, as far as a comparison needs to know it."""
 
     name: str
-    """What measurements call it: their `case`."""
+    """The `case` of its measurements."""
     hash: str
     """Equal hashes mean equal work."""
     order: tuple[str, ...]
-    """Names of quantities in the order they are computed."""
+    """Names of quantities in order of computation."""
     targets: np.ndarray | None = None
-    """For every position of the logits the id that is right there, or -100."""
+    """Correct token id for every position of the logits, or -100."""
     valid: np.ndarray | None = None
-    """Where activations mean the same on both sides, bool over their leading axes."""
+    """Positions whose activations are comparable: booleans over their leading axes."""
     suite: str = ""
-    """The subject whose work it is: what measurements are filed under."""
+    """The subject it belongs to: the `suite` of its measurements."""
     axes: Callable[[str], tuple[Axis, ...]] = unnamed
-    """Names of the axes of a quantity, where they are known."""
+    """Axis names of a quantity, if known."""
 
 
 @runtime_checkable
 class Bounds(Protocol):
-    """Where the tolerances come from: `parity.engine.bounds.NoiseFloors`."""
+    """Source of tolerances; implemented by `parity.engine.bounds.NoiseFloors`."""
 
     exact_enough: ClassVar[float]
-    """Relative L2 below which an error is the rounding of the result: beating it means nothing."""
+    """Relative L2 below which an error is the rounding of the result; smaller is no better."""
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN when there is none."""
+        """Return the largest relative L2 that passes; NaN if there is none."""
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest value of another metric that passes; NaN when there is none."""
+        """Return the largest value of another metric that passes; NaN if there is none."""
         ...
 
 
 OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None, Shape], None]
-"""Gets the measurement, both sides as compared, where their rows were taken from, if not from
-everywhere, and what their axes are."""
+"""Called with the measurement, both sides as compared, the positions of their rows (None for all),
+and the meaning of their axes."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides of one work: names what is compared with what, and how tightly."""
+    """Settings of a comparison of two sides: the work, the edge and the bounds."""
 
     work: Work
     edge: Edge
     floors: Bounds
     dtype: str
-    """The dtype the left side must have."""
+    """Dtype that the left side must have."""
     device: str = "cpu"
     only_valid: bool = False
-    """Compare activations at valid positions only: masked ones mean something else there."""
+    """Compare activations at valid positions only: masked ones differ in meaning."""
     on_failure: OnFailure | None = None
-    """Told of each tensor that broke its tolerance: `parity.engine.deviation.Deviations`."""
+    """Called for each tensor that breaks its tolerance: `parity.engine.deviation.Deviations`."""
     kinds: Callable[[str], Kind] = kind_of
-    """The family of a quantity by its name."""
+    """Maps the name of a quantity to its kind."""
     scales: Mapping[str, float] = field(default_factory=dict)
-    """Norms that errors are relative to, by quantity; without one it is the expected array's. The
-    bounds are relative to the same norms."""
+    """Norms that errors and bounds are relative to, by quantity; the default is the norm of the
+    expected array."""
 
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` with `expected` by name; errors are relative to `expected`."""
@@ -107,7 +107,7 @@ class Comparison:
         return rows
 
     def accuracy(self, actual: Arrays, reference: Arrays, truth: Arrays) -> list[Measurement]:
-        """Measure `actual`'s error against the truth over the reference's error against it."""
+        """Return the error of `actual` over the error of `reference`, both against the truth."""
         errors = {name: self._errors(name, actual, reference, truth) for name in truth}
         rows = [
             self._ratio(name, *errors[name])
@@ -123,8 +123,7 @@ class Comparison:
     def gate(self, name: str, metric: str, value: float, bound: float) -> Measurement:
         """Return the measurement of a value that must be at most `bound`.
 
-        A value that is not a number fails. Without a finite bound nothing was measured: the verdict
-        is `NOT_COMPARABLE`, whatever the value is.
+        NaN always fails. Any other value is `NOT_COMPARABLE` without a finite bound.
         """
         if math.isnan(value):
             note = "not a number on at least one side"
@@ -137,21 +136,21 @@ class Comparison:
         return self._row(name, metric, value, bound, verdict)
 
     def fact(self, name: str, metric: str, value: float, note: str = "") -> Measurement:
-        """Return a measurement that no tolerance applies to."""
+        """Return an informational measurement, to which no tolerance applies."""
         return self._row(name, metric, value, math.nan, Verdict.INFO, note)
 
     def judged(self, name: str, metric: str, value: float) -> Measurement:
-        """Return the measurement of a value whose bound is absolute, judged by the table."""
+        """Return a gate whose bound is the absolute one of the tolerance table."""
         return self.gate(
             name, metric, value, self.floors.absolute(self.edge, self.kinds(name), metric)
         )
 
     def unmeasured(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
-        """Return the row of a quantity of which nothing was measured; the note is the reason."""
+        """Return the row of a quantity that was not measured; the note is the reason."""
         return self._row(name, metric, math.nan, math.nan, Verdict.NOT_COMPARABLE, note)
 
     def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
-        """Return the failure of a quantity that could not be measured."""
+        """Return a failure for a quantity that could not be measured."""
         return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
 
     def _errors(self, name: str, actual: Arrays, reference: Arrays, truth: Arrays):
@@ -192,7 +191,7 @@ class Comparison:
         return rows + [self.fact(name, metric, value) for metric, value in facts.items()]
 
     def _mismatch(self, name: str, actual: Arrays, expected: Arrays) -> str:
-        """Return why two sides have no comparable arrays of a name; empty where they have."""
+        """Return why the two sides have no comparable arrays of this name; empty if they do."""
         for side, arrays in zip(self.edge.sides, (actual, expected), strict=True):
             if name not in arrays:
                 return f"missing in {side}"
@@ -205,11 +204,11 @@ class Comparison:
 
     def _flips(self, name: str, a: np.ndarray, e: np.ndarray, bound: float) -> Measurement:
         if not math.isfinite(bound):
-            # Without a bound no margin is clear, and no flip would ever count.
+            # Without a bound no margin counts as clear, so no flip would ever be counted.
             return self.unmeasured(name, "not measured, no tolerance of logits", "top1_flips")
         norm = float(np.linalg.norm(e))
         if name in self.scales and norm > 0.0:
-            # The margin that counts is relative to the logits, whatever the bound is relative to.
+            # The margin is relative to the norm of the logits, so convert the bound to that norm.
             bound *= self.scales[name] / norm
         return self.judged(name, "top1_flips", top1_flips(a, e, bound))
 

@@ -1,4 +1,4 @@
-"""Constants on both sides: programs that return 0 everywhere agree whatever they compute.
+"""Constant outputs: programs that return 0 everywhere agree, whatever they compute.
 
 Source: docs/parity.md "Fail closed".
 """
@@ -17,7 +17,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def is_constant(x: np.ndarray) -> bool:
-    """Whether an array says nothing: no finite element, one value everywhere, or a single 0."""
+    """Return whether an array is uninformative: nothing finite, one value everywhere, or one 0."""
     values = x[np.isfinite(x)]
     if not values.size:
         return True
@@ -25,14 +25,14 @@ def is_constant(x: np.ndarray) -> bool:
 
 
 def without_constants(rows: Iterable[Measurement], one: Arrays, other: Arrays) -> list[Measurement]:
-    """Return rows in which agreement between two constants is a note, and no gate.
+    """Turn gates between two constants that agree into informational rows.
 
     Constants that differ still fail.
 
     Args:
-        rows: Gates and facts.
-        one: What counts, of one side, by the rows' quantities; others are left alone.
-        other: The same of the other side.
+        rows: gates and informational rows.
+        one: relevant elements of one side, by quantity; other quantities are left unchanged.
+        other: likewise for the other side.
     """
     notes = {
         name: f"nothing compared: {_value_of(one[name])} on both sides"
@@ -49,5 +49,5 @@ def without_constants(rows: Iterable[Measurement], one: Arrays, other: Arrays) -
 
 def _value_of(x: np.ndarray) -> str:
     values = x[np.isfinite(x)]
-    # Plus 0, which takes the sign from a negative 0.
+    # Adding 0 turns -0 into 0.
     return f"{values[0] + 0:.6g} everywhere" if values.size else "no finite number"

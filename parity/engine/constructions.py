@@ -1,8 +1,8 @@
-"""Constructions: how a parameter of the port is made of parameters of the original.
+"""Constructions: how a parameter of the port is assembled from parameters of the original.
 
-Piece by piece: a part of an original, in a layout, at a place of the port's parameter. A whole
-parameter, a split, a concatenation, a stack and heads that are interleaved are all of this form,
-and all are linear, so that they map gradients as they map values.
+A construction is a list of pieces: a part of an original, in a layout, at a place of the port's
+parameter. Whole parameters, splits, concatenations, stacks and interleaved heads are all of this
+form. All are linear, so they map gradients as they map values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parity.engine.layouts import Layout, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A box in an array: `starts` to `stops` of an array of shape `whole`, seen as `view`."""
+    """A box in an array: `starts` to `stops` of an array of shape `whole`, reshaped to `view`."""
 
     whole: Shape
     view: Shape
@@ -27,33 +27,33 @@ class Part:
     stops: tuple[int, ...]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return the part of `x`; where it is one index, with an axis of length 1."""
+        """Return this part of `x`; a single index keeps its axis, with length 1."""
         return x if self.is_whole else x.reshape(self.view)[self.index]
 
     def accumulate(self, x: np.ndarray, value: np.ndarray) -> None:
-        """Add `value` to the part of `x`, which must be contiguous, in place."""
+        """Add `value` in place to this part of `x`, which must be contiguous."""
         seen = x.reshape(self.view)
         seen[self.index] += value.reshape(seen[self.index].shape)
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """What selects the part in the view."""
+        """Index of the part in the view."""
         return tuple(slice(*ends) for ends in zip(self.starts, self.stops, strict=True))
 
     @property
     def shape(self) -> Shape:
-        """Of the part."""
+        """Shape of the part."""
         if self.is_whole:
             return self.whole
         return tuple(stop - start for start, stop in zip(self.starts, self.stops, strict=True))
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the array."""
+        """Whether it covers the whole array."""
         return self.stops == self.view and not any(self.starts)
 
     def text(self) -> str:
-        """Return it as an index, such as `[:, 16:32]`; nothing for the whole."""
+        """Return it as an index, such as `[:, 16:32]`; empty for the whole."""
         if self.is_whole:
             return ""
         entries = [
@@ -71,13 +71,13 @@ class Part:
 
 
 def whole(shape: Sequence[int]) -> Part:
-    """Return all of an array of `shape`, as a part."""
+    """Return the part that covers an array of `shape`."""
     shape = tuple(shape)
     return Part(shape, shape, (0,) * len(shape), shape)
 
 
 def cut(shape: Shape, view: Shape, axis: int, start: int, stop: int) -> Part:
-    """Return indices `start:stop` of one axis of an array of `shape` seen as `view`."""
+    """Return indices `start:stop` of one axis of an array of `shape` reshaped to `view`."""
     starts, stops = [0] * len(view), list(view)
     starts[axis], stops[axis] = start, stop
     return Part(shape, view, tuple(starts), tuple(stops))
@@ -85,16 +85,16 @@ def cut(shape: Shape, view: Shape, axis: int, start: int, stop: int) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the original's `parameter`, laid out at `place` of the port's."""
+    """A part of the original's `parameter`, laid out at `place` of the port's parameter."""
 
     parameter: str
     part: Part
     layout: Layout
-    """From the shape of `part` to that of `place`."""
+    """Maps the shape of `part` to that of `place`."""
     place: Part
 
     def text(self) -> str:
-        """Return it in words."""
+        """Describe the piece in words."""
         place = self.place.text()
         how = "" if self.layout.is_identity or _only_units(self.layout) else self.layout.text()
         return ", ".join(
@@ -104,14 +104,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """What a parameter of the port, of `shape`, is made of."""
+    """The pieces that make up a parameter of the port, of shape `shape`."""
 
     shape: Shape
     pieces: tuple[Piece, ...]
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters of the original it is made of, in order."""
+        """Parameters of the original it uses, in order."""
         return tuple(dict.fromkeys(piece.parameter for piece in self.pieces))
 
     @property
@@ -120,7 +120,7 @@ class Construction:
         return sum(math.prod(p.place.shape) for p in self.pieces) == math.prod(self.shape)
 
     def from_original(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the port's parameter, or its gradient, of the original's.
+        """Build the port's parameter, or its gradient, from the original's arrays.
 
         Raises:
             KeyError: a parameter is missing.
@@ -138,9 +138,9 @@ class Construction:
         return result
 
     def adjoint(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what a gradient of the port's parameter is to the parameters of the original.
+        """Map a gradient of the port's parameter to gradients of the original's parameters.
 
-        Zero where a parameter has no part in this one.
+        Elements of an original that are not part of this parameter get zero.
         """
         result: dict[str, np.ndarray] = {}
         for piece in self.pieces:
@@ -151,11 +151,11 @@ class Construction:
         return result
 
     def text(self) -> str:
-        """Return it in words, piece by piece."""
+        """Describe the construction in words, piece by piece."""
         return " + ".join(piece.text() for piece in self.pieces)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
+        """Return a JSON-serialisable dictionary."""
         pieces = [
             {
                 "parameter": piece.parameter,
@@ -191,12 +191,12 @@ def laid_out(parameter: str, layout: Layout) -> Construction:
 
 
 def copied(parameter: str, shape: Sequence[int]) -> Construction:
-    """Return the construction of one parameter as it is."""
+    """Return the construction of one unchanged parameter."""
     return laid_out(parameter, identity(shape))
 
 
 def _only_units(layout: Layout) -> bool:
-    """Whether a layout adds or drops axes of length 1 and does nothing else."""
+    """Return whether a layout only adds or drops axes of length 1."""
     plain = layout.axes == tuple(range(len(layout.axes)))
     wide = [[n for n in shape if n > 1] for shape in (layout.source, layout.target)]
     return plain and wide[0] == wide[1] and len(layout.source) != len(layout.target)

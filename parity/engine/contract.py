@@ -1,9 +1,9 @@
-"""The contract of a run: which gates must come out, stated before anything is measured.
+"""Contract of a run: the gates that must be measured, stated before anything is measured.
 
-A gate that is missing, there twice or that nobody planned makes a run that is not whole. The plan
-follows from cases, configurations and code, never from what was measured. A run stores it as one
-line for each suite, case, edge and kind: how many gates, and a digest of their names. Source:
-docs/verdicts.md "Contract".
+A run is incomplete if a gate is missing, measured twice or unplanned. The plan follows from cases,
+configurations and code, never from measurements. A run stores it as one line for each suite, case,
+edge and kind: the number of gates, and a digest of their names. Source: docs/verdicts.md
+"Contract".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parity.engine.measurement import Kind, Measurement, Verdict
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gate:
-    """One measurement with a tolerance that a run must hold."""
+    """A measurement with a tolerance that a run must pass."""
 
     suite: str
     case: str
@@ -29,7 +29,7 @@ class Gate:
 
     @classmethod
     def of(cls, m: Measurement) -> Gate:
-        """Return the gate that a measurement is."""
+        """Return the gate of a measurement."""
         return cls(m.suite, m.case, m.edge, Kind(m.kind).value, m.quantity, m.metric)
 
     @property
@@ -48,7 +48,7 @@ class ContractLine:
     kind: str
     gates: int = 0
     digest: str = ""
-    """Of the sorted quantities and metrics."""
+    """Digest of the sorted quantities and metrics."""
 
     @property
     def group(self) -> tuple[str, str, str, str]:
@@ -64,20 +64,20 @@ Contract = tuple[ContractLine, ...]
 
 @dataclass(frozen=True)
 class Breaches:
-    """Where a run and its contract differ; empty where every planned gate was measured once."""
+    """Differences between a run and its contract; empty if every planned gate was measured once."""
 
     missing: tuple[tuple[ContractLine, int], ...] = ()
-    """Lines with fewer gates than planned, or with others, and how many were measured."""
+    """Lines with fewer or different gates than planned, and the number measured."""
     unplanned: tuple[Gate, ...] = ()
-    """Gates of lines that the contract does not have, or that hold more than it says."""
+    """Gates of lines that the contract lacks, or that have more gates than planned."""
     doubled: tuple[Gate, ...] = ()
-    """Gates that were measured more than once."""
+    """Gates measured more than once."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unplanned or self.doubled)
 
     def sentence(self) -> str:
-        """Return what differs, for a person: counts, and the first of each."""
+        """Describe the differences: counts, and the first of each kind."""
         parts = []
         if self.missing:
             lost = sum(max(line.gates - found, 1) for line, found in self.missing)
@@ -100,7 +100,7 @@ class Breaches:
 
 
 def contract_of(gates: Iterable[Gate]) -> Contract:
-    """Return the contract of planned gates, one line for each group, in order.
+    """Return the contract for planned gates, one line per group, in order.
 
     Raises:
         ValueError: a gate was planned twice.
@@ -118,7 +118,7 @@ def contract_of(gates: Iterable[Gate]) -> Contract:
 
 
 def breaches(contract: Sequence[ContractLine], rows: Iterable[Measurement]) -> Breaches:
-    """Return where the gates among measurements differ from a contract."""
+    """Return the differences between the gates among measurements and a contract."""
     counts = Counter(Gate.of(m) for m in rows if m.verdict is not Verdict.INFO)
     found: dict[tuple[str, str, str, str], list[Gate]] = {}
     for gate in sorted(counts):

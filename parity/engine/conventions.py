@@ -1,7 +1,7 @@
-"""Conventions: how libraries lay out what they call `weight`, `kernel`, `scale` and `embedding`.
+"""Conventions: axis orders that libraries use for `weight`, `kernel`, `scale` and `embedding`.
 
-torch has (out, in), Flax (in, out); shapes say so where they are not square, and where they are the
-neighbours of the same kind say it, or the table.
+torch uses (out, in), Flax (in, out). The shape decides unless it is square; then neighbouring
+parameters of the same kind decide, and finally the table.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CONVENTIONS: dict[tuple[str, str, int], tuple[int, ...]] = {
     ("weight", "w", 3): (2, 1, 0),
     ("weight", "w", 4): (2, 3, 1, 0),
 }
-"""What is not listed lies as it does in the other library: vectors, tables, one kind of matrix."""
+"""Unlisted parameters have the same axis order in both: vectors, tables, one kind of matrix."""
 
 
 class Conventions:
-    """Layouts by names and shapes, where the pairs of a port whose shapes decide have a vote."""
+    """Layouts by names and shapes; pairs whose shapes are unambiguous vote on the others."""
 
     def __init__(
         self, pairs: Mapping[str, str], originals: Mapping[str, Shape], ports: Mapping[str, Shape]
@@ -44,9 +44,10 @@ class Conventions:
                     self.votes[key][axes[0]] += 1
 
     def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
-        """Return the order of the original's axes in an array of the port of as many axes.
+        """Return the order of the original's axes in a port's array with as many axes.
 
-        The nearest neighbours whose shapes decide, then the table, then any order that fits.
+        Decided by the nearest neighbours with unambiguous shapes, then by the table, then by any
+        order that fits.
         """
         fitting = _fitting(source, target)
         ends = naming.leaf(original), naming.leaf(port)
@@ -64,11 +65,11 @@ class Conventions:
         return axes if not fitting or axes in fitting else fitting[0]
 
     def layout(self, original: str, port: str, source: Shape, target: Shape) -> Layout:
-        """Return the layout of one parameter as another of the same size."""
+        """Return the layout that maps one parameter to another of the same size."""
         if len(source) == len(target) and _fitting(source, target):
             return transposition(source, self.axes(original, port, source, target))
         if len(source) == 2 and len(target) > 2 and _swaps(original, port):
-            # A kernel (in, heads, d) of (heads * d, in), or (heads, d, out) of (out, heads * d).
+            # Kernels: (in, heads, d) from (heads * d, in), (heads, d, out) from (out, heads * d).
             for k in range(1, len(target)):
                 if math.prod(target[:k]) == source[1]:
                     n = len(target) - k
@@ -86,7 +87,7 @@ class Conventions:
 
 
 def nearness(source: Shape, target: Shape) -> float:
-    """Return 1 where axes are permuted at most, 0.5 where merged or split, -inf otherwise."""
+    """Return 1 if axes are at most permuted, 0.5 if merged or split, -inf otherwise."""
     wide = [tuple(n for n in shape if n > 1) for shape in (source, target)]
     if math.prod(source) != math.prod(target):
         return -math.inf
@@ -101,7 +102,7 @@ def _swaps(original: str, port: str) -> bool:
 
 
 def _fitting(source: Shape, target: Shape) -> list[tuple[int, ...]]:
-    """Return the orders of axes that take one shape to another, as it is first."""
+    """Return the axis orders that map one shape to the other, the unchanged order first."""
     if sorted(source) != sorted(target) or len(source) > MOST_AXES:
         return [identity(source).axes] if source == target else []
     orders = itertools.permutations(range(len(source)))

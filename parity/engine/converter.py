@@ -1,6 +1,6 @@
-"""The converter: a matching as Python source that a person can read, keep and run.
+"""Converter: writes a matching as readable Python source that can be kept and run.
 
-What differs in numbers only becomes a loop. The source needs NumPy and nothing of this project.
+Assignments that differ only in numbers become loops. The source needs NumPy only.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def convert(original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 '''
 INDICES = "ijklm"
 INSIDE = "n"
-"""The index of a comprehension, which may stand in a loop over the others."""
+"""Index of a comprehension, which may be inside loops over the other indices."""
 SLOT = "\0"
-"""Stands for a name in an expression, until it is known what of it a loop varies."""
+"""Placeholder for a name in an expression until it is known which of its numbers a loop varies."""
 WIDTH = 100
 
 
@@ -41,20 +41,20 @@ class _Entry:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What entries of one loop have in common."""
+        """Key shared by the entries that can form one loop."""
         return (self.text, *map(naming.pattern, self.names))
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers in all names."""
+        """Numbers in all names, in order."""
         return tuple(n for name in self.names for n in naming.numbers(name))
 
 
 def converter_source(matching: Matching) -> str:
     """Return the source of a module with `convert(original) -> port`.
 
-    It makes every parameter of the port that is paired, also where the values differ; what has no
-    counterpart is named in a comment.
+    It builds every paired parameter of the port, even if the values differ; parameters without a
+    counterpart are listed in comments.
     """
     groups: dict[tuple[str, ...], list[_Entry]] = {}
     for pair in matching.pairs:
@@ -71,7 +71,7 @@ def converter_source(matching: Matching) -> str:
         result += ["    " * (len(header) + 1) + line for line in lines]
     for entry in matching.unmatched_port:
         result.append(
-            f"    # {entry.name} {entry.shape}: nothing of the original is proposed for it"
+            f"    # {entry.name} {entry.shape}: no parameter of the original is proposed for it"
         )
     return "\n".join([*result, "    return port", ""])
 
@@ -100,7 +100,7 @@ def _entry(pair: Pair) -> _Entry:
 
 
 def _joint(construction: Construction) -> int | None:
-    """Return the axis along which the pieces follow each other; None where there is no such one."""
+    """Return the axis along which the pieces are adjacent; None if there is none."""
     pieces = construction.pieces
     if len({piece.place.view for piece in pieces}) != 1 or not construction.is_complete:
         return None
@@ -118,7 +118,7 @@ def _joint(construction: Construction) -> int | None:
 
 
 def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]]:
-    """Return pieces as a stack or a concatenation, and the names that fill its slots."""
+    """Return the pieces as a stack or a concatenation, and the names that fill its slots."""
     pieces, shape = construction.pieces, construction.shape
     view = pieces[0].place.view
     stack = axis == 0 and view == shape and len(pieces) == shape[0]
@@ -134,7 +134,7 @@ def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]
 
 
 def _family(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return names as one with an index, and its range; None where they are no family in order."""
+    """Return names as one indexed name and its range; None if they are not a family in order."""
     columns = list(zip(*map(naming.numbers, names), strict=False))
     varying = [k for k, column in enumerate(columns) if len(set(column)) > 1]
     if len({naming.pattern(name) for name in names}) != 1 or len(varying) != 1:
@@ -175,7 +175,7 @@ def _index(part: Part) -> str:
 
 
 def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the loops, and the lines in them, that make the entries of one kind."""
+    """Yield loop headers and the lines in their bodies, for the entries of one kind."""
     port = [naming.numbers(entry.names[0]) for entry in entries]
     free = [k for k in range(len(port[0])) if len({numbers[k] for numbers in port}) > 1]
     values = [tuple(sorted({numbers[k] for numbers in port})) for k in free]
@@ -194,7 +194,7 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
 def _names(
     entries: Sequence[_Entry], port: Sequence[tuple[int, ...]], free: Sequence[int]
 ) -> list[str] | None:
-    """Return names as f-strings of the loops' indices; None where a number is none of them."""
+    """Return names as f-strings of loop indices; None if a number does not follow from an index."""
     tables = list(zip(*(entry.numbers for entry in entries), strict=True))
     columns = list(zip(*port, strict=True))
     texts = []

@@ -1,4 +1,4 @@
-"""How one tensor differs from another, element by element: what a person wants after a red gate.
+"""Element-by-element differences between two tensors, for inspecting a failed gate.
 
 Source: docs/reports.md "The page", drill-down per tensor.
 """
@@ -18,9 +18,10 @@ from parity.engine.metrics import ulp
 from parity.engine.where import Axis, culprits, where
 
 LOW, HIGH = -1, 52
-"""Exponents of 2 at the edges of the histogram: from half a unit in the last place up."""
+"""Exponents of 2 of the first and last histogram edge: the first is half a ULP."""
+# After the first failures a bug has only spread.
 KEPT = 12
-"""Failing tensors described per case and edge: after the first ones a bug has only spread."""
+"""Failing tensors described per case and edge."""
 SHOWN = 10
 """Elements listed per tensor."""
 
@@ -36,12 +37,12 @@ class Worst:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the axes of a tensor mean, and which of its positions were compared.
+    """Meaning of a tensor's axes, and which of its positions were compared.
 
     Attributes:
-        axes: their names, in order; () for unknown ones.
-        valid: over the leading axes, False at padding.
-        compared: whether valid positions alone were, so that both sides have one row for each.
+        axes: names in order; () if unknown.
+        valid: booleans over the leading axes, False at padding.
+        compared: whether only valid positions were compared, so that both sides have one row each.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -49,7 +50,7 @@ class Shape:
     compared: bool = False
 
     def where(self, differs: np.ndarray) -> str:
-        """Return where elements of what was compared differ, by the axes of the whole tensor."""
+        """Describe where compared elements differ, in terms of the whole tensor's axes."""
         if self.valid is None or not self.compared:
             return where(differs, self.axes, self.valid)
         whole = np.zeros((*self.valid.shape, *differs.shape[1:]), bool)
@@ -59,43 +60,42 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The difference of two tensors, in units in the last place (ULP) of what was computed."""
+    """Difference of two tensors in units in the last place (ULP) of the computed dtype."""
 
     case: str
     edge: str
     quantity: str
     dtype: str
-    """Of the left side; a ULP is its, at the expected value."""
+    """Dtype of the left side. ULPs are those of this dtype, at the expected value."""
     shape: tuple[int, ...]
-    """Of what was compared: positions that mean the same on both sides, times the rest."""
+    """Shape of the compared arrays: positions valid on both sides, times the remaining axes."""
     histogram: tuple[int, ...]
-    """Elements that are equal; then by ULPs apart up to 2^LOW, ..., up to 2^HIGH, and beyond; last
-    those where a side is not finite."""
+    """Element counts: equal; then by distance in ULPs up to 2^LOW, ..., up to 2^HIGH, and beyond;
+    last those that are not finite on either side."""
     worst: tuple[Worst, ...]
-    """At most SHOWN, the worst first; indices are into the whole tensor."""
+    """At most SHOWN elements, the worst first; indices refer to the whole tensor."""
     breaking: int = 0
-    """Fewest elements without whose error the tensor would hold; 0 where that was not asked."""
+    """Fewest elements without whose error the tensor would pass; 0 if not computed."""
     where: str = ""
-    """Where these are (`engine.where`)."""
+    """Description of where these elements are (`engine.where`)."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Case, edge and quantity: what names a tensor within a run."""
+        """Case, edge and quantity, which identify a tensor within a run."""
         return (self.case, self.edge, self.quantity)
 
 
 def worst_elements(
     actual: np.ndarray, expected: np.ndarray, limit: int, positions: np.ndarray | None = None
 ) -> tuple[Worst, ...]:
-    """Return the at most `limit` elements that differ most, the worst first; equal ones are left
-    out.
+    """Return up to `limit` elements that differ most, the worst first; equal ones are left out.
 
     Args:
         actual: any shape.
         expected: the same shape.
-        limit: how many.
-        positions: where the rows of both were taken from, (rows, axes): indices become those of
-            the array they were taken from.
+        limit: largest number of elements.
+        positions: original indices of the rows of both arrays, (rows, axes); results are then
+            indices into the array that the rows were taken from.
     """
     apart = _apart(actual, expected).reshape(-1)
     count = min(limit, apart.size)
@@ -112,7 +112,7 @@ def worst_elements(
 
 
 def histogram(actual: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[int, ...]:
-    """Count elements by how many ULPs of `dtype` they are apart, as `Deviation.histogram`."""
+    """Count elements by their distance in ULPs of `dtype`, as in `Deviation.histogram`."""
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     apart = _apart(a, e)
     equal, odd = apart == 0, np.isinf(apart)
@@ -125,17 +125,17 @@ def histogram(actual: np.ndarray, expected: np.ndarray, dtype: str) -> tuple[int
 
 
 def bits(value: float, dtype: str) -> str:
-    """Return the bits of a value rounded to `dtype` in hexadecimal, most significant first."""
+    """Return the bit pattern of a value rounded to `dtype`, in hexadecimal, big-endian."""
     with np.errstate(over="ignore"):
         stored = np.asarray(value, np.float64).astype(np.dtype(dtype))
-    # numpy has no byte order for bfloat16, so the bytes are turned by hand.
+    # NumPy has no byte order for bfloat16, so the bytes are reversed by hand.
     little = stored.tobytes() if sys.byteorder == "little" else stored.tobytes()[::-1]
     return little[::-1].hex()
 
 
 @dataclass
 class Deviations:
-    """Describes failing tensors as they are found, the first `KEPT` of each case and edge."""
+    """Collects descriptions of failing tensors, the first `KEPT` of each case and edge."""
 
     found: list[Deviation] = field(default_factory=list)
     seen: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -176,9 +176,9 @@ _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return |a - e|; infinite where a side is not finite: unknown is never equal."""
+    """Return |a - e|; infinite where either side is not finite: unknown never counts as equal."""
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     known = np.isfinite(a) & np.isfinite(e)
     apart = np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))
-    # Of scalars NumPy makes no arrays.
+    # NumPy returns a scalar, not an array, for 0-d inputs.
     return np.asarray(apart)

@@ -1,10 +1,10 @@
-"""One evaluation of a jaxpr: its marks read and replaced, in its own dtypes or widened to float64.
+"""Evaluation of a jaxpr that reads and replaces its marks, in its own dtypes or in float64.
 
-Calls, rematerialised regions, branches and scans that hold marks are entered; everything else is
-bound as it is, so that operation by operation the results are the same bits. Widened, an evaluation
-enters everything, does in float64 what the program does in less, and can round every result as the
-program would, by random signs: the response of a program to that is its noise floor (Monte Carlo
-arithmetic, Parker 1997).
+Calls, rematerialised regions, branches and scans that contain marks are entered; every other
+equation is bound unchanged, so that each operation gives bit-identical results. A widened
+evaluation enters everything, computes in float64 what the program computes in lower precision, and
+can perturb every result by a random sign times the unit roundoff of the program's dtype. The
+response of the outputs is the noise floor (Monte Carlo arithmetic, Parker 1997).
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
 
@@ -35,18 +35,18 @@ FLOW = (*CALLS, *CUSTOM, "scan", "while", "cond")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How to evaluate."""
+    """Settings of an evaluation."""
 
     widened: bool = False
-    """Do everything in float64; call it with 64-bit types enabled."""
+    """Compute everything in float64; requires 64-bit types to be enabled."""
     signs: Signs | None = None
-    """Round the result of every operation by these."""
+    """Random signs that perturb the result of every operation; None for no perturbation."""
     notices: dict[str, None] = field(default_factory=dict)
-    """What could not be done as asked, in order and once each."""
+    """Notices of requests that could not be fulfilled, in order, without repetition."""
     differentiable: bool = False
-    """Keep the derivatives that functions define themselves: marks inside of these are not seen."""
+    """Keep the custom derivatives of functions; marks inside these are then not seen."""
     recorder: Recorder | None = None
-    """Notes every operation outside of loops and branches."""
+    """Records every operation outside of loops and branches."""
 
     def run(
         self,
@@ -55,7 +55,7 @@ class Evaluation:
         marks: Marks,
         changes: Changes | None = None,
     ) -> list[Any]:
-        """Return the outputs of a jaxpr; its marks are added to `marks`."""
+        """Evaluate a jaxpr and return its outputs; its marks are added to `marks`."""
         return self._inner(closed.jaxpr, closed.consts, arguments, marks, changes or {})
 
     def _inner(
@@ -123,13 +123,13 @@ class Evaluation:
         name = marks.name_of(eqn.params["name"])
         value = inputs[0]
         if self.differentiable and isinstance(value, Tracer):
-            # Still a mark: policies of rematerialisation read them.
+            # Keep the mark in the program: rematerialisation policies read it.
             value = bind(eqn, inputs)[0]
         change = changes.get(name, Change())
         marks.values[name] = reported = change.reported(value)
         following = change.following(reported)
         if self.recorder is not None:
-            # Its own object: the value itself is known by the operation that computed it.
+            # A new object: the recorder identifies the old one with the operation that made it.
             following = following + 0
             self.recorder.note(eqn, inputs, [following], name)
         return following
@@ -155,7 +155,7 @@ class Evaluation:
         passed_as = [(name, i) for i in turns for name in shapes]
         names = marks.next_names(in_turn(*of_turn) for of_turn in passed_as)
         outside = dict(zip(passed_as, names, strict=True))
-        # A change of one turn reaches it as one of the scan's inputs.
+        # Changes of single iterations are passed in as inputs of the scan.
         fed = {
             name: of_turns([changes.get(outside[name, i]) for i in range(length)], shape)
             for name, shape in shapes.items()
@@ -218,7 +218,7 @@ class Evaluation:
         return outputs
 
     def _shapes(self, inner: ClosedJaxpr, inputs: Sequence[Any], marks: Marks) -> dict[str, Any]:
-        """Return the marks of a body or branch in the order they are passed in, by shape."""
+        """Return shape and dtype of the marks of a body or branch, in order of execution."""
         shapes: dict[str, Any] = {}
 
         def once(*args: Any) -> None:
@@ -248,7 +248,7 @@ class Evaluation:
         return jax.lax.while_loop(goes_on, step, (jnp.int32(0), first))[1]
 
     def at(self, turn: Any) -> Evaluation:
-        """Return the evaluation of one turn of a loop, whose signs are its own."""
+        """Return the evaluation of one iteration of a loop, which draws its own signs."""
         if self.signs is None:
             return self
         return dataclasses.replace(self, signs=self.signs.at(turn))
@@ -261,7 +261,7 @@ class Evaluation:
 
 
 def _of_type(value: Any, like: Any) -> Any:
-    """Return what a loop carries on, in the dtype in which it began to."""
+    """Cast a loop carry to the dtype it started with."""
     dtype = getattr(like, "dtype", None)
     return value if dtype is None or value.dtype == dtype else jnp.asarray(value, dtype)
 
@@ -269,6 +269,6 @@ def _of_type(value: Any, like: Any) -> Any:
 def _widen(value: Any) -> Any:
     if not hasattr(value, "dtype") and not isinstance(value, (float, complex, np.generic)):
         return value
-    # Not `result_type`: a weak float32 literal would be float64 by it, and is not.
+    # Not `result_type`: it would call a weak float32 literal float64.
     dtype = getattr(value, "dtype", None) or jnp.result_type(value)
     return value if wide(dtype) == dtype else jnp.asarray(value, wide(dtype))

@@ -1,4 +1,4 @@
-"""Exits in other people's code: `sys.exit(0)` in a model is that model's error, not a success.
+"""Exits in user code: `sys.exit(0)` in a model is an error of that model, not a success.
 
 Source: docs/parity.md "Fail closed".
 """
@@ -12,18 +12,19 @@ from typing import Any, NoReturn
 
 
 class ExitError(ValueError):
-    """Code that should return a result ended the program; the message names whose code it was."""
+    """User code ended the program instead of returning a result; the message names the code."""
 
 
 class OsExit(SystemExit):
-    """What `os._exit` raises while other people's code runs."""
+    """Raised by `os._exit` while user code runs."""
 
 
 @contextmanager
 def os_exit_raises() -> Iterator[None]:
-    """Context in which `os._exit` raises `OsExit`, in this process alone: forked children end.
+    """Make `os._exit` raise `OsExit` within this context, in this process only; forks still exit.
 
-    Code that catches it, or calls it in a thread, is found at the end of the context.
+    If the code catches the exception, or calls `os._exit` in a thread, it is raised again at the
+    end of the context.
     """
     owner, before = os.getpid(), os._exit
     raised: list[OsExit] = []
@@ -45,10 +46,10 @@ def os_exit_raises() -> Iterator[None]:
 
 @contextmanager
 def exits_named(whose: str) -> Iterator[None]:
-    """Context that turns an exit of the code in it into an error that names the code.
+    """Turn an exit of the code in this context into an error that names the code.
 
     Args:
-        whose: The code, such as `the port (flax)`.
+        whose: Name of the code, such as `the port (flax)`.
 
     Raises:
         ExitError: the code called `sys.exit`, `exit`, `quit` or `os._exit`.

@@ -1,8 +1,8 @@
-"""Fingerprints: a number per array that knows its values and not their order, dtype or place.
+"""Fingerprints: one integer per array that depends on its values but not on order, dtype or shape.
 
 A fingerprint is the sum, modulo 2^64, of a hash of each element. A permuted or reshaped array has
-the same one, and that of a concatenation is the sum of those of its parts: what finds out, from one
-number per array and without a copy, what may be a transposition or a fusion of what.
+the same fingerprint, and that of a concatenation is the sum of those of its parts. So candidates
+for transpositions and fusions are found from one number per array, without copies.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Iterator
 import numpy as np
 
 MODULUS = 1 << 64
+# 256 KiB of float64 fit into a core's L2 cache.
 CHUNK = 1 << 15
-"""Elements hashed at once: 256 KiB of float64 stay in a core's second cache."""
-# Odd constants of 64 bits (the golden ratio's, and a prime of a published mixer): multiplying by
-# them is invertible, so two values never start out with one hash.
+"""Elements hashed at once."""
+# Odd 64-bit constants (the golden ratio's, and a prime of a published mixer). Multiplying by an odd
+# number is invertible, so two different values never start with the same hash.
 _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
 
 
 def chunks(x: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the elements of `x` in the order of memory, widened to float64, a chunk at a time.
+    """Yield the elements of `x` in memory order, widened to float64, one chunk at a time.
 
     Every dtype of up to 32 bits, and float64, widens exactly: equal values have equal bits.
     """
@@ -36,7 +37,7 @@ def fingerprint(x: np.ndarray) -> int:
     """Return the fingerprint of an array of real numbers; 0 and -0 count as one value."""
     total = 0
     for chunk in chunks(x):
-        # -0.0 + 0.0 is 0.0; the sum is also what makes the copy that is hashed in place.
+        # -0.0 + 0.0 is 0.0. The sum also makes the copy that is hashed in place below.
         bits = (chunk + 0.0).view(np.uint64)
         bits *= _FIRST
         bits ^= bits >> _HALF
@@ -47,10 +48,10 @@ def fingerprint(x: np.ndarray) -> int:
 
 
 def sample_positions(size: int, count: int) -> np.ndarray:
-    """Return up to `count` flat positions in an array of `size` elements, spread and sorted.
+    """Return up to `count` flat positions in an array of `size` elements, spread out and sorted.
 
-    Steps of the golden ratio: no stride of an array divides them, so that rows, columns and heads
-    are all met.
+    Positions are spaced by the golden ratio, which no stride of an array divides, so that the
+    sample covers all rows, columns and heads.
     """
     if size <= count:
         return np.arange(size)

@@ -1,7 +1,7 @@
-"""Named intermediates of a JAX function, as outputs of the same computation.
+"""Capture of named intermediates of a JAX function, as outputs of the same computation.
 
 A function marks an intermediate with `jax.ad_checkpoint.checkpoint_name`, an identity that costs
-nothing when nobody asks; `capture` makes the marked values extra outputs. Source: docs/parity.md
+nothing when unused. `capture` turns the marked values into extra outputs. Source: docs/parity.md
 "Intermediates".
 """
 
@@ -26,21 +26,22 @@ def capture(
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
     """Return `function` with its named intermediates as a second result.
 
-    Operation by operation the results are the same bits. Under jit the extra outputs can keep XLA
-    from fusing across them, so results are equal to rounding only.
+    Each operation gives bit-identical results. Under jit the extra outputs can keep XLA from fusing
+    across them, so results are then equal up to rounding only.
 
     The result can be jitted and differentiated. Arguments must be pytrees of arrays.
 
     Args:
-        function: what to watch.
-        numbered: for marks that are passed more than once, such as once per layer, what to call
-            them, with "{}" for how often each was passed before: `{"q": "layers.{}.q"}`.
-        offsets: added to intermediates by name: the derivative by a zero is the cotangent there.
-        forced: what the computation goes on with in place of an intermediate, by name. What is
-            reported is still what was computed, from forced inputs.
+        function: function to capture.
+        numbered: name templates for marks that occur more than once, such as once per layer; "{}"
+            is the number of earlier occurrences: `{"q": "layers.{}.q"}`.
+        offsets: values added to intermediates, by name. The derivative with respect to a zero
+            offset is the cotangent of the intermediate.
+        forced: replacements of intermediates, by name, with which the computation continues. The
+            reported value is still the computed one, from forced inputs.
 
     Raises:
-        ValueError: a mark that is not `numbered` is passed twice: one name has one value.
+        ValueError: a mark that is not in `numbered` occurs twice; one name has one value.
     """
 
     def captured(*args: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -59,7 +60,7 @@ def capture(
 
 
 def _certain(marks: Marks) -> dict[str, jax.Array]:
-    """Return the values of marks; one in a branch that was not taken has none: NaN."""
+    """Return the values of marks, with NaN for floating marks in branches that were not taken."""
     values = dict(marks.values)
     for name, passed in marks.passed.items():
         if jnp.issubdtype(values[name].dtype, jnp.inexact):

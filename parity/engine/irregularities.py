@@ -1,7 +1,7 @@
-"""Irregularities: equal values in the wrong place, which a matching by value would pass over.
+"""Irregularities: equal values in the wrong place, which matching by value alone would accept.
 
-A kernel that is not transposed where its neighbours are, the weights of another layer, query and
-key exchanged: all hold values of the original, and all are mistakes of a converter.
+Examples are a kernel that is not transposed although its neighbours are, the weights of another
+layer, and query and key exchanged. All hold values of the original, and all are converter bugs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from parity.engine.layouts import Layout
 from parity.engine.parameter_pairs import Arrays, Pair
 
 ENOUGH = 3
-"""Pairs of one kind from which on the one that differs is the exception."""
+"""Fewest pairs of one kind among which a differing one counts as an exception."""
 MAJORITY = 0.75
-"""Share of the pairs of one kind that makes the rule."""
+"""Fraction of the pairs of one kind that establishes the rule."""
 GAIN = 0.3
-"""Likeness by name that two pairs gain by exchanging their originals, from which on they are taken
-to be exchanged: the word `query` against `key` in two names of five words gains 0.5."""
+"""Gain in name similarity by exchanging the originals of two pairs above which they are reported as
+exchanged: the word `query` against `key` in two names of five words gains 0.5."""
 
 
 def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return what is odd about pairs that are one whole parameter each, by the port's name."""
+    """Return notes on pairs of one whole parameter each that look wrong, by the port's name."""
     single = [
         pair
         for pair in pairs
@@ -39,7 +39,7 @@ def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
-    """Return pairs whose layout is not that of the others with such names, or such endings."""
+    """Return notes on pairs whose layout differs from that of pairs with similar names."""
     kinds: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in pairs:
         ends = naming.leaf(pair.originals[0]), naming.leaf(pair.port)
@@ -50,8 +50,8 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
         (rule, count), *_ = Counter(map(_move, members)).most_common(1)
         if len(members) >= ENOUGH and count >= MAJORITY * len(members):
             for pair in members:
-                # A vector, or a matrix whose other side is 1, lies in one way only.
-                # Where an axis is 1 the layout has fewer of them, and is not to be compared.
+                # A vector, or a matrix with one side of 1, has only one layout. Where an axis has
+                # length 1 the layout has fewer axes and cannot be compared.
                 move = _move(pair)
                 if (
                     move != rule
@@ -64,14 +64,14 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
 
 
 def untransposed(pairs: Iterable[Pair], original: Arrays) -> dict[str, str]:
-    """Return square matrices that lie the other way than their libraries' conventions say.
+    """Return notes on square matrices whose layout contradicts their libraries' conventions.
 
-    Their values fit either way, so nothing but a difference at their use tells. A symmetric matrix
-    is its own transpose, and one that is not square has one way to fit.
+    Their values fit either way, so only a difference in their use reveals an error. A symmetric
+    matrix equals its transpose, and a matrix that is not square fits in one way only.
 
     Args:
-        pairs: Of whole parameters.
-        original: Parameters of the original by name.
+        pairs: pairs of whole parameters.
+        original: parameters of the original by name.
     """
     notes = {}
     for pair in pairs:
@@ -91,7 +91,7 @@ def untransposed(pairs: Iterable[Pair], original: Arrays) -> dict[str, str]:
 
 
 def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return pairs that names would exchange with another pair of the same shapes."""
+    """Return notes on pairs whose names fit better with their originals exchanged."""
     if len(pairs) < 2:
         return {}
     names, ports = [pair.originals[0] for pair in pairs], [pair.port for pair in pairs]
@@ -101,7 +101,7 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
     shapes = [(p.construction.pieces[0].layout.source, p.construction.shape) for p in pairs]
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes])
-    # Tied parameters are one of the original: there is nothing to exchange.
+    # Tied parameters share one original: there is nothing to exchange.
     gain[(kind[:, None] != kind[None]) | _same(names)] = 0.0
     best = gain.argmax(axis=1)
     return {
@@ -118,7 +118,7 @@ def _same(names: Sequence[str]) -> np.ndarray:
 
 
 def _move(pair: Pair) -> tuple[int, ...]:
-    """Return what a layout does to axes, without their sizes."""
+    """Return the permutation of axes of a layout, without sizes."""
     return pair.construction.pieces[0].layout.axes
 
 

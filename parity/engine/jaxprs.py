@@ -1,7 +1,7 @@
-"""Jaxprs, the programs JAX traces: their equations, and their evaluation one equation at a time.
+"""Jaxprs, the programs JAX traces: traversal and evaluation, one equation at a time.
 
-What a program asks for is read off its equations, those of calls, branches and loops included;
-what it computes is watched by evaluating them one by one.
+What a program requests can be read from its equations, including those inside calls, branches and
+loops. What it computes is observed by evaluating them one by one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def aval(variable: Any) -> Any:
-    """Return the abstract value of a variable: its shape and dtype, where it is an array."""
+    """Return the abstract value of a variable: for an array, its shape and dtype."""
     return variable.aval
 
 
@@ -32,7 +32,7 @@ def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def equations(
     jaxpr: Jaxpr, enter: Callable[[JaxprEqn], bool] = lambda eqn: True
 ) -> Iterator[JaxprEqn]:
-    """Yield every equation; those inside a call, branch or loop after the one that holds them.
+    """Yield every equation; those inside a call, branch or loop follow the one that contains them.
 
     Args:
         jaxpr: an open jaxpr.
@@ -52,16 +52,16 @@ def interpret(
     step: Callable[[JaxprEqn, list[Value]], Sequence[Value]],
     lift: Callable[[Any], Value] = lambda constant: constant,
 ) -> list[Value]:
-    """Return the outputs of a jaxpr, evaluated one equation at a time.
+    """Evaluate a jaxpr one equation at a time and return its outputs.
 
-    A value is let go after the last equation that reads it: an evaluation must not keep them all.
+    A value is released after the last equation that reads it, to bound the memory needed.
 
     Args:
         jaxpr: an open jaxpr.
         constants: one value for each of its `constvars`.
         arguments: one value for each of its `invars`.
-        step: gives the outputs of an equation from its inputs.
-        lift: gives the value of a literal, which is a number of Python's or NumPy's.
+        step: computes the outputs of an equation from its inputs.
+        lift: converts a literal (a Python or NumPy number) to a value.
     """
     variables = [*jaxpr.constvars, *jaxpr.invars]
     values = dict(zip(variables, [*constants, *arguments], strict=True))
@@ -79,15 +79,15 @@ def interpret(
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
-    """Return the outputs of one equation on arrays."""
-    # An equation traced with 64-bit types must be bound with them.
+    """Evaluate one equation on arrays and return its outputs."""
+    # An equation traced with 64-bit types enabled must be bound with them enabled.
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def _last_uses(jaxpr: Jaxpr) -> dict[int, list[Var]]:
-    """Return, by equation, the variables nobody reads after it."""
+    """Return, by equation index, the variables that no later equation reads."""
     last: dict[Var, int] = {}
     for index, eqn in enumerate(jaxpr.eqns):
         read = (atom for atom in eqn.invars if not isinstance(atom, Literal))

@@ -1,8 +1,8 @@
-"""Layouts: how the elements of one array lie in another of the same elements.
+"""Layouts: how the elements of one array are arranged in another array of the same elements.
 
-A layout is a reshape, a permutation of axes and another reshape. That covers (in, out) kernels of
-(out, in) weights, attention kernels (D, H, d) of matrices (H*d, D), and the batch, head and time
-axes that two libraries order differently. It is linear, so it also maps gradients.
+A layout is a reshape, a permutation of axes and another reshape. This covers (in, out) kernels from
+(out, in) weights, attention kernels (D, H, d) from matrices (H*d, D), and batch, head and time axes
+in different orders. A layout is linear, so it also maps gradients.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Shape = tuple[int, ...]
 SAMPLES = 48
 """Elements compared before all are: a wrong layout of generic values fails on the first few."""
 BLOCK = 1 << 18
-"""Elements compared in full at once, so that no copy of a large array is made."""
+"""Elements compared at once in a full comparison, so that large arrays are not copied."""
 MOST_AXES = 6
-"""Axes up to which permutations are tried: 720 of them; above, only what needs none."""
+"""Most axes for which permutations are tried (720 of them); with more, only reshapes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Layout:
             )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return `x` of shape `source` as it lies in `target`; a view where NumPy can give one.
+        """Return `x`, of shape `source`, in the target layout; a view where NumPy can give one.
 
         Raises:
             ValueError: `x` has another shape.
@@ -67,16 +67,16 @@ class Layout:
         return Layout(self.target, permuted, back, self.source)
 
     def inverse(self, y: np.ndarray) -> np.ndarray:
-        """Return `y` of shape `target` as it lies in `source`."""
+        """Return `y`, of shape `target`, in the source layout."""
         return self.reversed(y)
 
     @property
     def is_identity(self) -> bool:
-        """Whether source and target are one array."""
+        """Whether the layout changes nothing."""
         return self.source == self.target and self.axes == tuple(range(len(self.before)))
 
     def text(self) -> str:
-        """Return it in words, such as `reshaped (4, 8, 16) -> (32, 16), transposed (1, 0)`."""
+        """Describe it in words, such as `reshaped (4, 8, 16) -> (32, 16), transposed (1, 0)`."""
         if self.is_identity:
             return "as it is"
         if self.axes == tuple(range(len(self.before))):
@@ -90,7 +90,7 @@ class Layout:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, list[int]]:
-        """Return it as what JSON can hold."""
+        """Return a JSON-serialisable dictionary."""
         return {name: list(getattr(self, name)) for name in self.__slots__}
 
     @classmethod
@@ -98,7 +98,7 @@ class Layout:
         """Return the layout that `to_json` wrote.
 
         Raises:
-            ValueError: a field is missing or another one is there.
+            ValueError: a field is missing or unknown.
         """
         if set(entry) != set(cls.__slots__):
             raise ValueError(
@@ -109,82 +109,82 @@ class Layout:
 
 
 def identity(shape: Sequence[int]) -> Layout:
-    """Return the layout of an array in itself."""
+    """Return the layout that changes nothing."""
     shape = tuple(shape)
     return Layout(shape, shape, tuple(range(len(shape))), shape)
 
 
 def transposition(shape: Sequence[int], axes: Sequence[int]) -> Layout:
-    """Return the layout that orders the axes of `shape` as `axes` says."""
+    """Return the layout that permutes the axes of `shape` to the order `axes`."""
     shape = tuple(shape)
     return Layout(shape, shape, tuple(axes), tuple(shape[axis] for axis in axes))
 
 
 @runtime_checkable
 class Criterion(Protocol):
-    """When two arrays count as the same; what is cheap about it is asked first."""
+    """Criterion for two arrays to agree; the cheap tests come first."""
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether some order of the elements of `source` may agree with `target`."""
+        """Return whether `source` may agree with `target` in some order of its elements."""
         ...
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether some elements, as they would come to lie, leave agreement possible."""
+        """Return whether agreement is still possible, given samples in the target's order."""
         ...
 
     def agrees(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether two arrays of one shape agree."""
+        """Return whether two arrays of one shape agree."""
         ...
 
 
 class Exact:
-    """The same values, whatever dtype they are held in; NaN agrees with NaN."""
+    """Equal values, whatever their dtypes; NaN agrees with NaN."""
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether both have one fingerprint."""
+        """Return whether the fingerprints are equal."""
         return fingerprint(source) == fingerprint(target)
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether the samples are equal."""
+        """Return whether the samples are equal."""
         return self.agrees(source, target)
 
     def agrees(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether all are equal."""
+        """Return whether all elements are equal."""
         return same_values(source, target)
 
 
 @dataclass(frozen=True)
 class Near:
-    """Within `tolerance` by a distance relative to the target, such as relative L2."""
+    """Agreement within `tolerance` of a distance relative to the target, such as relative L2."""
 
     tolerance: float
     distance: Callable[[np.ndarray, np.ndarray], float] = relative_l2
 
     def possible(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether sums and sums of squares are near enough.
+        """Return whether sums and norms are close enough.
 
-        No order of the elements changes either, and where |a - b| <= t |b| the triangle inequality
-        holds the norms to t |b|, and Cauchy-Schwarz the sums to sqrt(size) t |b|.
+        No order of the elements changes either. If |a - b| <= t |b|, the norms differ by at most
+        t |b| (triangle inequality) and the sums by at most sqrt(size) t |b| (Cauchy-Schwarz).
         """
         if self.distance is not relative_l2:
             return True
         a, b = _sums(source), _sums(target)
         if not all(map(math.isfinite, (*a, *b))):
             return False
-        # Room for the rounding of the sums themselves: size of float64's unit roundoff, generous.
+        # Slack for the rounding of the sums themselves: size times float64's unit roundoff.
         slack = (self.tolerance + source.size * 2.0**-52) * max(a[1], b[1])
         return abs(a[1] - b[1]) <= slack and abs(a[0] - b[0]) <= slack * math.sqrt(source.size)
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether the samples are nearer than unrelated ones, whose relative L2 is about 1.4.
+        """Return whether the samples are closer than unrelated ones (relative L2 about 1.4).
 
-        The tolerance is of the whole array: a few samples may hold more than their share of the
-        difference, so they are not held to it.
+        The tolerance applies to the whole array. A few samples may carry more than their share of
+        the difference, so they get a wider one.
         """
         return self.distance(source, target) <= max(0.5, 8 * self.tolerance)
 
     def agrees(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Whether the distance is at most the tolerance; NaN is not."""
+        """Return whether the distance is at most the tolerance; NaN never is."""
         return self.distance(source, target) <= self.tolerance
 
 
@@ -192,15 +192,15 @@ EXACT = Exact()
 
 
 def same_values(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays of one shape hold equal values, block by block; NaN equals NaN."""
+    """Return whether two arrays have equal shapes and values, block by block; NaN equals NaN."""
     if x.shape != y.shape:
         return False
     if x.ndim == 0 or x.size <= BLOCK or len(x) == 1:
         if x.dtype != y.dtype:
-            # float64 holds every value of what is compared here, so widening decides nothing.
+            # float64 holds every value compared here, so widening is exact.
             x, y = _wide(x), _wide(y)
         return np.array_equal(x, y, equal_nan=True)
-    # Several rows at once: of a transposed array each line of the cache has elements of 16 of them.
+    # Several rows at once: in a transposed array one cache line holds elements of 16 rows.
     rows = max(1, BLOCK * len(x) // x.size)
     starts = range(0, len(x), rows)
     return all(same_values(x[i : i + rows], y[i : i + rows]) for i in starts)
@@ -211,7 +211,7 @@ def find_layouts(
 ) -> Iterator[Layout]:
     """Yield every layout under which `source` agrees with `target`, the simplest first.
 
-    Several are yielded where the values allow several: every transposition of a constant.
+    Several fit where values repeat; for a constant, every transposition does.
     """
     if source.size != target.size or not source.size or not criterion.possible(source, target):
         return
@@ -232,7 +232,7 @@ def find_layout(
 
 
 def take(layout: Layout, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return `layout(x).reshape(-1)[positions]` without laying out the rest."""
+    """Return `layout(x).reshape(-1)[positions]` without computing the other elements."""
     permuted = tuple(layout.before[axis] for axis in layout.axes)
     if not permuted:
         return x.reshape(-1)[positions]
@@ -244,11 +244,11 @@ def take(layout: Layout, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def candidates(source: Shape, target: Shape) -> tuple[Layout, ...]:
-    """Return the layouts that could take `source` to `target`, the simplest first.
+    """Return the layouts that could map `source` to `target`, the simplest first.
 
-    They are: as it is; reshaped; the axes permuted; and, with one axis of `source` split where the
-    sizes of `target` suggest it, permuted so that neighbours merge into axes of `target`. Axes of
-    size 1 play no part.
+    They are: unchanged; reshaped; permuted; and, with one axis of `source` split as the sizes of
+    `target` suggest, permuted so that neighbours merge into axes of `target`. Axes of size 1 are
+    ignored.
     """
     if math.prod(source) != math.prod(target):
         return ()
@@ -267,7 +267,7 @@ def candidates(source: Shape, target: Shape) -> tuple[Layout, ...]:
 
 
 def _refinements(shape: Shape, goal: Shape) -> list[Shape]:
-    """Return `shape`, and it with axes split so that its parts can make up `goal`."""
+    """Return `shape`, and variants with split axes whose parts can make up `goal`."""
     shapes = {shape: None}
     for order in itertools.permutations(goal):
         if _merges(order, shape):
@@ -284,7 +284,7 @@ def _refinements(shape: Shape, goal: Shape) -> list[Shape]:
 
 
 def _merges(fine: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Whether runs of neighbours in `fine` multiply to the entries of `coarse`, in order."""
+    """Return whether runs of neighbours in `fine` multiply to the entries of `coarse`, in order."""
     product, rest = 1, iter(coarse)
     wanted = next(rest, None)
     for size in fine:

@@ -1,8 +1,8 @@
-"""Marks of a program: what the values it names are called, and what becomes of them.
+"""Marks: the named intermediate values of a program, and how to replace or offset them.
 
-A mark is a value that `jax.ad_checkpoint.checkpoint_name` was put on. One that is passed in every
-turn of a loop is called `name@turn`, with the outermost loop first, and the second of a name is
-called `name#2`.
+A mark is a value that `jax.ad_checkpoint.checkpoint_name` was applied to. Inside a loop, each
+iteration gets its own name, `name@iteration`, the outermost loop first; the second occurrence of a
+name is called `name#2`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from parity.engine.jaxprs import equations, inner_jaxprs
 
 
 class Change(NamedTuple):
-    """What a program goes on with in place of a mark."""
+    """A replacement and an offset for one mark."""
 
     on: Any = False
-    """Whether it is replaced: a bool, which may be traced."""
+    """Whether to replace the value: a bool, which may be traced."""
     value: Any = None
-    """What by."""
+    """The replacement."""
     offset: Any = None
-    """What is added to it, and seen in what is reported of it."""
+    """Added to the reported value, and to what the program continues with unless it is replaced."""
 
     def reported(self, value: Any) -> Any:
-        """Return the value of the mark itself."""
+        """Return the value to report for the mark."""
         return value if self.offset is None else value + self.offset
 
     def following(self, value: Any) -> Any:
-        """Return what the program goes on with, of what is reported."""
+        """Return the value the program continues with, given the reported one."""
         if self.on is False or self.value is None:
             return value
         other = jnp.asarray(self.value, value.dtype)
@@ -45,25 +45,25 @@ Changes = Mapping[str, Change]
 
 @dataclass
 class Marks:
-    """Values by mark, in the order in which they were passed."""
+    """Values by mark, in order of execution."""
 
     values: dict[str, Any] = field(default_factory=dict)
     passed: dict[str, Any] = field(default_factory=dict)
-    """Of marks inside a branch, whether it was taken: bool scalars."""
+    """For marks inside a branch, whether the branch was taken: bool scalars."""
     numbered: Mapping[str, str] = field(default_factory=dict)
-    """By mark: what its values are called, with "{}" for how often it was passed before."""
+    """Name template of each mark's values; "{}" is the number of earlier occurrences."""
     once: bool = False
-    """Whether to refuse a mark that is passed twice and is not numbered."""
+    """Whether to reject a mark that occurs twice and is not in `numbered`."""
     names: set[str] = field(default_factory=set)
-    """Of all values so far."""
+    """Names used so far."""
     counts: dict[str, int] = field(default_factory=dict)
-    """By numbered mark, how often it was passed."""
+    """Number of occurrences of each mark in `numbered`."""
 
     def name_of(self, name: str) -> str:
-        """Return the name of the next value of a mark.
+        """Reserve and return the name of a mark's next value.
 
         Raises:
-            ValueError: it had one, and `once` allows no second.
+            ValueError: the mark already has a value and `once` is set.
         """
         mark = name.partition("@")[0].partition("#")[0]
         if mark in self.numbered:
@@ -82,17 +82,17 @@ class Marks:
         return unique
 
     def within(self) -> Marks:
-        """Return marks of a loop's body or a branch, which are named anew outside of it."""
+        """Return empty marks for the body of a loop or a branch; the caller renames them."""
         return Marks(once=self.once, numbered={n: f"{n}#{{}}" for n in self.numbered})
 
     def next_names(self, names: Iterable[str]) -> list[str]:
-        """Return what values would be called, and give no name away."""
+        """Return the names that values would get, without reserving them."""
         ahead = dataclasses.replace(self, names=set(self.names), counts=dict(self.counts))
         return [ahead.name_of(name) for name in names]
 
 
 def has_marks(eqn: Any) -> bool:
-    """Whether there is a mark inside of what an equation calls."""
+    """Return whether an equation calls a jaxpr that contains a mark."""
     return any(
         inner_eqn.primitive.name == "name"
         for inner in inner_jaxprs(eqn)
@@ -101,17 +101,17 @@ def has_marks(eqn: Any) -> bool:
 
 
 def in_turn(name: str, turn: int) -> str:
-    """Name a mark by the turn of the loop it is in; the outermost loop comes first."""
+    """Return the name of a mark in one iteration of a loop; the outermost loop comes first."""
     base, _, inner = name.partition("@")
     return f"{base}@{turn}" + (f"@{inner}" if inner else "")
 
 
 def of_turns(changes: Sequence[Change | None], shape: Any) -> Change:
-    """Return the changes of one mark in all turns of a loop, stacked for a scan.
+    """Stack the changes of one mark in all iterations of a loop, for use as input of a scan.
 
     Args:
-        changes: by turn; None where there is none.
-        shape: of the mark in one turn, and its dtype.
+        changes: one entry per iteration; None for no change.
+        shape: shape and dtype of the mark in one iteration.
     """
     blank, each = jnp.zeros(shape.shape, shape.dtype), [c or Change() for c in changes]
 
@@ -127,15 +127,15 @@ def of_turns(changes: Sequence[Change | None], shape: Any) -> Change:
 
 @dataclass(frozen=True)
 class Branches:
-    """Marks of all branches of a condition as one set of names, since one of them is taken."""
+    """Union of the marks of all branches of a condition, of which only one is taken."""
 
     shapes: dict[str, jax.ShapeDtypeStruct]
     own: tuple[dict[str, str], ...]
-    """By branch: the name in this set of each of its own."""
+    """For each branch, the name in this union by the name inside the branch."""
 
     @classmethod
     def of(cls, branches: Sequence[Mapping[str, Any]]) -> Branches:
-        """Join the marks of branches; two of one name and one shape are the same mark."""
+        """Merge the marks of branches; the same name with the same shape is the same mark."""
         shapes: dict[str, Any] = {}
         own: list[dict[str, str]] = []
         for branch in branches:

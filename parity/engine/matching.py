@@ -1,6 +1,6 @@
-"""Matching parameters: values first, then rounded values, then names where values are ambiguous.
+"""Parameter matching: by value, then by rounded value, then by name where values are ambiguous.
 
-`match_parameters` is the whole of it; each step takes what the steps before left over.
+`match_parameters` is the entry point; each step works on what earlier steps left unmatched.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from parity.engine.value_search import (
 )
 
 ROUNDINGS = tuple(np.dtype(t) for t in (np.float32, ml_dtypes.bfloat16, np.float16))
-"""What weights go through on their way: float32 from float64, then the two narrow formats."""
+"""Dtypes that stored weights often pass through: float32 from float64, and two narrow formats."""
 CANDIDATES = 8
-"""Originals, the most alike by name, that a parameter which nothing equals is compared with."""
+"""Originals with the most similar names that an unmatched parameter is compared with."""
 
 
 def match_parameters(
     original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
 ) -> Matching:
-    """Return what each parameter of the port is made of.
+    """Find out what each parameter of the port is made of.
 
     Arrays are read one at a time and hashed in chunks, so lazy mappings of memory maps stay lazy.
 
@@ -69,14 +69,14 @@ __all__ = ["Matching", "Means", "Pair", "Unmatched", "match_parameters"]
 
 
 class _Search:
-    """The pairs so far, and what is left."""
+    """The pairs found so far, and the unmatched parameters."""
 
     def __init__(self, original: Tensors, port: Tensors):
         self.original, self.port = original, port
         self.pairs: dict[str, Pair] = {}
         self.used: set[str] = set()
         self.reordered: dict[str, str] = {}
-        """By parameter of the port, an original with the same values in another order."""
+        """Original with the same values in another order, by parameter of the port."""
 
     def add(
         self,
@@ -90,7 +90,7 @@ class _Search:
         self.used.update(construction.parameters, also)
 
     def rest(self, ambiguous: bool | None) -> tuple[list[str], list[str]]:
-        """Return the names without a counterpart, (original, port); None: of both kinds."""
+        """Return the unmatched names (original, port); `ambiguous` None selects both kinds."""
         rest_o = [name for name in self.original.names if name not in self.used]
         rest_p = [name for name in self.port.names if name not in self.pairs]
         if ambiguous is None:
@@ -101,13 +101,13 @@ class _Search:
         )
 
     def known(self) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of names so far."""
+        """Yield the pairs of names found so far."""
         for pair in self.pairs.values():
             for name in (*pair.originals, *pair.also):
                 yield name, pair.port
 
     def wider(self, dtype: np.dtype) -> tuple[bool, bool]:
-        """Return whether rounding to `dtype` may change what is left, (original, port)."""
+        """Return whether rounding to `dtype` may change unmatched parameters, (original, port)."""
         rest_o, rest_p = self.rest(ambiguous=False)
         return (
             any(self.original.rounds(name, dtype) for name in rest_o),
@@ -119,7 +119,7 @@ class _Search:
         return naming.similarity(originals, ports) + naming.context(originals, ports, self.known())
 
     def by_value(self, original: Tensors, port: Tensors, means: Means, note: str) -> None:
-        """Match what has the same content: whole, then fused, then split."""
+        """Match equal content: whole parameters, then fused, then split ones."""
         rest_o, rest_p = self.rest(ambiguous=False)
         if not rest_o or not rest_p:
             return
@@ -128,7 +128,7 @@ class _Search:
             self.reordered |= {name: names[0] for name, layouts in fits if not layouts}
             if fitting := {name: layouts for name, layouts in fits if layouts}:
                 groups.append((names, fitting))
-        # Those that values alone decide come first: their modules help to decide about the others.
+        # Groups decided by values alone come first: their modules help to decide the others.
         for names, fits in sorted(groups, key=lambda group: len(group[0]) * len(group[1]) > 1):
             self.several(names, fits, means, note)
         rest_o, rest_p = self.rest(ambiguous=False)
@@ -146,7 +146,7 @@ class _Search:
         means: Means,
         note: str,
     ) -> None:
-        """Match equal tensors: one to one by name, and what is left over is tied.
+        """Match equal tensors one to one by name; leftover names are tied.
 
         Args:
             names: originals with the same content.
@@ -178,7 +178,7 @@ class _Search:
             self.add(port, laid_out(name, fits[port][name]), means, text, also[port])
 
     def in_part(self) -> None:
-        """Match what lies inside of a larger array, the rest of which has no counterpart."""
+        """Match arrays that are part of a larger one, the rest of which has no counterpart."""
         rest_o, rest_p = self.rest(ambiguous=False)
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o > p):
             for name in names:
@@ -201,7 +201,7 @@ class _Search:
     def nearest(
         self, originals: Sequence[str], ports: Sequence[str], sizes
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield each port's parameter with the originals of fitting size most like it by name."""
+        """Yield each parameter of the port with originals of fitting size, by name similarity."""
         if not originals or not ports:
             return
         likeness = self.likeness(originals, ports)
@@ -213,7 +213,7 @@ class _Search:
                 yield port, fitting[:CANDIDATES]
 
     def by_name(self) -> None:
-        """Match what is equal by accident: constants and small arrays."""
+        """Match arrays that can be equal by accident: constants and small arrays."""
         rest_o, rest_p = self.rest(ambiguous=True)
         self.small(rest_o, rest_p)
         rest_o, rest_p = self.rest(ambiguous=True)
@@ -225,7 +225,7 @@ class _Search:
                 self.add(port, construction, Means.NAME, "constant")
 
     def small(self, rest_o: Sequence[str], rest_p: Sequence[str]) -> None:
-        """Match arrays of a few elements whose names go together and whose values agree."""
+        """Match arrays of up to `SMALL` elements with equal values, by name."""
         for size in range(1, SMALL + 1):
             names = [name for name in rest_o if self.original.size(name) == size]
             ports = [name for name in rest_p if self.port.size(name) == size]
@@ -247,7 +247,7 @@ class _Search:
                 self.add(port, laid_out(name, layout), means, note)
 
     def conflicts(self, names: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-        """Return 2 where the modules of two names are known to be of other modules, else 0."""
+        """Return 2 where the modules of two names are both already paired with others, else 0."""
         modules_o, modules_p = defaultdict(set), defaultdict(set)
         for o, p in self.known():
             modules_o[naming.parent(o)].add(naming.parent(p))
@@ -263,7 +263,7 @@ class _Search:
         )
 
     def by_resemblance(self) -> None:
-        """Match what is nearly equal, or equal but for a slice, among those most alike by name."""
+        """Match nearly equal arrays, or equal ones except for a slice, among similar names."""
         rest_o, rest_p = self.rest(ambiguous=None)
         found = []
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o == p):
@@ -280,7 +280,7 @@ class _Search:
                 self.add(port, laid_out(name, likeness.layout), means, note)
 
     def matching(self) -> Matching:
-        """Return the result: pairs in the port's order, and what is left with its closest."""
+        """Return the result: pairs in the port's order, and the unmatched with their closest."""
         rest_o, rest_p = self.rest(ambiguous=None)
         every_o, every_p = list(self.original.names), list(self.port.names)
         likeness = self.likeness(every_o, rest_p)
@@ -311,6 +311,6 @@ class _Search:
             closest = self.reordered[name]
             return Unmatched(name, shape, closest, "the same values in another order")
         same = np.array([other.size(candidate) == side.size(name) for candidate in others])
-        # A size that fits counts like half of the words: fused ones have none that fits.
+        # A fitting size counts as much as half of the words; fused parameters have none that fits.
         closest = others[int(np.argmax(likeness + 0.5 * same))]
         return Unmatched(name, shape, closest, f"of {other.shapes[closest]}, has other values")

@@ -1,4 +1,4 @@
-"""What a comparison says: one `Measurement` per case, edge, quantity and metric.
+"""Result of a comparison: one `Measurement` per case, edge, quantity and metric.
 
 Source: docs/parity.md "Metrics", docs/parity.md "Fail closed", docs/reports.md "Store".
 """
@@ -11,18 +11,18 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What one measurement means; only `PASS` and `INFO` are not a problem."""
+    """Outcome of one measurement; every value except `PASS` and `INFO` is a problem."""
 
     PASS = "pass"
     FAIL = "fail"
     INFO = "info"
-    """Reported for the reader; no tolerance applies."""
+    """Reported for information; no tolerance applies."""
     NOT_COMPARABLE = "not comparable"
-    """The two sides are not the same work (missing, extra, other shape, other recording)."""
+    """The two sides did not compute the same work (missing, extra, other shape or recording)."""
 
 
 class Kind(StrEnum):
-    """The family a quantity belongs to; tolerances are chosen by it."""
+    """Family of a quantity, by which its tolerance is chosen."""
 
     LOGITS = "logits"
     LOSS = "loss"
@@ -31,11 +31,11 @@ class Kind(StrEnum):
     STATE = "state"
     TOKENS = "tokens"
     WEIGHTS = "weights"
-    """Parameters after conversion, by hash."""
+    """Parameters after conversion, compared by hash."""
     TRAJECTORY = "trajectory"
-    """Losses over training, moments of the optimiser, drift of parameters."""
-    KNOWN_DIFFERENCE = "seam"  # as stored runs have it
-    """What a deliberate difference amounts to (`parity.megalodon.known_differences`)."""
+    """Losses during training, optimizer moments, parameter displacements."""
+    KNOWN_DIFFERENCE = "seam"  # the name in stored runs
+    """Size of a deliberate difference (`parity.megalodon.known_differences`)."""
 
 
 Key = tuple[str, str, str, str]
@@ -44,10 +44,10 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One number about one tensor on one edge of the triangle.
+    """One metric of one tensor on one edge.
 
-    `tolerance` is the largest `value` that passes, so `value` is also the minimum tolerance that
-    would pass. It is NaN where the metric is informative only.
+    `tolerance` is the largest `value` that passes, so `value` is also the smallest tolerance that
+    would pass. `tolerance` is NaN for metrics that are for information only.
     """
 
     case: str
@@ -55,7 +55,7 @@ class Measurement:
     quantity: str
     kind: Kind
     stage: int
-    """Position in the order of computation, -1 where there is none (loss, gradients)."""
+    """Position in order of computation; -1 if there is none (loss, gradients)."""
     metric: str
     value: float
     tolerance: float
@@ -63,23 +63,24 @@ class Measurement:
     dtype: str
     device: str
     identity: str
-    """Hash of case, weights, inputs, metric version and device class; deltas need it equal."""
+    """Hash of case, weights, inputs, metric version and device class; only measurements with equal
+    identity can be compared between runs."""
     note: str = ""
     deterministic: bool | None = None
-    """Whether a replay in the same run gave the same bits; None where nothing was replayed."""
+    """Whether a replay in the same run was bit-identical; None if nothing was replayed."""
     suite: str = ""
-    """The subject it is about, or the part of a night; empty in runs of schema 3 and before."""
+    """The subject or the part of a night it belongs to; empty in runs of schema 3 and earlier."""
 
     @property
     def key(self) -> Key:
-        """What names it across runs."""
+        """Case, edge, quantity and metric, which identify it across runs."""
         return self.case, self.edge, self.quantity, self.metric
 
     def settled(self) -> Measurement:
-        """Return it with the verdict its numbers support: fail closed.
+        """Return it with the verdict that its numbers support (fail closed).
 
-        A gate passes only on a finite value within its tolerance. Its value is a distance or a
-        count, so one below 0 fails too. A gate whose tolerance is not finite measured nothing.
+        A gate passes only with a finite value within its tolerance. Values are distances or counts,
+        so a negative one fails too. A gate without a finite tolerance is not comparable.
         """
         if self.verdict is not Verdict.PASS and (
             self.verdict is not Verdict.INFO or math.isnan(self.tolerance)
@@ -93,7 +94,7 @@ class Measurement:
 
     @property
     def fraction(self) -> float:
-        """Share of the tolerance used; NaN where none applies."""
+        """Fraction of the tolerance used; NaN if none applies."""
         if not math.isfinite(self.tolerance):
             return math.nan
         if self.tolerance == 0.0:

@@ -1,4 +1,4 @@
-"""How far one array is from another, computed in float64; NaN spreads, it never vanishes.
+"""Distances between arrays, computed in float64; NaN always propagates.
 
 Source: docs/parity.md "Metrics".
 """
@@ -10,22 +10,23 @@ import math
 import ml_dtypes
 import numpy as np
 
+# The relative error of an element that should be 0 is meaningless.
 SMALL = 1e-3
-"""Share of an array's root mean square below which an element counts as small: a relative error
-of what should be 0 means nothing, so small elements are measured against this."""
+"""Fraction of an array's root mean square below which an element counts as small; small elements
+are measured relative to this."""
 TOP_K = 10
-"""How many of the most likely tokens are compared as a set."""
+"""Number of most likely tokens that are compared as a set."""
 IGNORED = -100
 
 
 def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = None) -> float:
-    """`|a - e| / scale`; NaN if either array holds a non-finite value.
+    """Return `|a - e| / scale`; NaN if either array holds a non-finite value.
 
     Args:
-        actual: Array `a`.
-        expected: Array `e` of the same shape.
-        scale: Norm that the error is relative to. None is `|e|`, or 1 where `e` is 0 everywhere:
-            the error is then absolute, and no relative bound fits it.
+        actual: array `a`.
+        expected: array `e` of the same shape.
+        scale: norm that the error is relative to. None selects `|e|`, or 1 if `e` is 0 everywhere:
+            the error is then absolute, and no relative bound applies.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if not (np.isfinite(a).all() and np.isfinite(e).all()):
@@ -38,15 +39,15 @@ def relative_l2(actual: np.ndarray, expected: np.ndarray, scale: float | None = 
 def without_shared_infinities(
     a: np.ndarray, e: np.ndarray, truth: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return both with 0 where both are the same infinity, such as scores that are masked.
+    """Return both arrays with 0 where both hold the same infinity, such as masked scores.
 
-    For programs whose masks are theirs to choose; elsewhere an infinity is an overflow.
+    For programs that may choose their masks; elsewhere an infinity is an overflow.
 
     Args:
-        a: One side.
-        e: The other side.
-        truth: The float64 values: an infinity counts only where they have it too. None where `e`
-            is in float64.
+        a: one side.
+        e: the other side.
+        truth: float64 values: an infinity counts as a mask only if they hold it too. None if `e` is
+            float64.
     """
     truth = e if truth is None else truth
     if not a.shape == e.shape == truth.shape:
@@ -58,16 +59,16 @@ def without_shared_infinities(
 
 
 def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]:
-    """Return what a difference looks like element by element.
+    """Return element-wise metrics of a difference.
 
     Args:
         a: the array, finite float64.
         e: the truth, finite float64, of the same shape.
-        dtype: of the numbers that were computed; a unit in the last place (ULP) is its.
+        dtype: dtype of the computation, which defines a unit in the last place (ULP).
 
     Returns:
-        max_abs; max_rel, small elements measured against `SMALL` times the root mean square;
-        ulp_p50, ulp_p99 and ulp_max, distance in ULPs at the truth; cosine.
+        max_abs; max_rel, where small elements are relative to `SMALL` times the root mean square;
+        ulp_p50, ulp_p99 and ulp_max, distances in ULPs at the truth; cosine.
     """
     if not a.size:
         return {"max_abs": 0.0, "max_rel": 0.0, "cosine": math.nan}
@@ -86,26 +87,26 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
 
 
 def ulp(x: np.ndarray, dtype: str) -> np.ndarray | np.floating:
-    """Return the unit in the last place of a dtype at x: the gap to the next number outward."""
+    """Return the unit in the last place of a dtype at x: the gap to the next larger magnitude."""
     info = ml_dtypes.finfo(dtype)
     _, exponent = np.frexp(np.abs(x))
     return np.ldexp(1.0, np.maximum(exponent - 1, int(info.minexp)) - int(info.nmant))
 
 
 def cosine(a: np.ndarray, e: np.ndarray) -> float:
-    """Cosine of the angle between the flattened arrays; NaN where one of them is zero."""
+    """Return the cosine of the angle between the flattened arrays; NaN if one of them is zero."""
     scale = float(np.linalg.norm(a) * np.linalg.norm(e))
     return float(np.vdot(a, e)) / scale if scale > 0 else math.nan
 
 
 def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return what a difference means to a reader of logits (..., V), `e` being the truth.
+    """Return metrics of logits (..., V) that describe the predictions; `e` is the truth.
 
     Returns:
-        kl_p50, kl_p99, kl_max: KL(e || a) per token, in nats. top1_agreement: share of tokens with
-        the same argmax. topk_jaccard: mean overlap of the `TOP_K` most likely tokens, intersection
-        over union. nll_difference: difference of the mean negative log-likelihood of `labels`
-        (`IGNORED` ones left out), in nats.
+        kl_p50, kl_p99, kl_max: KL(e || a) per token, in nats. top1_agreement: fraction of tokens
+        with the same argmax. topk_jaccard: mean overlap of the `TOP_K` most likely tokens,
+        intersection over union. nll_difference: difference of the mean negative log-likelihood of
+        `labels` (without `IGNORED` ones), in nats.
     """
     a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
     log_a, log_e = log_softmax(a), log_softmax(e)
@@ -127,9 +128,10 @@ def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str,
 def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
     """Count tokens whose argmax differs although their margin is clear.
 
-    A token whose logits are within the relative L2 `bound` of the truth can only swap its two best
-    if their margin is at most `sqrt(2) bound |e|` (the error is best spent half on each). A swap of
-    more than that is a token outside the bound, however well the tensor as a whole is inside it.
+    If a token's logits are within the relative L2 `bound` of the truth, its two best can swap only
+    if their margin is at most `sqrt(2) bound |e|` (the worst error spends half on each). A swap
+    across a larger margin means that the token is outside the bound, even if the tensor as a whole
+    is within it.
     """
     a, e = a.reshape(-1, a.shape[-1]), e.reshape(-1, e.shape[-1])
     if a.shape[-1] < 2:
@@ -140,16 +142,16 @@ def top1_flips(a: np.ndarray, e: np.ndarray, bound: float) -> float:
 
 
 def disagreement(a: np.ndarray, e: np.ndarray) -> float:
-    """Return how many generated tokens (B, T) are left when two texts part: 0 if none does.
+    """Count the generated tokens (B, T) from the first difference of two texts on; 0 without one.
 
-    T minus the agreement length, for the row of the batch that parts first.
+    T minus the length of the agreement, for the row of the batch that differs first.
     """
     same = np.cumprod(a == e, axis=-1).sum(axis=-1)
     return float(a.shape[-1] - same.min(initial=a.shape[-1]))
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Log-softmax over the last axis in the dtype of `x`."""
+    """Return the log-softmax over the last axis in the dtype of `x`."""
     shifted = x - np.max(x, axis=-1, keepdims=True)
     return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 

@@ -1,8 +1,8 @@
-"""Names of parameters: what libraries call the same thing, and how alike two lists of names are.
+"""Parameter names: vocabulary of different libraries, and similarity between two lists of names.
 
 Names are dotted paths such as `model.layers.0.self_attn.q_proj.weight`. They are compared as bags
-of words, after translating the conventions of the tables below, and by their numbers, which are
-indices of layers, experts and blocks.
+of words, after translation by the tables below, and by their numbers, which are indices of layers,
+experts and blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAVES = {
     "moving_variance": "var",
     "variance": "var",
 }
-"""What the last part of a name means, in torch's words."""
+"""Translation of the last part of a name into torch's vocabulary."""
 WORDS = {
     "attn": "attention",
     "crossattention": "cross attention",
@@ -84,7 +84,7 @@ WORDS = {
     "head": "classifier",
     "f": "final",
 }
-"""What words inside of names mean."""
+"""Translation of words inside names."""
 SEGMENTS = {
     "EncDecAttention": "cross attention",
     "encoder_attn": "cross attention",
@@ -108,14 +108,14 @@ SEGMENTS = {
     "dense_4h_to_h": "down projection",
     "intermediate": "up",
 }
-"""What whole parts of names mean whose words say nothing."""
+"""Translation of whole path segments whose words do not tell their meaning."""
 _NORM = re.compile(r"(layer|rms|batch|group)_?norm", re.IGNORECASE)
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NUMBER = re.compile(r"\d+")
 SHORTEST = 3
-"""Letters from which on a word may stand for a longer one that it begins."""
+"""Fewest letters of a word that may abbreviate a longer one starting with it."""
 RANK = 0.9
-"""What numbers count that are equal only as ranks, such as layers from 1 against layers from 0."""
+"""Weight of numbers that agree only as ranks, such as layers counted from 1 and from 0."""
 
 
 def leaf(name: str) -> str:
@@ -129,7 +129,7 @@ def parent(name: str, levels: int = 1) -> str:
 
 
 def pattern(name: str) -> str:
-    """Return a name with its numbers left open: `layers.{}.norm{}.weight`."""
+    """Return a name with placeholders for its numbers: `layers.{}.norm{}.weight`."""
     return _NUMBER.sub("{}", name)
 
 
@@ -141,7 +141,7 @@ def numbers(name: str) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def words(name: str) -> tuple[str, ...]:
-    """Return the words of a name, translated, its numbers left out."""
+    """Return the translated words of a name, without its numbers."""
     *path, last = name.split(".")
     result: list[str] = []
     for segment in path:
@@ -152,9 +152,9 @@ def words(name: str) -> tuple[str, ...]:
 
 
 def _segment_words(segment: str) -> list[str]:
-    """Return the words of one part of a path, and where there are several also the part itself.
+    """Return the words of one path segment, and the segment itself if it has several words.
 
-    Without it `dense_h_to_4h` and `dense_4h_to_h` are the same words.
+    Without the segment, `dense_h_to_4h` and `dense_4h_to_h` would be the same words.
     """
     parts = [part.lower() for part in _PARTS.findall(_NORM.sub("norm", segment))]
     result = [word for part in parts if not part.isdigit() for word in _meaning(part)]
@@ -167,10 +167,10 @@ def _meaning(word: str) -> list[str]:
 
 
 def families(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the names that differ in numbers only, sorted by these; each family of at least two.
+    """Return groups of at least two names that differ in numbers only, sorted by these.
 
-    One family for every choice of which numbers are left open: with experts in layers, the experts
-    of each layer, each expert over the layers, and all of them.
+    Each choice of free numbers gives a family: with experts in layers, the experts of each layer,
+    each expert over the layers, and all of them.
     """
     groups: dict[tuple, list[str]] = defaultdict(list)
     for name in names:
@@ -183,10 +183,11 @@ def families(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-    """Return how alike names are, (original, port): words up to 1, numbers up to 1, order a little.
+    """Return the similarity of names, (original, port): up to 1 for words, up to 1 for numbers, and
+    0.01 for order.
 
-    Words count by how rare they are, alone and as pairs of neighbours; numbers must stand in the
-    same order, as they are or as ranks among the names that differ in them only.
+    Words are weighted by rarity, single and as pairs of neighbours. Numbers must appear in the same
+    order, either equal or equal as ranks among names that differ in them only.
     """
     if not originals or not ports:
         return np.zeros((len(originals), len(ports)))
@@ -203,10 +204,10 @@ def similarity(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
 def context(
     originals: Sequence[str], ports: Sequence[str], known: Iterable[tuple[str, str]]
 ) -> np.ndarray:
-    """Return how well pairs would fit those that are known, (original, port), each up to 1.
+    """Return how well pairs would fit the known pairs, (original, port), each up to 1.
 
-    A pair fits where its modules, or the modules above, hold other pairs, and where the same names
-    are paired in other layers.
+    A pair fits if its module, or a module above it, already holds known pairs, and if the same
+    names are paired in other layers.
     """
     known = list(known)
     total = np.zeros((len(originals), len(ports)))
@@ -221,7 +222,7 @@ def context(
 
 
 def assignment(likeness: np.ndarray) -> list[tuple[int, int]]:
-    """Return the pairs of rows and columns with the largest sum; none where it is -inf."""
+    """Return the (row, column) pairs with the largest sum; cells of -inf are never used."""
     finite = np.where(np.isfinite(likeness), likeness, -1e6)
     rows, columns = linear_sum_assignment(finite, maximize=True)
     pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True)]
@@ -248,7 +249,7 @@ def _pairs(sequence: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _abbreviations(left: set[str], right: set[str]) -> dict[str, str]:
-    """Return words of one side only that begin one word of only the other: enc, encoder."""
+    """Map words found on one side only to the one longer word of the other side they start."""
     result = {}
     for own, other in ((left - right, right - left), (right - left, left - right)):
         for word in own:
@@ -259,7 +260,7 @@ def _abbreviations(left: set[str], right: set[str]) -> dict[str, str]:
 
 
 def _cosine(a: list[tuple[str, ...]], b: list[tuple[str, ...]]) -> np.ndarray:
-    """Return the cosines between bags of words that weigh what is rare: (len(a), len(b))."""
+    """Return cosines between bags of words weighted by rarity: (len(a), len(b))."""
     vocabulary = {word: i for i, word in enumerate(sorted({w for bag in (*a, *b) for w in bag}))}
     frequency = np.zeros(len(vocabulary))
     for bag in (*a, *b):
@@ -279,7 +280,7 @@ def _cosine(a: list[tuple[str, ...]], b: list[tuple[str, ...]]) -> np.ndarray:
 
 
 def _ranks(names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the numbers of each name as ranks among the names of its pattern."""
+    """Return the numbers of each name as ranks among the names with its pattern."""
     values: dict[tuple[str, int], set[int]] = defaultdict(set)
     for name in names:
         for place, number in enumerate(numbers(name)):
@@ -306,7 +307,7 @@ def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray
 
 @functools.lru_cache(maxsize=1 << 16)
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """Return the share of numbers two names have in common, in order; 1 where neither has any."""
+    """Return the fraction of numbers that two names share, in order; 1 where neither has any."""
     if a == b:
         return 1.0
     previous = [0] * (len(b) + 1)

@@ -1,7 +1,7 @@
-"""Which operation of a program is the first that another program does not do, by their values.
+"""Finds the first operation of a program that another program does not perform, by its values.
 
-Between two stages that both programs name there are operations that neither names. What one of them
-computes can be looked for among everything the other computes, in whatever order its elements lie.
+Between two stages that both programs name there are operations that neither names. The result of
+each is looked up among everything the other program computes, in any order of its elements.
 Source: docs/your-own-port.md "Where it starts".
 """
 
@@ -22,74 +22,74 @@ from parity.engine.jaxprs import aval
 from parity.engine.metrics import relative_l2
 
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
-"""Packages whose lines are not the port's own."""
+"""Packages whose source lines are not part of the port."""
 MASKING = 1e30
 """Magnitude from which a number stands for minus infinity."""
 SMALLEST_MASK = 16
-"""Elements that an array of two values needs to be taken for a mask."""
+"""Fewest elements of a two-valued array that counts as a mask."""
 NARROWEST = 4
-"""Bytes of what is no less than float32."""
+"""Bytes per element below which a floating dtype is narrower than float32."""
 FEWEST = 3
-"""Distinct values that an array needs to be told from others: a mask or a constant has fewer."""
+"""Distinct values an array needs to be identifiable; a mask or a constant has fewer."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An equation of a program that was evaluated."""
+    """An evaluated equation of a program."""
 
     primitive: str
     source: tuple[str, ...]
-    """`file:line (function)` of the frames that are no library's, innermost first."""
+    """`file:line (function)` of the frames outside of libraries, innermost first."""
     parents: tuple[int, ...]
-    """Operations whose results it read."""
+    """Indices of the operations whose results it read."""
     mark: str | None = None
-    """Of a mark, its name."""
+    """Name of the mark; None if the operation is no mark."""
     narrow: bool = False
-    """Whether the program computes it in less than float32."""
+    """Whether the program computes it in a dtype narrower than float32."""
 
 
 @dataclass
 class Recorder:
-    """Notes the operations of one evaluation and what they computed."""
+    """Records the operations of one evaluation and their results."""
 
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    """The first floating result of each."""
+    """First result of each operation."""
     _producers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _calls: list[JaxprEqn] = field(default_factory=list)
 
     def enter(self, call: JaxprEqn) -> None:
-        """Note that what follows is inside of a call."""
+        """Record that the following operations are inside a call."""
         self._calls.append(call)
 
     def leave(self) -> None:
-        """Note that the call has ended."""
+        """Record the end of the innermost call."""
         self._calls.pop()
 
     def note(
         self, eqn: JaxprEqn, inputs: Sequence[Any], outputs: Sequence[Any], mark: str | None = None
     ) -> None:
-        """Note an operation."""
+        """Record an operation."""
         parents = (self._producers.get(id(x)) for x in inputs)
         index = len(self.operations)
         source: tuple[str, ...] = ()
         for frames in map(source_of, (*self._calls, eqn)):
-            # Inside of a compiled function JAX tells the frames up to its call only.
+            # Inside a compiled function, JAX reports the frames up to its call only.
             source = tuple(dict.fromkeys((*frames, *source)))
         known = tuple(dict.fromkeys(p for p in parents if p is not None))
         self.operations.append(Operation(eqn.primitive.name, source, known, mark, _is_narrow(eqn)))
         self.values.append(outputs[0] if outputs else None)
-        # An object that is let go could lend its identity to another.
+        # Keep the objects alive: Python could reuse the identity of a deleted one.
         self._alive += [*inputs, *outputs]
         self._producers |= {id(x): index for x in outputs}
 
     def producer(self, value: Any) -> int | None:
-        """Return the operation that computed a value."""
+        """Return the operation that computed a value; None if unknown."""
         return self._producers.get(id(value))
 
     def window(self, last: int) -> list[int]:
-        """Return the operations between the marks before an operation and itself, in order."""
+        """Return an operation and those between it and the preceding marks, in order."""
         inside: set[int] = set()
         waiting = [last]
         while waiting:
@@ -102,7 +102,7 @@ class Recorder:
         return sorted(i for i in inside if i == last or self.operations[i].mark is None)
 
     def beside(self, stages: Collection[str]) -> list[Operation]:
-        """Return the operations that are between no stage of these and the stages before it."""
+        """Return the operations that do not lie between one of `stages` and its predecessors."""
         inside: set[int] = set()
         for operation in self.operations:
             if operation.mark in stages and operation.parents:
@@ -112,12 +112,12 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Where a program does what the other does not."""
+    """An operation that the other program does not perform."""
 
     source: tuple[str, ...] = ()
-    """Lines of the operation, innermost first."""
+    """Source lines of the operation, innermost first."""
     mask: tuple[str, ...] = ()
-    """Lines that make the mask it applies, where that is not the other's either, in order."""
+    """Lines, in order, that build the mask it applies, if the other program lacks that mask."""
 
 
 def first_unknown(
@@ -126,15 +126,16 @@ def first_unknown(
     known: Iterable[np.ndarray],
     same: float,
 ) -> Unknown | None:
-    """Return the first operation whose result is not among `known` and is not mended further on.
+    """Return the first operation whose result is not in `known` and leads to no known result.
 
-    An operation behind which something known is computed again was another way to the same.
+    If a known result follows from an operation, it is part of a different algorithm for the same
+    result.
 
     Args:
-        operations: in the order in which they were done; the last one is known to be wrong.
+        operations: in order of execution; the last one is known to be wrong.
         values: their results.
         known: everything the other program computed.
-        same: relative L2 up to which two results are one.
+        same: relative L2 up to which two results are equal.
     """
     index = _Known(known, same)
     last = max(operations)
@@ -158,7 +159,7 @@ def first_unknown(
 
 
 def first_narrow(operations: Mapping[int, Operation]) -> Unknown | None:
-    """Return the first operation that the program computes in less than float32."""
+    """Return the first operation that the program computes in a dtype narrower than float32."""
     found = (operations[i].source for i in sorted(operations) if operations[i].narrow)
     source = next(filter(None, found), None)
     return None if source is None else Unknown(source)
@@ -174,7 +175,7 @@ def _is_narrow(eqn: JaxprEqn) -> bool:
 def _ancestors(
     start: int, operations: Mapping[int, Operation], enter: Callable[[int], bool]
 ) -> set[int]:
-    """Return the operations before one that are reached through such as `enter` accepts."""
+    """Return the operations before `start` reachable through operations that `enter` accepts."""
     inside: set[int] = set()
     waiting = list(operations[start].parents)
     while waiting:
@@ -186,9 +187,9 @@ def _ancestors(
 
 
 class _Known:
-    """Arrays by their values in order of size, each as often as another if they are repeated.
+    """Index of arrays by their sorted values; a repeated array matches its unrepeated one.
 
-    A mask has two values, so masks are known by the share of each.
+    A mask has two values, so masks are indexed by the fraction of each.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray], same: float) -> None:
@@ -217,13 +218,13 @@ class _Known:
 
 
 def _ordered(array: np.ndarray) -> np.ndarray:
-    """Return the values of an array in order of size, without those that only mask."""
+    """Return the sorted values of an array, without those that stand for minus infinity."""
     values = np.sort(np.asarray(array, np.float64), axis=None)
     return values[np.abs(values) < MASKING]
 
 
 def _telling(array: np.ndarray) -> bool:
-    """Whether an array can be told from others; indices say nothing about what is computed."""
+    """Return whether an array is identifiable by its values; integers such as indices are not."""
     if array.dtype.kind != "f":
         return False
     values = _ordered(array)
@@ -240,7 +241,7 @@ def _shares(array: np.ndarray) -> tuple[float, ...]:
 
 
 def source_of(eqn: JaxprEqn) -> tuple[str, ...]:
-    """Return the lines an equation comes from, innermost first, without those of libraries."""
+    """Return the source lines of an equation, innermost first, without those of libraries."""
     trace = eqn.source_info.traceback
     lines = []
     for frame in trace.frames if trace is not None else ():
@@ -258,7 +259,7 @@ def _roots(packages: Sequence[str]) -> tuple[Path, ...]:
     return tuple(Path(s.origin).parent for s in specs if s is not None and s.origin is not None)
 
 
-# What evaluates a port is on the way to its lines too.
+# The code that evaluates a port also appears in its tracebacks.
 _HERE = Path(__file__).parent
 _ROOTS = (*_roots(LIBRARIES), _HERE, _HERE.parent / "sides", _HERE.parent / "port")
 
@@ -268,9 +269,9 @@ def _in_library(path: Path) -> bool:
 
 
 def _short(path: Path) -> Path:
-    """Return a path below the current folder, or below one that modules are looked for in.
+    """Return a path relative to the nearest of the current folder and the module search path.
 
-    Below the nearest of them: an environment may lie in the current folder.
+    The nearest one, because an environment may lie inside the current folder.
     """
     roots = {Path.cwd(), *map(Path, sys.path)} & {*path.parents}
     nearest = max((root for root in roots if root.is_absolute()), default=None, key=_depth)

@@ -1,7 +1,7 @@
-"""The matching: which parameters of the original a parameter of the port is made of, by content.
+"""Matching: which parameters of the original each parameter of the port is made of, by content.
 
 Values decide where they can: whole, transposed, fused, split, stacked, rounded, tied. Constants and
-very small arrays are equal by accident, so names decide about them, and the matching says so.
+very small arrays can be equal by accident, so names decide about them, and the matching says so.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Means(StrEnum):
-    """What says that a parameter of the port is made of these of the original."""
+    """Evidence that a parameter of the port is made of these parameters of the original."""
 
     VALUE = "by value"
     ROUNDED = "by value after rounding"
     NAME = "by name, equal in value"
-    """Constants, small arrays and several equal ones: the values allow it and do not decide it."""
+    """Constants, small arrays, or several equal ones: the values fit but do not decide."""
     SLICE = "but for a slice"
     NEAR = "by name, differs in value"
     PROPOSAL = "proposed by name and shape"
-    """The values say nothing: not converted yet."""
+    """Values carry no information: the port is not converted yet."""
 
 
 EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
-"""What says that the values are the same, up to rounding."""
+"""Evidence that implies equal values, up to rounding."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A parameter of the port and what it is made of."""
+    """A parameter of the port and the parameters of the original it is made of."""
 
     port: str
     construction: Construction
     means: Means
     note: str = ""
-    """What a reader should know, such as the rows that differ."""
+    """Remark for the reader, such as the rows that differ."""
     also: tuple[str, ...] = ()
-    """Parameters of the original with the same content that nothing else is made of: tied ones."""
+    """Tied parameters of the original: same content, and used by no other pair."""
 
     @property
     def originals(self) -> tuple[str, ...]:
-        """The parameters of the original it is made of."""
+        """Names of the original's parameters it is made of."""
         return self.construction.parameters
 
     @property
     def is_equal(self) -> bool:
-        """Whether the values are those of the original, but for rounding that is named."""
+        """Whether the values are those of the original, up to rounding that `note` names."""
         return self.means in EQUAL
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A parameter that has no counterpart, and the one that comes closest."""
+    """A parameter without a counterpart, and the most similar one on the other side."""
 
     name: str
     shape: tuple[int, ...]
     closest: str = ""
-    """On the other side; empty where that side has none."""
+    """Name on the other side; empty where that side has no parameters."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Matching:
-    """The pairs in the port's order, and what is left on either side."""
+    """The pairs in the port's order, and the unmatched parameters of either side."""
 
     pairs: tuple[Pair, ...]
     unmatched_original: tuple[Unmatched, ...] = ()
@@ -80,19 +80,20 @@ class Matching:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every parameter of the port is equal to what it is made of."""
+        """Whether every parameter of the port equals what it is made of."""
         return not self.unmatched_port and all(pair.is_equal for pair in self.pairs)
 
     @property
     def by_port(self) -> dict[str, Pair]:
-        """The pairs by the port's parameter."""
+        """The pairs by parameter of the port."""
         return {pair.port: pair for pair in self.pairs}
 
     @property
     def tied(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-        """Parameters that are one: names in the original, names in the port, one of them several.
+        """Groups of tied parameters: (names in the original, names in the port).
 
-        A part of a tensor that has other parts elsewhere is not tied to them.
+        At least one of the two lists has several names. Different parts of one tensor are not tied
+        to each other.
         """
         groups: dict[Any, tuple[list[str], list[str]]] = {}
         for pair in self.pairs:
@@ -107,28 +108,29 @@ class Matching:
         )
 
     def from_original(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Return every matched parameter of the port made of `arrays` of the original.
+        """Build every matched parameter of the port from `arrays` of the original.
 
         Raises:
-            KeyError: one that is needed is missing.
+            KeyError: a needed array is missing.
         """
         return {pair.port: pair.construction.from_original(arrays) for pair in self.pairs}
 
     def gradients(self, original: Arrays, port: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return gradients by the port's parameter and in its shape: (original's, port's).
 
-        Where parameters are tied on one side only, the other's gradients are summed: the derivative
-        of a tensor used twice is the sum over its uses.
+        Where parameters are tied on one side only, the gradients of the other side are summed: the
+        derivative of a tensor used twice is the sum over its uses.
 
         Args:
             original: gradients of the original by parameter.
-            port: gradients of the port by parameter; a parameter that is not there is left out.
+            port: gradients of the port by parameter; missing parameters are skipped.
         """
         reference, sums = dict(original), {}
         for pair in self.pairs:
             first, *rest = (pair.originals[0], *pair.also)
             values = [original[name] for name in (first, *rest) if name in original]
-            # One tensor under two names has one gradient, bit by bit; two of equal value have not.
+            # One tensor under two names has one gradient, bit for bit; two tensors of equal value
+            # have two different gradients, which add up.
             distinct: list[np.ndarray] = []
             for value in values:
                 if not any(np.array_equal(value, other) for other in distinct):
@@ -148,7 +150,7 @@ class Matching:
         }
 
     def text(self) -> str:
-        """Return a table that a person can read: a line per pair, then what is left."""
+        """Return a readable table: one line per pair, then the unmatched parameters."""
         counts = Counter(pair.means for pair in self.pairs)
         total = len(self.pairs) + len(self.unmatched_port)
         how = ", ".join(f"{counts[means]} {means}" for means in Means if counts[means])
@@ -166,7 +168,7 @@ class Matching:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "pairs": [
                 {
@@ -184,10 +186,10 @@ class Matching:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Matching:
-        """Return the matching that `to_json` wrote, perhaps corrected by hand.
+        """Return the matching that `to_json` wrote, possibly edited by hand.
 
         Raises:
-            ValueError: a field is missing or cannot be read.
+            ValueError: a field is missing or cannot be parsed.
         """
         try:
             pairs = tuple(
@@ -235,7 +237,7 @@ def _closest(entry: Unmatched) -> str:
 
 
 def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines whose columns are as wide as their widest entry."""
+    """Return rows as lines with columns padded to their widest entry."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -1,7 +1,7 @@
-"""The proposal: what a port that is not converted yet could be made of, by name and shape.
+"""Proposal: a guess of what an unconverted port is made of, from names and shapes alone.
 
-Names are assigned to names among parameters whose shapes allow it, then to what is stacked, fused
-or split. How a parameter lies follows from shapes, and where these are square from conventions.
+Names are assigned to names among parameters with compatible shapes, then to stacked, fused or split
+ones. Layouts follow from shapes, and for square shapes from conventions.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from parity.engine.value_search import of_parts, part_of
 Shapes = dict[str, Shape]
 Pieces = list[tuple[str, Part, Layout]]
 ROUNDS = 3
-"""Assignments made, each with the one before as its context: a mapping settles after two."""
+"""Number of assignments, each with the previous one as context; a mapping settles after two."""
 LEAST = 1.0
-"""Likeness below which a pair is proposed only if nothing else has its shape. Numbers that agree
-are worth 1, also where names have none, so that less means another layer, or no word in common."""
+"""Similarity below which a pair is proposed only if nothing else has its shape. Agreeing numbers
+are worth 1, also if names have none, so less means another layer or no common word."""
 UNSURE = 1.2
-"""Likeness below which a proposal says that it is unsure: a fifth of the words is shared, or less,
+"""Similarity below which a proposal is marked as unsure: at most a fifth of the words is shared,
 and no other pair supports it."""
 FITS = 0.3
-"""What a shape counts that needs no more than a transposition, against one that is reshaped."""
+"""Weight of a shape that needs at most a transposition, relative to one that is reshaped."""
 MOST_PARTS = 4
-"""Parameters that are fused at most, but for families: query, key, value and a gate."""
+"""Most parameters that are fused, except for families: query, key, value and a gate."""
 ORDER = ("query", "key", "value", "gate", "up")
-"""The order in which the parts of a fused parameter are taken to lie; shapes cannot say it."""
+"""Assumed order of the parts of a fused parameter, which shapes cannot show."""
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
-    """Return what each parameter of the port is made of, by names and shapes alone.
+    """Propose what each parameter of the port is made of, from names and shapes alone.
 
     Args:
         original: arrays by dotted path; only their shapes are read.
@@ -76,7 +76,7 @@ def _likeness(
 
 
 def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the original that each parameter of the port is, one of each; and notes."""
+    """Return the original of each parameter of the port, used once each, and notes."""
     names, ports = list(shapes_o), list(shapes_p)
     shapes = _allowed([shapes_o[n] for n in names], [shapes_p[n] for n in ports])
     words = naming.similarity(names, ports)
@@ -96,7 +96,7 @@ def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[s
 
 
 def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
-    """Return how near shapes are, (source, target); -inf where one cannot be the other."""
+    """Return the nearness of shapes, (source, target); -inf where they are incompatible."""
     rows, columns = ({shape: i for i, shape in enumerate(dict.fromkeys(s))} for s in
                      (sources, targets))  # fmt: skip
     table = np.array([[nearness(a, b) for b in columns] for a in rows]).reshape(len(rows), -1)
@@ -109,7 +109,7 @@ Step = Iterator[tuple[str, Construction, str]]
 def _families(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose stacks: a parameter with one more axis than those of a family of that many."""
+    """Propose stacks: a parameter whose extra leading axis indexes a family."""
     for port_is_whole in (True, False):
         rest_o, rest_p = _rest(shapes_o, shapes_p, made)
         wholes, parts = (rest_p, rest_o) if port_is_whole else (rest_o, rest_p)
@@ -156,7 +156,7 @@ def _stack(
 def _siblings(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose fusions: a parameter as long along one axis as several of one module together."""
+    """Propose fusions: a parameter as long on one axis as several of one module together."""
     for port_is_whole in (True, False):
         rest_o, rest_p = _rest(shapes_o, shapes_p, made)
         wholes, parts = (rest_p, rest_o) if port_is_whole else (rest_o, rest_p)
@@ -188,7 +188,7 @@ def _siblings(
 
 
 def _groups(parts: Shapes) -> Iterator[tuple[str, ...]]:
-    """Yield parameters with one ending whose modules are in one module, in the order they lie."""
+    """Yield groups of parameters with the same ending from sibling modules, in assumed order."""
     modules = defaultdict(list)
     for name in parts:
         modules[naming.parent(name, 2), naming.leaf(name)].append(name)
@@ -211,7 +211,7 @@ def _join(
     conventions: Conventions,
     port_is_whole: bool,
 ) -> Pieces | None:
-    """Return the pieces of a fusion along some axis; None where the shapes do not add up."""
+    """Return the pieces of a fusion along some axis; None if the shapes do not add up."""
     for axis in range(len(shape)):
         pieces, at = [], 0
         for part in group:
@@ -235,7 +235,7 @@ def _along(
     conventions: Conventions,
     port_is_whole: bool,
 ) -> Layout | None:
-    """Return the layout from a place in the whole, as long as it must be, to a part."""
+    """Return the layout from a part's place in the whole to the part; None if it does not fit."""
     length, remainder = divmod(math.prod(own) * shape[axis], math.prod(shape))
     inside = (*shape[:axis], length, *shape[axis + 1 :])
     if remainder or not 0 < length < shape[axis]:
@@ -252,7 +252,8 @@ def _along(
 def _copies(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose originals a second time, for what the port holds twice, such as a tied head."""
+    """Propose a second use of an original for unmatched parameters of the port, such as a tied
+    head."""
     _, rest_p = _rest(shapes_o, shapes_p, made)
     names = list(shapes_o)
     for port, shape in rest_p.items():

@@ -1,4 +1,4 @@
-"""Resemblance: how two arrays that are not equal go together, and where they differ."""
+"""Resemblance: the relation between two arrays that are not equal, and where they differ."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from parity.engine.value_search import SMALL, elements
 
 SAMPLES = 512
 FAR = 0.5
-"""Relative L2 above which two arrays have nothing to do with each other: unrelated ones of one
-scale are at 1.4, and one against zeros is at 1."""
+"""Relative L2 above which two arrays are unrelated. Unrelated arrays of one scale have 1.4, and an
+array against zeros has 1."""
 HALF = 0.5
-"""Share of equal elements, and of an axis, from which on equality is the rule and not accident."""
+"""Fraction of equal elements, or of an axis, from which equality is not an accident."""
 ROUNDED = 2.0**-18
-"""Relative L2 that scaling in float32 may leave: some of its unit roundoffs of 2^-24."""
+"""Relative L2 that scaling in float32 may leave: 64 times its unit roundoff of 2^-24."""
 MOST_RANGES = 4
 
 
 @dataclass(frozen=True)
 class Resemblance:
-    """The layout in which two arrays come nearest, and what is left between them."""
+    """The layout in which two arrays are nearest, and the remaining difference."""
 
     layout: Layout
     distance: float
     """Relative L2."""
     line: tuple[float, float] | None = None
-    """Factor and summand that make one of the other, where these are all that differs."""
+    """Factor and summand that map one array to the other, if nothing else differs."""
     slices: str = ""
-    """Where all differences are, such as `rows 3, 8:16`; empty where they are everywhere."""
+    """Indices that hold all differences, such as `rows 3, 8:16`; empty if they are everywhere."""
 
     def text(self) -> str:
-        """Return it in words."""
+        """Describe the difference in words."""
         if self.line:
             factor, summand = self.line
             plus = f" plus {summand:.6g}" if summand else ""
@@ -48,7 +48,7 @@ class Resemblance:
 
 
 def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
-    """Return how `target` resembles `source` of the same size; None where it does not."""
+    """Describe how `target` resembles `source`, of the same size; None if it does not."""
     positions = sample_positions(target.size, SAMPLES)
     wanted = elements(target, positions)
     best, layout = (0.0, -np.inf), None
@@ -57,7 +57,7 @@ def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
         if (line := straight_line(values, wanted)) and straight_line(candidate(source), target):
             return Resemblance(candidate, relative_l2(candidate(source), target), line)
         equal = float(np.mean(values == wanted))
-        # A distance that is not a number is no resemblance.
+        # A distance of NaN counts as no resemblance.
         apart = relative_l2(values, wanted)
         score = (equal if equal >= HALF else 0.0, -apart if apart <= FAR else -np.inf)
         if score > best:
@@ -73,9 +73,9 @@ def resemblance(source: np.ndarray, target: np.ndarray) -> Resemblance | None:
 
 
 def straight_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """Return a factor and a summand that make `y` of `x`, other than 1 and 0; None without.
+    """Return the factor and summand that map `x` to `y`, if other than 1 and 0; None without.
 
-    A scale of queries folded into their weights, or a norm's factor that is stored less 1.
+    Examples are a scale of queries folded into their weights, and a norm's scale stored minus 1.
     """
     x, y = (np.asarray(array, np.float64).reshape(-1) for array in (x, y))
     if x.size <= SMALL or not (np.isfinite(x).all() and np.isfinite(y).all()):
@@ -83,7 +83,7 @@ def straight_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
     apart, spread = x - x.mean(), float(np.square(x - x.mean()).sum())
     factor = float(apart @ y / spread) if spread else 0.0
     summand = float(y.mean() - factor * x.mean())
-    # What is rounding of the sum is no summand.
+    # A summand within the rounding of the sum counts as 0.
     summand = 0.0 if abs(summand) <= ROUNDED * float(np.abs(y).max()) else summand
     if not factor or (abs(factor - 1) <= ROUNDED and not summand):
         return None
@@ -91,7 +91,7 @@ def straight_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
 
 
 def differing_slices(x: np.ndarray, y: np.ndarray) -> str:
-    """Return the indices along one axis that hold all differences; empty if most of each do."""
+    """Return the indices along one axis that hold all differences; empty if most of them do."""
     differs = (x != y) & ~((x != x) & (y != y))
     if differs.sum() == 1:
         return f"one element, {[int(i) for i in np.argwhere(differs)[0]]}"

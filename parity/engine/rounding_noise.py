@@ -1,9 +1,9 @@
-"""What rounding to float32 does, as random signs in float64; a few rows of a tensor at a time.
+"""Simulated float32 rounding by random signs in float64, computed in blocks of rows.
 
-Every weight, every named intermediate and every stored state is moved by one unit roundoff, up or
-down. The rounding inside a sum is not a named intermediate: the weights of a product over K
-features move by what adding K numbers one after another in float32 loses. The response of a program
-in float64 is the noise floor. Source: docs/parity.md "Tolerances".
+Every weight, named intermediate and stored state is perturbed by one unit roundoff, up or down.
+Rounding inside a sum has no named intermediate, so the weights of a product over K features are
+perturbed by the error of adding K numbers one after another in float32. The response of a float64
+program is the noise floor. Source: docs/parity.md "Tolerances".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parity.engine.metrics import relative_l2
 UNIT_ROUNDOFF = 2.0**-24
 SEEDS = 10
 BLOCK = 1 << 20
-"""Elements handled at once when a tensor is walked through by rows."""
+"""Elements processed at once when a tensor is traversed by rows."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -26,12 +26,12 @@ Arrays = Mapping[str, np.ndarray]
 def responses(
     exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
 ) -> dict[str, tuple[float, ...]]:
-    """Return the relative L2 response of every quantity, seed by seed.
+    """Return the relative L2 response of every quantity, one value per seed.
 
     Args:
-        exact: what nothing was moved in.
-        run: computes the same with everything moved by the signs of a generator.
-        seeds: how often.
+        exact: unperturbed values.
+        run: computes the same values, perturbed by the signs of a generator.
+        seeds: number of seeds.
     """
     found: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
@@ -49,14 +49,14 @@ def floor(values: Sequence[float]) -> float:
 def floors(
     exact: Arrays, run: Callable[[np.random.Generator], Arrays], seeds: int = SEEDS
 ) -> dict[str, float]:
-    """Return the floor of every quantity; arguments as of `responses`."""
+    """Return the noise floor of every quantity; arguments as in `responses`."""
     return {name: floor(values) for name, values in responses(exact, run, seeds).items()}
 
 
 def moved(
     value: np.ndarray, rng: np.random.Generator, roundoff: float = UNIT_ROUNDOFF
 ) -> np.ndarray:
-    """Return a float64 array times `1 +- roundoff`, signs at random."""
+    """Return a float64 array times `1 +- roundoff`, with random signs."""
     if not value.shape:
         return np.asarray(value * (1 + roundoff * (2 * rng.integers(0, 2) - 1.0)))
     result = np.empty_like(value)
@@ -67,11 +67,11 @@ def moved(
 
 
 def summed(terms: int) -> float:
-    """Return the relative error of a sum of `terms` numbers of random sign in float32.
+    """Return the relative error of a float32 sum of `terms` numbers of random sign.
 
-    Relative to the root of the sum of their squares. After k terms the partial sum is sqrt(k) of
-    them, and rounding it loses 0.18 u^2 of its square on average (a rounding error is uniform, a
-    leading digit logarithmic); u^2 is added for the rounding of the numbers themselves.
+    Relative to the root of the sum of their squares. After k terms the partial sum is sqrt(k)
+    times one term, and rounding it loses 0.18 u^2 of its square on average (a rounding error is
+    uniform, a leading digit logarithmic). u^2 is added for the rounding of the numbers themselves.
     """
     return UNIT_ROUNDOFF * math.sqrt(1 + terms / 11)
 

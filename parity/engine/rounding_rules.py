@@ -1,4 +1,4 @@
-"""What each operation of a jaxpr becomes in float64, and what it rounds in its own dtype.
+"""Float64 counterpart of each jaxpr operation, and the error it makes in its own dtype.
 
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
@@ -26,8 +26,8 @@ UNITS = {
     "bfloat16": 2.0**-8,
     "float16": 2.0**-11,
 }
-"""Unit roundoff by the dtype an operation has; what is float64 because the run is counts as
-float32."""
+"""Unit roundoff by the dtype of an operation. float64 counts as float32, since values are float64
+only because the run is."""
 _EXACT = """
 abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp concatenate copy copy_p
 dynamic_slice dynamic_update_slice eq expand_dims floor gather ge gt imag iota is_finite le lt max
@@ -37,21 +37,22 @@ squeeze stop_gradient top_k transpose xor conj cummax cummin convert_element_typ
 random_wrap random_unwrap random_seed random_fold_in
 """
 EXACT = frozenset(_EXACT.split())
-"""Operations that round nothing."""
+"""Operations that do not round."""
 _ELEMENTARY = """
 exp exp2 expm1 log log1p tanh erf erfc erf_inv logistic sin cos tan pow rsqrt atan2 cbrt lgamma
 digamma sinh cosh asin acos atan
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
+# Vectorised approximations are not correctly rounded: XLA's and SLEEF's are within 4 units.
 ELEMENTARY_UNITS = 4.0
-"""Vectorised approximations are not correctly rounded: XLA's and SLEEF's are within 4 units."""
+"""Error of elementary functions, in unit roundoffs."""
 CALLBACKS = frozenset(("pure_callback", "io_callback", "ffi_call"))
-"""Code that is not JAX's takes and gives the dtypes it was written for."""
+"""Operations outside of JAX, which accept and return only the dtypes they were written for."""
 SUMS = frozenset(("reduce_sum", "cumsum", "reduce_window_sum", "cumlogsumexp", "cumprod"))
 
 
 def wide(dtype: Any) -> Any:
-    """Return the dtype in which a float64 run holds what a program holds in `dtype`."""
+    """Return the dtype that a float64 run uses for the program's `dtype`."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return jnp.dtype("complex128")
     return jnp.dtype("float64") if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -60,13 +61,13 @@ def wide(dtype: Any) -> Any:
 def rounded(
     eqn: JaxprEqn, inputs: Sequence[Any], signs: Signs | None, notices: dict[str, None]
 ) -> list[Any]:
-    """Return the outputs of one operation in float64, rounded by `signs` as its dtype would.
+    """Evaluate one operation in float64, perturbed by `signs` as its own dtype would round.
 
     Args:
-        eqn: of the program as it is.
+        eqn: equation of the original program.
         inputs: float64 where the program has floats.
-        signs: None to round nothing.
-        notices: told of operations that do not exist in float64, which are done as they are.
+        signs: None to perturb nothing.
+        notices: receives operations that do not exist in float64; they run in their own dtypes.
     """
     unit = max(
         (UNITS.get(aval(v).dtype.name, 0.0) for v in eqn.outvars if hasattr(aval(v), "dtype")),
@@ -98,9 +99,9 @@ def rounded(
 
 
 def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> list[Any]:
-    """Move one factor of each product in a sum, as adding up its terms would.
+    """Perturb one factor of each product in a sum, to simulate the rounding of its partial sums.
 
-    The error is then relative to the terms, not to their sum, which may cancel.
+    The error is then relative to the terms rather than to their sum, which may cancel.
     """
     name = eqn.primitive.name
     if name == "dot_general":
@@ -113,7 +114,7 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
         terms = math.prod(inputs[1].shape) // max(1, inputs[1].shape[features])
         inputs[1] = signs.moved(inputs[1], _sum_units(terms) * unit)
     elif name in SUMS or name in ("scatter-add", "scatter_add"):
-        # A scatter adds to few places; a sum has as many terms as it takes elements together.
+        # A scatter adds few terms per element. A sum adds input size / output size terms.
         size = math.prod(np.shape(inputs[0]))
         terms = max(1, size // max(1, math.prod(aval(eqn.outvars[0]).shape)))
         if name.startswith("cum"):
@@ -127,7 +128,7 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
 
 
 def _sum_units(terms: int) -> float:
-    """Return the error of adding up, in units; see `rounding_noise.summed`."""
+    """Return the error of a sum, in unit roundoffs; see `rounding_noise.summed`."""
     return math.sqrt(1 + terms / 11)
 
 
@@ -172,7 +173,7 @@ def _widened(key: str, value: Any, eqn: JaxprEqn) -> Any:
 
 
 def _widened_combiner(inner: ClosedJaxpr | Jaxpr) -> Any:
-    """Return the jaxpr that combines two numbers, as of a scatter or a reduction, in float64."""
+    """Return the jaxpr that combines two numbers in a scatter or a reduction, in float64."""
     jaxpr, constants = (
         (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
     )

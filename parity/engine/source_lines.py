@@ -1,4 +1,4 @@
-"""Lines of source code as data: where an operation comes from, and the text around it.
+"""Source lines: where an operation comes from, and the text around it.
 
 Source: docs/parity.md "From a stage to a line".
 """
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LINES = 4
-"""Lines that are named of one stage at most."""
+"""Most lines listed for one stage."""
 AROUND = 3
-"""Lines of an excerpt before and behind the one that is meant."""
+"""Lines of an excerpt before and after the marked one."""
 _PLACE = re.compile(r"(?P<file>.+):(?P<line>\d+) \(.*\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line to look at.
+    """A suspicious source line.
 
     Attributes:
         place: `file:line (function)`.
-        why: what makes it suspicious.
-        excerpt: the lines around it, numbered, with a mark at it; empty where the file is not here.
+        why: the reason for suspicion.
+        excerpt: numbered lines around it with a mark at it; empty if the file does not exist here.
     """
 
     place: str
@@ -34,14 +34,14 @@ class Line:
 
     @classmethod
     def at(cls, place: str, why: str = "") -> Line:
-        """Return a line with the text around it as it is now: sources change after a run."""
+        """Return a line with the current text around it, since sources change after a run."""
         return cls(place, why, excerpt(place))
 
 
 def excerpt(place: str, around: int = AROUND) -> str:
-    """Return the lines around `file:line (function)`, numbered; empty where there is no such file.
+    """Return the numbered lines around `file:line (function)`; empty if there is no such file.
 
-    A file is looked for below the current folder and where modules are.
+    Files are searched for in the current folder and on the module search path.
     """
     found = _PLACE.fullmatch(place)
     if found is None:
@@ -65,6 +65,6 @@ def excerpt(place: str, around: int = AROUND) -> str:
 
 
 def _dedented(lines: Sequence[str]) -> list[str]:
-    """Return lines without the indentation that all of them have."""
+    """Return lines without their common indentation."""
     depth = min((len(x) - len(x.lstrip()) for x in lines if x.strip()), default=0)
     return [x[depth:] for x in lines]

@@ -1,8 +1,8 @@
-"""How alike two names of stages are, when two libraries named the parts of one model.
+"""Similarity of stage names from two libraries that named the parts of one model.
 
-A name is a path: containers, a layer's number, a leaf. Words that every name has say little, those
-of few names say much, so a word weighs by how rare it is among the names of both sides. What a
-layer's number is on one side it should be on the other.
+A name is a path: containers, a layer number, a leaf. Each word is weighted by its rarity among the
+names of both sides, since a word that every name has carries little information. Layer numbers
+should agree.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ _SYNONYMS = {
     )
     for word in words
 }
-"""Words that mean one thing in a model's source, whichever library it is written in."""
+"""Words with the same meaning in model code, whichever library it is written in."""
 FIELD_WEIGHT = 0.1
-"""Of the index at the end of a name, in words of average rarity: one library returns a tuple where
-another returns its only member, so `layer[0]` is nearly `layer`, yet not quite."""
+"""Weight of the index at the end of a name, relative to a word of average rarity. One library
+returns a tuple where another returns its only member, so `layer[0]` almost equals `layer`."""
 OTHER_LAYER = 0.4
-"""Factor for names whose first numbers differ: layers repeat every other word."""
+"""Factor for names whose first numbers differ: layers repeat all other words."""
 OTHER_PART = 0.7
-"""Factor for names whose later numbers differ: `norm1` may be called `norm_0`, or be another."""
+"""Factor for names whose later numbers differ: `norm1` may be `norm_0`, or another norm."""
 LEARNED = 0.95
-"""Similarity of names that are paired in another layer: sure, yet behind the same name."""
+"""Similarity of names whose counterparts are paired in another layer: just below the same name."""
 
 
 def words(name: str) -> list[str]:
-    """Return the words and numbers of a name in lower case, synonyms as one word."""
+    """Return the words and numbers of a name in lower case, with synonyms unified."""
     lower = [str(word).lower() for word in _WORD.findall(_FIELD.sub("", name))]
     return [_SYNONYMS.get(word) or word for word in lower]
 
 
 def similarity(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
-    """Return how alike names are, (original, port), 1 for the same name and 0 without a word in
-    common: what both say over what either says, each word weighed by its rarity."""
+    """Return the similarity of names, (original, port): 1 for the same name, 0 without a common
+    word. It is twice the weight of the common words over that of both names; weight is rarity."""
     if not original or not port:
         return np.zeros((len(original), len(port)))
     bags = [Counter(words(name)) for name in (*original, *port)]
@@ -81,7 +81,7 @@ def similarity(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
 
 
 def other_layers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
-    """Return whether the first numbers of names differ, counted as `similarity` does: (original,
+    """Return whether the first numbers of names differ, counted as in `similarity`: (original,
     port)."""
     return _same_numbers(original, port) <= OTHER_LAYER
 
@@ -89,8 +89,8 @@ def other_layers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
 def learned(
     pairs: Iterable[tuple[str, str]], original: Sequence[str], port: Sequence[str]
 ) -> np.ndarray:
-    """Return `LEARNED` where names pair as others do that differ from them in the layer's number
-    alone, 0 elsewhere: (original, port).
+    """Return `LEARNED` where the same names are paired in another layer, 0 elsewhere: (original,
+    port).
 
     Args:
         pairs: names (original, port) that belong together.
@@ -102,7 +102,7 @@ def learned(
         (a, n), (b, m) = _template(one), _template(other)
         if n == m:
             votes.setdefault(a, Counter())[b] += 1
-    # A template that is paired with several others follows the most frequent one.
+    # A template that is paired with several others keeps the most frequent one.
     partner = {a: counter.most_common(1)[0][0] for a, counter in votes.items()}
     columns: dict[tuple[str, str], list[int]] = {}
     for j, name in enumerate(port):
@@ -120,7 +120,7 @@ def _field(name: str) -> str:
 
 
 def _template(name: str) -> tuple[str, str]:
-    """Return a name without its first number, and the number."""
+    """Return a name with its first number replaced by `*`, and that number."""
     match = _NUMBER.search(_FIELD.sub("", name))
     if match is None:
         return name, ""
@@ -128,10 +128,10 @@ def _template(name: str) -> tuple[str, str]:
 
 
 def _same_numbers(original: Sequence[str], port: Sequence[str]) -> np.ndarray:
-    """Return a factor for each pair of names: 1, or less where numbers of theirs differ."""
+    """Return a factor for each pair of names: 1, or less where their numbers differ."""
     one, other = _numbers(original), _numbers(port)
     firsts = [sorted({row[0] for row in rows if row}) for rows in (one, other)]
-    # Layers counted from 0 on one side and from 1 on the other: the n-th is the n-th.
+    # One side may count layers from 0 and the other from 1: compare ranks.
     if firsts[0] != firsts[1] and len(firsts[0]) == len(firsts[1]):
         for rows, numbers in zip((one, other), firsts, strict=True):
             for row in rows:

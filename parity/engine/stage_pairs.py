@@ -1,4 +1,4 @@
-"""Stages of two sides as pairs: what an alignment is, and what a person may say of it."""
+"""Pairs of stages of two sides: the result of an alignment, and pins, which fix pairs by hand."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ from parity.engine.layouts import Layout
 from parity.engine.stage_names import similarity
 
 LISTED = 20
-"""Names an error lists of a side."""
+"""Most stage names that an error lists."""
 
 
 class AlignedBy(StrEnum):
-    """What decided that two stages are one."""
+    """Evidence that decided a pair of stages."""
 
     VALUE = "value"
-    """Equal values; names decide only between several stages of one value."""
+    """Equal values; names decide only between several stages of the same value."""
     NAME = "name"
-    """Names alike, in order, values helping."""
+    """Similar names, in order, supported by values."""
     NEARNESS = "nearness"
-    """Values that are not equal, yet correlated, and names that do not contradict."""
+    """Values that are not equal but correlated, and names that do not contradict."""
     ORDER = "order"
-    """The same number of stages between two pairs."""
+    """Equal numbers of stages between two other pairs."""
     PIN = "pin"
-    """A person."""
+    """A pin set by a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A stage of the port and the stage of the original it stands for."""
+    """A stage of the port and the corresponding stage of the original."""
 
     port: str
     original: str
     layout: Layout
-    """Takes the original's array to where the port's elements lie."""
+    """Maps the original's array to the port's arrangement of elements."""
     by: AlignedBy
     distance: float
-    """Relative L2 of the port's values to the original's; NaN where either is not finite."""
+    """Relative L2 of the port's values from the original's; NaN if either is not finite."""
     enclosed: bool = False
-    """Whether values agree again behind it: a difference here, if there is one, reaches nothing."""
+    """Whether values agree again after this stage, so that a difference here affects nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What a person said of a stage: its partner, or, where one name is None, that it has none."""
+    """A partner set by hand for one stage; if one name is None, the stage has no partner."""
 
     port: str | None
     original: str | None
     layout: Layout | None = None
-    """How it lies; None, or one of other shapes than the stages have now: the nearest."""
+    """Layout of the pair; None, or a layout that no longer fits the shapes, selects the nearest."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two lists of stages side by side."""
+    """Pairs of stages, and the stages of either side without a partner."""
 
     pairs: tuple[Pair, ...]
-    """In the port's order of execution."""
+    """Pairs in the port's order of execution."""
     unaligned_original: Mapping[str, tuple[int, ...]]
-    """Shapes of the original's stages without a partner, in its order."""
+    """Shapes of the original's stages without a partner, in order of execution."""
     unaligned_port: Mapping[str, tuple[int, ...]]
-    """The same of the port."""
+    """Shapes of the port's stages without a partner, in order of execution."""
 
     def text(self) -> str:
-        """Return the pairs as a table, and below it the stages that have no partner."""
+        """Return the pairs as a table, followed by the stages without a partner."""
         head = ("port stage", "original stage", "how it lies", "matched by", "distance")
         rows = [
             (p.port, p.original, p.layout.text(), p.by, f"{p.distance:.1e}") for p in self.pairs
@@ -85,7 +85,7 @@ class Alignment:
         return "\n".join(lines)
 
     def pins(self) -> tuple[Pin, ...]:
-        """Return what pins this alignment as it is, also what has no partner."""
+        """Return pins that reproduce this alignment, including stages without a partner."""
         return (
             *(Pin(pair.port, pair.original, pair.layout) for pair in self.pairs),
             *(Pin(name, None) for name in self.unaligned_port),
@@ -94,17 +94,17 @@ class Alignment:
 
 
 class AlignmentError(ValueError):
-    """Too little aligns, or a pin cannot be followed."""
+    """Too few stages align, or a pin cannot be applied."""
 
 
 def check_pins(
     pins: Sequence[Pin], original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
 ) -> None:
-    """Refuse pins that cannot be followed.
+    """Reject pins that cannot be applied.
 
     Raises:
-        AlignmentError: a pin names a stage that is not there, names one that another names, or
-            pairs two of different sizes.
+        AlignmentError: a pin names a stage that does not exist, a stage is pinned twice, or a pin
+            pairs stages of different sizes.
     """
     seen: set[tuple[str, str]] = set()
     for pin in pins:
@@ -134,7 +134,7 @@ def check_pins(
 
 
 def _nearest_names(name: str, names: Mapping[str, object], most: int = LISTED) -> Iterator[str]:
-    """Yield the names nearest to one first, and how many there are beyond."""
+    """Yield names in order of decreasing similarity, then how many were left out."""
     every = list(names)
     alike = similarity([name], every)[0]
     yield from (every[n] for n in np.argsort(-alike, kind="stable")[:most])
@@ -153,7 +153,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _shape_text(
     name: str, alone: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]
 ) -> str:
-    """Return the shape of a stage; and of its namesake, where that is what keeps them apart."""
+    """Return the shape of a stage, and that of its namesake if the sizes differ."""
     if name in others and math.prod(others[name]) != math.prod(alone[name]):
         return f"{alone[name]}, {others[name]} on the other side"
     return str(alone[name])

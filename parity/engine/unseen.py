@@ -1,9 +1,10 @@
-"""Which operations of a program compute what another program never does, and their lines.
+"""Operations of a program whose results another program never computes, and their source lines.
 
-Two programs of the same mathematics need not cut it into the same arrays: one works in chunks where
-the other takes the whole text. So numbers are looked for one by one among all that the other
-computes. In float64 two numbers that agree to 11 digits are one, and one that is nowhere is wrong,
-or belongs to another way to the same result: then something behind it is known again.
+Two programs of the same mathematics need not split it into the same arrays: one may work in chunks
+where the other takes the whole sequence. So single numbers are looked up among all numbers that the
+other program computes. In float64, two numbers that agree to 11 digits are taken to be equal. A
+number that the other program never computes is either wrong or belongs to a different algorithm
+with the same result; in the second case a later result is found again.
 Source: docs/parity.md "From a stage to a line".
 """
 
@@ -19,12 +20,12 @@ from parity.engine.operations import MASKING, Operation
 from parity.engine.source_lines import LINES, Line
 
 SAME = 1e-11
-"""Distance up to which two numbers are one, relative to the root mean square of their array: the
-tolerance between two implementations in float64."""
+"""Distance up to which two numbers are equal, relative to the root mean square of their array: the
+tolerance between two float64 implementations."""
 FEWEST = 3
-"""Distinct numbers that an array needs to be told from others."""
+"""Distinct numbers that an array needs to be identifiable by its values."""
 CALLERS = 4
-"""Frames that are named of an operation, its own included."""
+"""Stack frames listed for an operation, including its own."""
 CALLS = "its result is wrong when it is called here, and right elsewhere"
 CALLS_MASK = "the mask is wrong when it is made from here, and right elsewhere"
 APPLIES = "applies the mask"
@@ -34,13 +35,13 @@ MOVES = frozenset(
         *("rev", "select_n", "slice", "squeeze", "transpose"),
     )
 )
-"""Primitives that compute no number: what they put together was wrong before."""
+"""Primitives that only move numbers: if their result is wrong, an earlier operation was."""
 SELECT = "select_n"
-"""Primitive that takes elements of one array or another, as a mask says."""
+"""Primitive that chooses elements from one of two arrays by a mask."""
 
 
 class Seen:
-    """The numbers that a program computes, and those that its masks leave."""
+    """All numbers that a program computes, and those that its masks keep."""
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
         plain, masked = [], []
@@ -54,43 +55,43 @@ class Seen:
         self._left = [_sorted([left]) for left in masked]
 
     def unseen(self, array: np.ndarray) -> np.ndarray:
-        """Return which elements are among the numbers nowhere: booleans.
+        """Return which elements occur nowhere among the program's numbers: booleans.
 
-        Whole numbers and what stands for minus infinity are in every program; a NaN is in none.
+        Integers and values that stand for minus infinity always count as found; NaN never does.
         """
         return _judged(array) & ~_near(self._numbers, array, _reach(array))
 
     def wrongly_masked(self, kept: np.ndarray, values: np.ndarray) -> np.ndarray | None:
-        """Return where a mask keeps what the other program masks, or the other way round.
+        """Return where a mask keeps what the other program masks, or the reverse.
 
         Args:
-            kept: what the mask leaves.
-            values: what it is applied to.
+            kept: elements that the mask keeps, booleans.
+            values: the array the mask is applied to.
 
         Returns:
-            Booleans; None where the other program masks nothing like it.
+            Booleans; None where the other program has no similar masked array.
         """
-        # Of all arrays with a mask, the one that this one is: what is made of it has other numbers.
+        # Choose the masked array that shares most numbers with this one: it is the same array.
         reach = _reach(values)
         left = max(
             (_near(numbers, values, reach) for numbers in self._left),
             key=lambda near: int((near & kept).sum()),
             default=np.zeros(values.shape, bool),
         )
-        # Where the number itself is wrong, nothing is known of the mask.
+        # Where the number itself is wrong, the mask cannot be judged.
         return (kept != left) & ~self.unseen(values) if (left & kept).any() else None
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """An operation whose result the other program does not compute, although nothing behind it is
-    right again.
+    """An operation whose result the other program does not compute, and which leads to nothing that
+    it does compute.
 
     Attributes:
         index: of the operation.
-        wrong: which elements of its result are nowhere, or are masked otherwise.
-        partly: whether others of its numbers are the other program's.
-        mask: whether it is a mask that is wrong, not a number.
+        wrong: elements of its result that the other program lacks or masks differently, booleans.
+        partly: whether some other elements of its result do occur in the other program.
+        mask: whether the mask is wrong rather than a number.
     """
 
     index: int
@@ -101,15 +102,15 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Search:
-    """What looking for one program's numbers in another's found.
+    """Result of looking up one program's numbers in another's.
 
     Attributes:
-        operations: of the program, between the stages before a wrong one and itself.
+        operations: operations of the program between the preceding stages and the wrong stage.
         values: their results in float64.
-        suspects: in the order in which they are done.
-        fine: operations that are right, or that lead to something right.
-        original: what the other program is called.
-        beside: operations of the program in stages that are right.
+        suspects: suspicious operations, in order of execution.
+        fine: operations whose result is correct, or leads to a correct one.
+        original: name of the other program in messages.
+        beside: operations of the program in stages that are correct.
     """
 
     operations: Mapping[int, Operation]
@@ -123,8 +124,9 @@ class Search:
     def first(self) -> Suspect | None:
         """The suspect to look at first.
 
-        That is a wrong mask, else the first whose result is wrong in part: where the rest is right,
-        its way is the other program's way too. Else the first of all.
+        A wrong mask comes first. Next comes the first operation whose result is partly wrong: since
+        the rest of it is correct, both programs use the same algorithm there. Otherwise it is the
+        first suspect.
         """
         masks = [s for s in self.suspects if s.mask]
         partly = [
@@ -133,7 +135,7 @@ class Search:
         return next(iter((*masks, *partly, *self.suspects)), None)
 
     def lines(self) -> list[Line]:
-        """Return the lines to look at, the one to begin with first."""
+        """Return the lines to look at, the most suspicious first."""
         first = self.first
         if first is None:
             found = self._nearest()
@@ -165,7 +167,7 @@ class Search:
         found = ({frame: CALLS} if frame not in ("", source) else {}) | {source: why}
         for other in reversed(self.suspects):
             if other.index < suspect.index:
-                before = f"before it, on a way that {self.original} does not take"
+                before = f"before it, in a computation that {self.original} does not do"
                 found.setdefault(self._source(other.index), before)
         return found
 
@@ -180,10 +182,11 @@ class Search:
         return next(iter(self.operations[index].source), "")
 
     def _frame(self, index: int) -> str:
-        """Return the line that tells an operation from the same one elsewhere that is right.
+        """Return the line that distinguishes an operation from correct uses of the same code.
 
-        Where a function is right when it is called from another line, that is the line of the call;
-        where no other is right, its own; empty where nothing tells them apart, such as in a loop.
+        If the same operation is correct when called from another line, this is the line of the
+        call. If it is correct nowhere, this is its own line. It is empty where nothing
+        distinguishes the two, for example in a loop.
         """
         operation = self.operations[index]
         same = [
@@ -207,21 +210,21 @@ def search(
     original: str = "the original",
     beside: Sequence[Operation] = (),
 ) -> Search:
-    """Look for the numbers of a program among those of another.
+    """Look up the numbers of a program among those of another.
 
     Args:
-        operations: in order; the last one is known to be wrong.
+        operations: in order of execution; the last one is known to be wrong.
         values: their results in float64.
         seen: the numbers of the other program, computed from the same inputs.
-        original: what the other program is called.
-        beside: operations of the program in stages that are right.
+        original: name of the other program in messages.
+        beside: operations of the program in stages that are correct.
     """
     wrong = {i: _wrong(i, operations, values, seen) for i in operations}
     right = {
         i: w is not None and not w.wrong.any() and _telling(values[i]) for i, w in wrong.items()
     }
     right[max(operations)] = False
-    # The largest of what a wrong mask leaves may be right all the same.
+    # A maximum over wrongly masked values can still be correct, so it does not clear the mask.
     masks = {i for i, w in wrong.items() if w is not None and w.mask and w.wrong.any()}
     children: dict[int, list[int]] = {i: [] for i in operations}
     for i, operation in operations.items():
@@ -240,7 +243,7 @@ def search(
 def mask_of(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> list[int]:
-    """Return the operations that make the mask that a selection applies, in order."""
+    """Return the operations that compute the mask of a selection, in order."""
     inside: set[int] = set()
     waiting = [p for p in operations[index].parents if p in values]
     while waiting:
@@ -254,7 +257,7 @@ def mask_of(
 def _wrong(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray], seen: Seen
 ) -> Suspect | None:
-    # NumPy makes scalars of what it computes from an array without axes.
+    # NumPy returns scalars for results computed from 0-d arrays.
     array = np.atleast_1d(values[index])
     if array.dtype.kind != "f":
         return None
@@ -296,7 +299,7 @@ def _reach(array: np.ndarray) -> float:
 
 
 def _near(numbers: np.ndarray, array: np.ndarray, reach: float) -> np.ndarray:
-    """Return which elements are within reach of a number; `numbers` are in ascending order."""
+    """Return which elements are within `reach` of some number; `numbers` must be ascending."""
     if not numbers.size:
         return np.zeros(np.shape(array), bool)
     at = np.searchsorted(numbers, array)
@@ -306,6 +309,6 @@ def _near(numbers: np.ndarray, array: np.ndarray, reach: float) -> np.ndarray:
 
 
 def _telling(array: np.ndarray) -> bool:
-    """Whether an array can be told from others."""
+    """Return whether an array has enough distinct values to be identified by them."""
     values = array[np.abs(array) < MASKING]
     return np.unique(values).size >= FEWEST

@@ -1,7 +1,7 @@
-"""The search by value: which arrays are others, whole, fused, split, stacked or in part.
+"""Search by value: arrays that equal others whole, fused, split, stacked or in part.
 
-Fingerprints say what may be made of what: that of a concatenation is the sum of those of its parts.
-What they propose is then laid out and compared, every element of it.
+Fingerprints propose candidates: that of a concatenation is the sum of those of its parts. Every
+candidate is then laid out and compared element by element.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from parity.engine.fingerprints import MODULUS, fingerprint, sample_positions
 from parity.engine.layouts import SAMPLES, Layout, Shape, candidates, same_values, take
 
 SMALL = 4
-"""Elements up to which arrays may be equal by accident: names decide about them."""
+"""Most elements of an array that may be equal by accident, so that names decide."""
 MOST_UNITS = 1500
-"""Arrays and families up to which sums of three are tried: a million sums of two to search in."""
+"""Most arrays and families for which sums of three are tried: a million sums of two."""
 PROBES = 3
-"""Elements of a lone part that are looked for anywhere before places are tried."""
+"""Elements of a lone part that are searched for before places are tried."""
 MOST_STARTS = 64
-"""Places along an axis where a lone part is looked for."""
+"""Most places along an axis that are tried for a lone part."""
 
 
 class Tensors:
-    """Named arrays, read one at a time, perhaps rounded to a dtype; each with one fingerprint."""
+    """Named arrays, read one at a time, optionally rounded to a dtype, with cached fingerprints."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], rounding: np.dtype | None = None):
         self.arrays, self.rounding = arrays, rounding
@@ -41,17 +41,17 @@ class Tensors:
         array = np.asarray(self.arrays[name])
         if self.rounding is None or not self.rounds(name, self.rounding):
             return array
-        # Narrow formats overflow to infinity, which is a value like any other here.
+        # Narrow formats overflow to infinity, which is compared like any other value.
         with np.errstate(over="ignore"):
             return array.astype(self.rounding).astype(array.dtype)
 
     def rounds(self, name: str, dtype: np.dtype) -> bool:
-        """Whether rounding to `dtype` may change an array: one of wider floating numbers."""
+        """Return whether rounding to `dtype` may change an array, i.e. it is a wider float."""
         own = self.arrays[name].dtype
         return own.kind not in "biu" and own.itemsize > dtype.itemsize
 
     def rounded(self, dtype: np.dtype) -> Tensors:
-        """Return the same, rounded to `dtype`; what is ambiguous stays so."""
+        """Return the same arrays rounded to `dtype`; which ones are ambiguous does not change."""
         result = Tensors(self.arrays, dtype)
         result._ambiguous = self._ambiguous
         return result
@@ -67,14 +67,14 @@ class Tensors:
         return self._fingerprints[name]
 
     def ambiguous(self, name: str) -> bool:
-        """Whether values cannot tell: a constant, or very few elements."""
+        """Return whether values cannot identify an array: a constant, or very few elements."""
         if name not in self._ambiguous:
             self._ambiguous[name] = self.size(name) <= SMALL or is_constant(self[name])
         return self._ambiguous[name]
 
 
 def is_constant(x: np.ndarray) -> bool:
-    """Whether all elements are equal; a few are looked at first."""
+    """Return whether all elements are equal; a sample is tested first."""
     first = x.reshape(-1)[:1] if x.flags.c_contiguous else x[(0,) * x.ndim].reshape(-1)
     if not x.size or not (elements(x, sample_positions(x.size, SAMPLES)) == first).all():
         return not x.size
@@ -82,14 +82,14 @@ def is_constant(x: np.ndarray) -> bool:
 
 
 def elements(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return elements by flat position, without a copy of the rest."""
+    """Return elements by flat position, without copying the rest."""
     return x[np.unravel_index(positions, x.shape)] if x.ndim else x.reshape(-1)[positions]
 
 
 def fit(source: np.ndarray, target: np.ndarray) -> Layout | None:
-    """Return the simplest layout in which `source` is `target`; None without one.
+    """Return the simplest layout in which `source` equals `target`; None without one.
 
-    Like `find_layout`, for arrays whose fingerprints are known to allow it.
+    Like `find_layout`, for arrays whose fingerprints already match.
     """
     positions = sample_positions(target.size, SAMPLES)
     wanted = elements(target, positions)
@@ -106,7 +106,7 @@ def whole_matches(
 ) -> Iterator[tuple[tuple[str, ...], list[tuple[str, dict[str, Layout]]]]]:
     """Yield arrays of equal content: names of originals, and ports with the layouts of each.
 
-    A layout that is missing is one that is none: the same values in another order.
+    A missing layout means the same values in an order that is no layout.
     """
     content = defaultdict(lambda: ([], []))
     sizes = {originals.size(name) for name in rest_o}
@@ -148,11 +148,11 @@ class Sums:
         self.sums, self.pairs = sums[order], np.stack([first[order], second[order]], -1)
 
     def groups(self, size: int, wanted: int) -> Iterator[tuple[str, ...]]:
-        """Yield groups of arrays whose fingerprints and sizes sum to those of a whole."""
+        """Yield groups of arrays whose sizes and fingerprints sum to those of a whole."""
         target = np.uint64(wanted)
         for i in np.flatnonzero((self.prints == target) & (self.sizes == size)):
             yield self.units[i]
-        # Of two, then of three: what is missing to the target is looked up among the sums of two.
+        # Sums of two, then of three: the remainder to the target is looked up among sums of two.
         missing = np.concatenate([[target], target - self.prints])
         low = np.searchsorted(self.sums, missing)
         high = np.searchsorted(self.sums, missing, side="right")
@@ -167,9 +167,9 @@ class Sums:
 def compositions(
     wholes: Tensors, parts: Tensors, rest_wholes: Sequence[str], rest_parts: Sequence[str]
 ) -> Iterator[tuple[str, list[tuple[str, Part, Layout]]]]:
-    """Yield arrays that others make up: name, and for each part name, place and layout from it.
+    """Yield arrays that others make up: the name, and for each part its name, place and layout.
 
-    The layout is from the place in the whole to the part.
+    The layout maps the place in the whole to the part.
     """
     if not rest_wholes or not rest_parts:
         return
@@ -188,12 +188,12 @@ def compositions(
 def dissect(
     array: np.ndarray, parts: Mapping[str, np.ndarray]
 ) -> list[tuple[str, Part, Layout]] | None:
-    """Return where in `array` each of `parts` lies, and in which layout; None if they do not.
+    """Return where each of `parts` lies in `array`, with its layout; None if they do not fill it.
 
-    Cuts along one axis are tried, of the array and of it with an axis split into groups and what is
-    in a group (heads, each with its query, key and value); then a stack of cuts.
+    Cuts along one axis are tried, of the array itself and with one axis split into groups (heads,
+    each with its query, key and value); then a stack of cuts.
     """
-    array = np.ascontiguousarray(array)  # so that views of it are no copies
+    array = np.ascontiguousarray(array)  # so that reshapes of it are views
     for view, axis in _views(array.shape):
         if (pieces := _tile(array, parts, view, axis)) is not None:
             return pieces
@@ -217,9 +217,9 @@ def dissect(
 
 
 def locate(array: np.ndarray, part: np.ndarray) -> tuple[Part, Layout] | None:
-    """Return where in a larger `array` a lone part lies, and in which layout; None if nowhere."""
+    """Return where a lone part lies in a larger `array`, with its layout; None if nowhere."""
     array = np.ascontiguousarray(array)
-    # One pass per element says of nearly every pair of unrelated arrays that there is no place.
+    # Searching a few elements rules out nearly every pair of unrelated arrays in one pass each.
     if not all((array == x).any() for x in elements(part, sample_positions(part.size, PROBES))):
         return None
     for view, axis in _views(array.shape):
@@ -257,7 +257,7 @@ def _tile(
 
 
 def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
-    """Yield ways to see an array, and the axis to cut: as it is, leading axes merged, one split."""
+    """Yield reshapes of an array and the axis to cut: unchanged, leading axes merged, one split."""
     for axis in range(len(shape)):
         yield shape, axis
     for merged in range(2, len(shape)):
@@ -269,7 +269,7 @@ def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
 
 
 def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Construction:
-    """Return the construction of an array of the port by parts of the original."""
+    """Return the construction of a port's array from parts of the original."""
     return Construction(
         shape,
         tuple(
@@ -280,5 +280,5 @@ def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Constr
 
 
 def part_of(name: str, place: Part, layout: Layout) -> Construction:
-    """Return the construction of an array of the port as a part of the original's `name`."""
+    """Return the construction of a port's array as a part of the original's `name`."""
     return Construction(layout.target, (Piece(name, place, layout, whole(layout.target)),))

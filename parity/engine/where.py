@@ -1,4 +1,4 @@
-"""Where in an array elements differ, as a short sentence: rows, positions, chunks, heads, channels,
+"""Description of where in an array elements differ: rows, positions, chunks, heads, channels,
 padding.
 
 Pure functions over a boolean array. Source: docs/reports.md "What broke, and where".
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# Below 1, because in a wrong row some elements are correct by accident.
 FILLED = 0.9
-"""Share of the elements of a region that differ from which on the region is called by its bounds:
-in a wrong row some elements are right by accident."""
+"""Fraction of differing elements from which a region is described by its bounds alone."""
 REGIONS = 3
-"""Regions that are listed; where there are more, a sentence names the bounds of all of them."""
+"""Most regions that are listed; beyond that, the bounds of all of them together are named."""
 ALL_PADDING = "all padding"
-"""How a sentence says that nothing but padding differs."""
+"""Phrase for differences that lie in padding only."""
 RANGES = 4
-"""Ranges of indices that are listed on one axis."""
+"""Most index ranges that are listed on one axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Name of an axis, and the blocks that its indices come in.
+    """Name of an axis, and the blocks its indices are grouped in.
 
     Attributes:
         name: singular, such as "position".
         block: singular, such as "chunk"; empty for none.
-        size: indices of a block; the last block of an axis may be shorter.
+        size: indices per block; the last block of an axis may be shorter.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Region:
-    """Indices by axis whose product differs, and the share of it that does."""
+    """A product of indices, one set per axis, and the fraction of its elements that differ."""
 
     indices: tuple[np.ndarray, ...]
     share: float
@@ -52,16 +52,16 @@ def where(
     valid: np.ndarray | None = None,
     compared: np.ndarray | None = None,
 ) -> str:
-    """Return where elements differ, such as "row 0, positions 49-52, all channels: all padding".
+    """Describe where elements differ, such as "row 0, positions 49-52, all channels: all padding".
 
     Args:
-        differs: which elements differ, of any shape.
-        axes: names of its axes; without them, or with another number of them: axis 0, axis 1, ...
-        valid: over its leading axes, False at padding.
-        compared: over its leading axes, False where elements were not compared.
+        differs: which elements differ, booleans of any shape.
+        axes: names of the axes; if their number does not fit, axis 0, axis 1, ... are used.
+        valid: booleans over the leading axes, False at padding.
+        compared: booleans over the leading axes, False where elements were not compared.
 
     Returns:
-        The sentence without a full stop; empty for a scalar, and where nothing differs.
+        The description without a full stop; empty for a scalar, and where nothing differs.
     """
     differs = np.asarray(differs, bool)
     if not differs.ndim or not differs.any():
@@ -102,16 +102,16 @@ def where(
 
 
 def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.ndarray:
-    """Return the fewest elements without whose error the relative L2 error would hold.
+    """Return the fewest elements without whose error the relative L2 error is within tolerance.
 
-    Rounding is everywhere, so nearly every element differs a little: these are the ones that break
-    the tolerance. What is not finite on either side always belongs to them, except where both sides
-    hold the same infinity.
+    Rounding makes nearly every element differ a little; these are the ones that break the
+    tolerance. Elements that are not finite on either side are always included, except where both
+    sides hold the same infinity.
 
     Args:
         actual: any shape.
         expected: the same shape.
-        tolerance: largest relative L2 error that holds; below 0 or not finite counts as 0.
+        tolerance: largest relative L2 error that passes; negative or not finite counts as 0.
 
     Returns:
         Booleans of that shape.
@@ -124,19 +124,19 @@ def culprits(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> np.n
     scale = float(np.max(np.abs(e), where=known, initial=0.0))
     if scale == 0.0:
         return np.asarray(unknown | (error != 0.0))
-    # Scaled, so that no square overflows or vanishes.
+    # Scaled, so that no square overflows or underflows.
     squares = (error / scale).reshape(-1) ** 2
     norm = float(np.sum((np.where(known, e, 0.0) / scale) ** 2))
     room = norm * tolerance**2 if math.isfinite(tolerance) and tolerance > 0 else 0.0
     order = np.argsort(squares, kind="stable")
     wrong = np.zeros(squares.size, bool)
     wrong[order[np.cumsum(squares[order]) > room]] = True
-    # Of no dimension, the result of `|` is no array.
+    # For 0-d arrays `|` returns a scalar, not an array.
     return np.asarray(unknown | wrong.reshape(np.shape(e)))
 
 
 def _expanded(mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a mask over the leading axes as one over all; all True where it does not fit."""
+    """Broadcast a mask over the leading axes to `shape`; all True where it does not fit."""
     if mask is None or np.shape(mask) != shape[: np.ndim(mask)]:
         return np.ones(shape, bool)
     mask = np.asarray(mask, bool)
@@ -148,9 +148,9 @@ def _any_but(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set[int]]:
-    """Return at most `REGIONS` regions that hold all that differs, and the axes that none cuts."""
+    """Return at most `REGIONS` regions that cover all differences, and the axes they all span."""
     full = {k for k in range(differs.ndim) if _is_full(differs, cared, k)}
-    # The elements of a whole axis are one: what is left is small and has no gaps along it.
+    # Collapse axes that the regions span: what remains is small and has no gaps along them.
     flat = tuple(sorted(full))
     less = np.asarray(differs.any(axis=flat, keepdims=True)) if flat else differs
     care = np.asarray(cared.any(axis=flat, keepdims=True)) if flat else cared
@@ -165,7 +165,7 @@ def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set
 
 
 def _is_full(differs: np.ndarray, cared: np.ndarray, axis: int) -> bool:
-    """Whether along an axis either (nearly) everything differs or nothing."""
+    """Return whether along an axis either (nearly) everything differs or nothing does."""
     lines = differs.any(axis=axis, keepdims=True) & cared
     return bool(differs.sum() >= FILLED * lines.sum())
 
@@ -177,9 +177,9 @@ def _bounds(differs: np.ndarray, cared: np.ndarray) -> _Region:
 
 
 def _split(differs: np.ndarray, cared: np.ndarray, room: int) -> list[_Region]:
-    """Return at most `room` filled regions that hold all that differs; none where there are more.
+    """Return at most `room` filled regions that cover all differences; none if more are needed.
 
-    What is not one region is cut along the axis that gives the fewest.
+    What is not one region is split along the axis that yields the fewest.
     """
     whole = _bounds(differs, cared)
     if whole.share >= FILLED:
@@ -209,7 +209,7 @@ def _split(differs: np.ndarray, cared: np.ndarray, room: int) -> list[_Region]:
 
 
 def _indices_text(indices: np.ndarray, reach: np.ndarray, axis: Axis, n: int, full: bool) -> str:
-    """Write indices on one axis, of the ones that were compared."""
+    """Describe indices on one axis; `reach` holds the indices that were compared."""
     numbered = axis.name.startswith("axis ")
     if full or indices.size >= reach.size:
         return f"all of {axis.name}" if numbered else f"all {axis.name}s"
@@ -227,7 +227,7 @@ def _indices_text(indices: np.ndarray, reach: np.ndarray, axis: Axis, n: int, fu
 
 
 def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
-    """Return what indices are in blocks: whole blocks, one place in each, or part of one."""
+    """Describe indices by blocks: whole blocks, one position in each, or part of one."""
     if not axis.block or not 0 < axis.size < n or indices.size == n:
         return ""
     blocks = np.unique(indices // axis.size)
@@ -248,7 +248,7 @@ def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
 
 
 def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -> str:
-    """Return how what differs lies to padding; nothing where none was compared."""
+    """Describe how the differences relate to padding; empty where no padding was compared."""
     if valid is None or np.shape(valid) != differs.shape[: np.ndim(valid)]:
         return ""
     padded = ~_expanded(valid, differs.shape)
@@ -260,7 +260,7 @@ def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -
 
 
 def _runs(indices: np.ndarray) -> list[tuple[int, int]]:
-    """Return indices in ascending order as ranges, both ends included."""
+    """Return ascending indices as ranges, both ends included."""
     cuts = np.flatnonzero(np.diff(indices) != 1) + 1
     return [(int(part[0]), int(part[-1])) for part in np.split(indices, cuts)]
 

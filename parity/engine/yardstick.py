@@ -1,8 +1,8 @@
-"""How programs are compiled that others are measured by.
+"""Compiler options for reference programs, which other programs are measured against.
 
-A float64 run is read once or a few times, and compiling it is most of its cost. What XLA's
-optimisations change is the last bits of float64, eight digits below what float32 is asked about. A
-program that stands for what users run is never compiled this way.
+A float64 reference runs once or a few times, so compilation is most of its cost. XLA's
+optimisations change only the last bits of float64, eight digits below the differences that are
+measured in float32. A program that stands for what users run is never compiled with these options.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from typing import Any
 import equinox as eqx
 import jax
 
+# LLVM's expensive passes speed up a few runs on large arrays hardly at all.
 LARGE: dict[str, Any] = {"xla_llvm_disable_expensive_passes": True}
-"""Compiler options of `jax.jit` for what computes large arrays: LLVM's slow passes make a few runs
-hardly quicker."""
+"""Compiler options of `jax.jit` for programs that compute large arrays."""
 RUN_OFTEN: dict[str, Any] = LARGE | {"xla_backend_optimization_level": 0}
-"""For what runs some thirty times: half of the time to compile it."""
+"""Options for programs that run about thirty times: half the compile time."""
 RUN_ONCE: dict[str, Any] = RUN_OFTEN | {
     # Fused operations go to LLVM without MLIR before it, which computes some of them several times.
     "xla_cpu_use_fusion_emitters": False,
 }
-"""For what runs once or twice: a quarter of the time to compile, and up to eight times that to run
-(docs/speed.md "A night")."""
+"""Options for programs that run once or twice: a quarter of the compile time, and up to eight times
+that to run (docs/speed.md "A night")."""
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], yardstick: bool) -> Callable[..., Any]:
-    """Return a function of modules under `jit`, compiled as users' programs or as a yardstick."""
+    """Jit a function of modules, with users' options or, for a yardstick, with `RUN_ONCE`."""
     options: Any = {"compiler_options": known_options(RUN_ONCE)} if yardstick else {}
     return eqx.filter_jit(function, **options)
 
 
 def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some compiler options that XLA has here.
+    """Return the subset of compiler options that this XLA accepts.
 
-    They are debugging options, which come and go, and a CPU's: the GPU's compiler has no level 0.
+    These are debugging options, which XLA adds and removes between versions, and they are meant for
+    the CPU: the GPU compiler has no optimization level 0.
 
     Raises:
-        jax.errors.JaxRuntimeError: XLA takes none of a value, or compiles nothing here.
+        jax.errors.JaxRuntimeError: XLA rejects the value of an option, or cannot compile here.
     """
     return dict(_known(tuple(options.items()), jax.default_backend()))
 

@@ -1,5 +1,5 @@
-"""What fans out: work items as plain data, on processes of this machine or on a Ray cluster.
+"""Parallel execution: work items (plain data) run on local processes or a Ray cluster.
 
-Knows no model and no night. `sweep.run` yields an `item.Answer` for every `item.Item`. Nothing is
-imported here: a worker needs `item` alone, and starts in a tenth of the time.
+Knows no model and no nightly run. `sweep.run` yields an `item.Answer` for every `item.Item`.
+Nothing is imported here: a worker needs only `item`, and starts in a tenth of the time.
 """

@@ -1,7 +1,7 @@
-"""Items on a Ray cluster: Ray places them by what they need, and tries again where a worker dies.
+"""Items on a Ray cluster, which places them by their needs and retries when a worker dies.
 
-Needs the package `ray`. Everything that a scheduler decides is Ray's: this module says what items
-need, and turns Ray's answers and errors into `Answer`s. Source: docs/many-machines.md.
+Needs the package `ray`. All scheduling decisions are Ray's: this module declares the needs of items
+and converts Ray's results and errors to `Answer`s. Source: docs/many-machines.md.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from parity.executors.item import (
 
 
 class RayExecutor:
-    """Workers of a Ray cluster."""
+    """Executor that runs items on a Ray cluster."""
 
     name = "ray"
 
     def __init__(self, address: str | None = None) -> None:
-        """Connect to the cluster at an address, "auto" for the one this machine is part of, None
-        for one of this machine's own.
+        """Connect to a cluster: at an address, "auto" for the one this machine belongs to, or None
+        to start one on this machine.
 
         Raises:
-            ItemError: Ray is not installed, or no cluster answers there.
+            ItemError: Ray is not installed, or no cluster responds at the address.
         """
-        # Nothing is reported to anybody.
+        # No usage statistics are sent.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # On a cluster of this machine's own, want of memory is a death like any other.
+        # On a cluster started here, lack of memory counts like any other worker death.
         os.environ.setdefault("RAY_task_oom_retries", str(ATTEMPTS - 1))
         try:
             import ray
@@ -68,20 +68,21 @@ class RayExecutor:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ItemError(_nobody(address, error)) from error
         if handler is not None and threading.current_thread() is threading.main_thread():
-            # Ray ends the process with the signal's number; a night that is ended ends with 3.
+            # Ray would end the process with the signal's number, but an interrupted night exits
+            # with 3.
             signal.signal(signal.SIGTERM, handler)
         self.starts: Any = ray.remote(num_cpus=0)(Starts).remote()
         self._seen: tuple[float, dict[str, tuple[str, float]]] = 0.0, {}
         self._waiting: set[str] = set()
-        """Items without an answer."""
+        """Names of items without an answer."""
 
     @property
     def workers(self) -> int:
-        """How many processors the cluster has."""
+        """Number of processors of the cluster."""
         return int(sum(node.get("CPU", 0) for node in self._nodes())) or 1
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items; the futures are theirs, in their order."""
+        """Start items and return their futures, in the same order."""
         nodes, futures = self._nodes(), []
         remote = self.ray.remote(_perform)
         expected = Identity.here()
@@ -100,17 +101,17 @@ class RayExecutor:
         return futures
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker the item it is at and when it began, as of the last seconds."""
+        """Return by worker its current item and its start time, at most two seconds old."""
         when, seen = self._seen
         if time.time() - when > 2:
             with suppress(Exception):
                 seen = self.ray.get(self.starts.running.remote(), timeout=2)
             self._seen = time.time(), seen
-        # A worker that finished and has got nothing since is at nothing.
+        # A worker that finished and received nothing since is idle.
         return {worker: at for worker, at in seen.items() if at[0] in self._waiting}
 
     def _answer(self, item: Item, task: Future[Any]) -> Future[Answer]:
-        """Return the future of an answer: that of the task, or what became of its workers."""
+        """Return a future for the answer of a task, or for the failure of its workers."""
         answer: Future[Answer] = Future()
         answer.set_running_or_notify_cancel()
         errors = self.ray.exceptions
@@ -130,7 +131,7 @@ class RayExecutor:
         return answer
 
     def close(self) -> None:
-        """Leave the cluster, which gives up what still runs there for this driver."""
+        """Disconnect from the cluster, which cancels what still runs there for this driver."""
         self.ray.shutdown()
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -138,7 +139,7 @@ class RayExecutor:
 
 
 def _check_answers(address: str | None) -> None:
-    """Refuse an address at which nobody listens, which Ray itself tries for minutes."""
+    """Reject an address at which nobody listens; Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and "://" not in host and port.isdecimal():
         try:
@@ -155,47 +156,47 @@ def _nobody(address: str | None, error: Exception) -> str:
 
 
 class Starts:
-    """Which worker began which item: an actor, for Ray does not tell a task its attempt."""
+    """Actor that records which worker started which item: Ray does not tell a task its attempt."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.at: dict[str, tuple[str, float]] = {}
 
     def began(self, item: str, worker: str) -> int:
-        """Note that a worker takes an item; returns which attempt it is."""
+        """Record that a worker starts an item; return the number of the attempt."""
         self.counts[item] = self.counts.get(item, 0) + 1
         if self.counts[item] > 1:
-            # The worker that had it is dead.
+            # The worker that ran it before is dead.
             self.at = {name: now for name, now in self.at.items() if now[0] != item}
         self.at[worker] = item, time.time()
         return self.counts[item]
 
     def running(self) -> dict[str, tuple[str, float]]:
-        """Return by worker the item it began last, and when."""
+        """Return by worker the item it started last, and when."""
         return self.at
 
 
 def kernel_variables() -> dict[str, str]:
-    """Return the driver's variables that choose kernels, which hold for every worker.
+    """Return the driver's variables that select kernels, to be set for every worker.
 
-    Ray would tell each worker to use as many threads as its item has processors, and sums would be
-    taken in another order than in a process of this machine: an empty number is none, and is left.
+    By default Ray sets each worker's thread count to the processors of its item, which changes the
+    order of summation compared with a local process. An empty OMP_NUM_THREADS prevents that.
     """
     return {"OMP_NUM_THREADS": "", **settings()}
 
 
 def options(item: Item) -> dict[str, Any]:
-    """Return what Ray is told of an item: resources, environment, and how often it may try."""
+    """Return the Ray options of an item: resources, environment, and number of retries."""
     needs = item.needs
     environment = dict(needs.environment)
     if needs.threads is not None:
-        # Libraries count their processors once: a worker with another number is another one.
+        # Libraries count their processors once, so a different number needs another worker.
         environment["MEGALODON_NUMERICS_THREADS"] = str(needs.threads)
     asked: dict[str, Any] = {
         "name": item.name,
         "num_cpus": needs.cpus,
         "max_retries": ATTEMPTS - 1,
-        # An exception is the item's own, and comes back as an answer (`item.perform`).
+        # An exception is the item's fault, and is returned as an answer (`item.perform`).
         "retry_exceptions": False,
     }
     if needs.gpus:
@@ -221,9 +222,10 @@ def _perform(item: Item, expected: Identity, starts: Any) -> Answer:
 
 @contextmanager
 def _without_empty_threads() -> Iterator[None]:
-    """Context in which an empty number of threads is none.
+    """Remove an empty OMP_NUM_THREADS within this context.
 
-    Before every task Ray looks again, and sets a number where there is none: it must come back.
+    It must be restored: before every task Ray checks the variable, and sets a number if it is
+    missing.
     """
     empty = os.environ.get("OMP_NUM_THREADS") == ""
     if empty:

@@ -1,8 +1,8 @@
-"""Identity of the program in this process: its code, versions of packages, and settings.
+"""Identity of the program in this process: its code, package versions, and settings.
 
-The code of a night is fixed when it starts: it is the content of the packages on disk, with their
-data (recordings, noise floors, texts, pinned runs), and no commit. A change of a document is none
-of it. Nothing that computes is imported here.
+The code of a nightly run is fixed when it starts. It is identified by the content of the packages
+on disk including their data (recordings, noise floors, texts, pinned runs), not by a commit, and
+documents do not count. Nothing that computes is imported here.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ NUMERICS = (
     "jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "equinox", "optax", "autograd", "flax",
     "jaxtyping", "safetensors", "torch", "transformers", "megalodon-hf",
 )  # fmt: skip
-"""Packages whose versions may change a number; those that are not installed have none."""
+"""Packages whose versions may change results; those not installed have no version."""
 PREFIXES = (
     "JAX_", "XLA_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_", "NPY_",
     "CUBLAS_", "NVIDIA_TF32_",
 )  # fmt: skip
-"""Beginnings of the environment variables that choose kernels or dtypes."""
+"""Prefixes of environment variables that select kernels or dtypes."""
 HARMLESS = (
     "JAX_COMPILATION_CACHE", "JAX_ENABLE_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_LOG",
     "JAX_TRACEBACK", "JAX_DEBUG", "XLA_PYTHON_CLIENT",
 )  # fmt: skip
-"""Beginnings of those among them that say where files are kept, what is logged or how memory is
-taken."""
+"""Prefixes of exceptions among them: paths of caches, logging, and memory allocation."""
 _HEADER, _WORD = 16, 0xFFFFFFFF
-"""Bytes before the code in a file of bytecode, and the largest number that they hold (PEP 552)."""
+"""Length of the header of a bytecode file in bytes, and the largest value of its fields (PEP
+552)."""
 DOCUMENTS = ("README.md",)
 """Files in the packages that no program reads."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What the numbers of a process depend on, besides its work and its processor."""
+    """Everything that determines the results of a process, besides its work and its processor."""
 
     code: str
     """Digest of the packages (`code`)."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of Python and of `NUMERICS`."""
+    """Versions of Python and of `NUMERICS`."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that change numbers."""
+    """Environment variables that change results."""
 
     @classmethod
     def here(cls) -> Identity:
-        """Return that of this process."""
+        """Return the identity of this process."""
         return cls(code(), versions(), settings())
 
     def differences(self, other: Identity) -> list[str]:
@@ -77,7 +77,7 @@ class Identity:
 
 @cache
 def code() -> str:
-    """Return the digest of the packages as they were when this process first asked."""
+    """Return the digest of the packages as they were at the first call in this process."""
     return _digest(_first_files())
 
 
@@ -87,7 +87,7 @@ def code_on_disk() -> str:
 
 
 def package_files() -> dict[str, str]:
-    """Return the digest of every file of the packages by its name, as of now."""
+    """Return the current digest of every file of the packages, by name."""
     found: dict[str, str] = {}
     for package in PACKAGES:
         for name, path in files_below(ROOT / package):
@@ -95,23 +95,23 @@ def package_files() -> dict[str, str]:
                 try:
                     found[f"{package}/{name}"] = digest_of_file(path)
                 except FileNotFoundError:
-                    # An editor renames while it saves.
+                    # An editor may rename a file while it saves.
                     continue
     return found
 
 
 def changed_files() -> list[str]:
-    """Return the files of the packages that are others than when this process first asked."""
+    """Return the files of the packages that changed since the first call in this process."""
     first, now = _first_files(), package_files()
     return sorted(name for name in first.keys() | now.keys() if first.get(name) != now.get(name))
 
 
 def stale_bytecode() -> list[str]:
-    """Return the files of the packages of which Python runs bytecode of another source.
+    """Return the source files for which Python would run bytecode of a different source.
 
-    Python takes stored bytecode by the source's size and time of change, and both can be kept when
-    a file is replaced. Its time of change of state cannot: bytecode that is older than that is
-    compared with what the source compiles to.
+    Python accepts stored bytecode by the source's size and mtime, both of which can be preserved
+    when a file is replaced. The ctime cannot, so bytecode older than the ctime is compared with
+    what the source compiles to.
     """
     found = []
     for package in PACKAGES:
@@ -129,7 +129,7 @@ def _is_stale(source: Path, stored: Path) -> bool:
         flags, changed, size = struct.unpack("<III", bytecode[4:_HEADER])
         now = source.stat()
         if flags or (changed, size) != (int(now.st_mtime) & _WORD, now.st_size & _WORD):
-            # Python compiles the source again.
+            # Python will compile the source again.
             return False
         return marshal.loads(bytecode[_HEADER:]) != compile(
             content, str(source), "exec", dont_inherit=True
@@ -138,14 +138,14 @@ def _is_stale(source: Path, stored: Path) -> bool:
 
 
 class Watch:
-    """Looks for changes of the packages, at most every so many seconds: a look takes a few ms."""
+    """Checks the packages for changes, at most once per interval: a check takes a few ms."""
 
     def __init__(self, every: float = 1.0) -> None:
         self.every = every
         self._looked = -every
 
     def changed(self, now: bool = False) -> list[str]:
-        """Return the changed files; none where the last look was a moment ago, except `now`."""
+        """Return the changed files; empty if the last check was just before, unless `now`."""
         if not now and time.monotonic() - self._looked < self.every:
             return []
         found = changed_files()
@@ -166,7 +166,7 @@ def versions() -> Mapping[str, str]:
 
 
 def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of an environment that change numbers; an empty variable is none."""
+    """Return the variables of an environment that change results; an empty one counts as unset."""
     environment = os.environ if environment is None else environment
     return {
         name: value

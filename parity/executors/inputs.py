@@ -1,6 +1,6 @@
-"""Digests of content: the files that an item reads, by what is in them and not by their paths.
+"""Digests of the files an item reads, which depend on content and not on paths.
 
-An input is named by a path of a file or a folder, or by `module:NAME`, the Python files of an
+An input is named by the path of a file or a folder, or by `module:NAME`: the Python files of an
 installed package, which may lie elsewhere on another machine.
 """
 
@@ -14,27 +14,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 MISSING = "missing"
-"""Digest of an input that is not there."""
+"""Digest of an input that does not exist."""
 MODULE = "module:"
+# Kernels count time in steps of some milliseconds, so two changes within one step share a stamp.
 _SETTLED = 0.1
-"""Seconds since its last change after which a file's stamp tells its next one. Kernels count time
-in steps of some milliseconds, so two changes within one step have the same stamp."""
+"""Seconds after its last change from which a file's stamp identifies its content."""
 _Stamp = tuple[int, int, int, int]
 _digests: dict[str, tuple[_Stamp, str]] = {}
 
 
 def contents(names: Iterable[str]) -> dict[str, str]:
-    """Return the digest of each input by its name, as of now."""
+    """Return the current digest of each input by its name."""
     return {name: content(name) for name in names}
 
 
 def changed(inputs: Mapping[str, str]) -> list[str]:
-    """Return the names of inputs whose content is not the one of their digest."""
+    """Return the names of inputs whose content does not match their digest."""
     return [name for name, digest in inputs.items() if content(name) != digest]
 
 
 def content(name: str) -> str:
-    """Return the digest of an input as of now; `MISSING` where it is not there."""
+    """Return the current digest of an input; `MISSING` if it does not exist."""
     if name.startswith(MODULE):
         files = _module_files(name.removeprefix(MODULE))
     else:
@@ -50,9 +50,10 @@ def content(name: str) -> str:
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a folder and the folders in it with their relative names.
+    """Yield the files of a folder and its subfolders, with their relative names.
 
-    Hidden files, compiled Python and what is no regular file (a pipe would never end) are left out.
+    Hidden files, compiled Python and anything but regular files are skipped (reading a pipe would
+    never end).
     """
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
@@ -63,7 +64,7 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file, read again only where its stamp is another one.
+    """Return the SHA-256 of a file, read again only if its stamp changed.
 
     Raises:
         OSError: it cannot be read.
@@ -74,14 +75,14 @@ def digest_of_file(path: Path) -> str:
         return known[1]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    # A file that was written while it was read, or a moment ago, is read again the next time.
+    # A file that was written during the read, or just before it, is read again next time.
     if _stamp(path) == before and time.time() - before[3] / 1e9 > _SETTLED:
         _digests[str(path)] = before, digest
     return digest
 
 
 def _stamp(path: Path) -> _Stamp:
-    """Return what changes with a file: the time of its last change of state cannot be set back."""
+    """Return a stamp that changes with a file. Its ctime, unlike its mtime, cannot be set back."""
     state = path.stat()
     return state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns
 

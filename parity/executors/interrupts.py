@@ -1,8 +1,7 @@
-"""Interrupts and children: nothing that a driver started outlives it, and it ends in seconds.
+"""Interrupts and child processes: a driver and everything it started end within seconds.
 
-Python runs a signal's handler between two of its own instructions, and one call that compiles a
-program takes minutes. So a thread watches beside the handler, and ends the process where that did
-not.
+Python runs a signal handler between two bytecode instructions, but a single call that compiles a
+program can take minutes. So a thread watches as well, and ends the process if the handler did not.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 GRACE = 3.0
-"""Seconds that a process has after SIGINT or SIGTERM to stop by itself."""
+"""Seconds after SIGINT or SIGTERM in which a process may stop by itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
-# Before `parity.engine.exits` puts something else in its place, while other people's code runs.
+# Saved before `parity.engine.exits` replaces it while user code runs.
 _exit = os._exit
 _answers: list[int] = []
-"""Exit codes that were set by `end_with`."""
+"""Exit codes set by `end_with`."""
 _notes: list[Callable[[int], None]] = []
-"""Called with the exit code of an interrupted process, before it ends."""
+"""Callbacks that receive the exit code of an interrupted process before it ends."""
 _groups: set[int] = set()
 """Process groups of this driver's workers."""
 
 
 @contextmanager
 def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
-    """Context in which SIGINT and SIGTERM raise one KeyboardInterrupt, and end the process with
-    exit code `code` where it is still there some seconds later.
+    """Make SIGINT and SIGTERM raise one KeyboardInterrupt within this context, and end the process
+    with exit code `code` if it is still running `grace` seconds later.
 
-    Further signals are ignored: a second one would interrupt the cleaning up after the first.
+    Further signals are ignored: a second one would interrupt the cleanup after the first.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,12 +52,12 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         raise KeyboardInterrupt
 
     def watch() -> None:
-        # The system writes the number of each signal, whatever Python is at.
+        # The kernel writes the number of each signal to the pipe, whatever Python is doing.
         while received := os.read(reader, 1):
             if received[0] in _SIGNALS:
                 time.sleep(grace)
                 end_groups()
-                os.write(2, b"interrupted: what ran did not stop by itself, and was ended\n")
+                os.write(2, b"interrupted: running work did not stop by itself and was killed\n")
                 _exit(code)
         os.close(reader)
 
@@ -69,7 +68,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
         yield
     finally:
         if interrupted.is_set():
-            # All that was begun has been closed; Python's own end takes seconds with JAX in it.
+            # All that was opened has been closed. Python's own shutdown takes seconds with JAX.
             end_groups()
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
@@ -85,44 +84,44 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
 
 
 def end_with(code: int) -> None:
-    """Set the exit code of an interrupted process whose interrupt is its ordinary end."""
+    """Set the exit code of a process for which an interrupt is the normal end."""
     _answers.append(code)
 
 
 def noted_by(note: Callable[[int], None]) -> None:
-    """Have the exit code of an interrupted process noted before it ends."""
+    """Register a callback for the exit code of an interrupted process, called before it ends."""
     _notes.append(note)
 
 
 def lead_group() -> None:
-    """Make this worker the leader of a group, in which all processes are that it starts."""
+    """Make this worker the leader of a process group that will contain all its children."""
     with suppress(OSError):
         os.setpgid(0, 0)
 
 
 def end_own_group() -> None:
-    """End this worker with all processes it started."""
+    """Kill this worker and all processes it started."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     _exit(1)
 
 
 def started_group(pid: int) -> None:
-    """Note the process of a worker, which will be the leader of its group."""
+    """Register the process of a worker, which will lead its group."""
     _groups.add(pid)
 
 
 def end_group(pid: int) -> None:
-    """End a worker with all processes it started."""
+    """Kill a worker and all processes it started."""
     _groups.discard(pid)
-    # It is in no group of its own before it ran its first line.
+    # Before it runs its first line, the worker is not yet in its own group.
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def end_groups() -> None:
-    """End every worker of this process with all that they started."""
+    """Kill every worker of this process and all processes they started."""
     for pid in list(_groups):
         end_group(pid)
 
@@ -130,7 +129,7 @@ def end_groups() -> None:
 def run_module(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module as a program, which ends when this process does, however that ends.
+    """Run a module as a program that ends when this process ends, for whatever reason.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `timeout` seconds.
@@ -147,9 +146,9 @@ def run_module(
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the system end this process when its parent, of that number, does.
+    """Make the system kill this process when its parent, process `parent`, ends.
 
-    Where the system cannot, a thread looks once a second.
+    Where the system cannot do so, a thread checks once a second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -159,7 +158,7 @@ def end_with_parent(parent: int) -> None:
             time.sleep(1.0)
         _exit(1)
 
-    # The parent may have ended before the system was asked.
+    # The parent may have ended before the call above.
     if os.getppid() != parent:
         _exit(1)
     threading.Thread(target=look, daemon=True).start()

@@ -1,8 +1,8 @@
-"""A work item as plain data, what it needs, and what became of it on some worker.
+"""Work items as plain data: their requirements, and their answers from some worker.
 
-An item names a function by its path, so that it can travel to another machine, and its arguments
-and its value are JSON. Nothing that computes is imported here: a worker's environment variables
-must be there before JAX, torch and NumPy are.
+An item names its function by path, so that it can travel to another machine; its arguments and its
+value are JSON. Nothing that computes is imported here, because a worker's environment variables
+must be set before JAX, torch and NumPy are imported.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from parity.executors.identity import Identity, Watch, code, settings
 from parity.executors.inputs import changed
 from parity.executors.machine import FLAGS, UNKNOWN, host, threads
 
+# One worker may have died for another reason, and two of the same shortage of memory.
 ATTEMPTS = 3
-"""Workers that an item may kill before it counts as failed: one may have died of something else,
-and two of the same shortage of memory."""
+"""Workers that an item may kill before it counts as failed."""
 _PACKAGES = Watch()
 _PROCESSORS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
@@ -40,7 +40,7 @@ class ItemError(ValueError):
 
 
 class State(StrEnum):
-    """What became of an item."""
+    """Outcome of an item."""
 
     DONE = "done"
     FAILED = "failed"
@@ -49,28 +49,28 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an item needs of the machine it runs on."""
+    """Resources that an item needs on its machine."""
 
     cpus: int = 1
-    """Processors it keeps busy."""
+    """Number of processors it keeps busy."""
     gpus: int = 0
     memory: int = 0
-    """Bytes it may take at its peak; 0 where that is no matter."""
+    """Peak memory in bytes; 0 for no requirement."""
     device: str = ""
     """Class of accelerator, such as H100; empty for any."""
     threads: int | None = None
-    """How many processors its process may use, as on a machine that has no more; None for all."""
+    """Number of processors its process may use, as if the machine had no more; None for all."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables, set before anything is imported: a simulated host."""
+    """Environment variables set before anything is imported, for example of a simulated host."""
 
     def __str__(self) -> str:
-        """Return its devices in words."""
+        """Describe the required devices."""
         return f"{self.gpus} {self.device or 'GPU'}"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A piece of work: `function(**arguments)`, on any machine that has what it `needs`."""
+    """A piece of work, `function(**arguments)`, for any machine that satisfies `needs`."""
 
     name: str
     function: str
@@ -79,25 +79,26 @@ class Item:
     """JSON values."""
     needs: Needs = Needs()
     folder: bool = False
-    """Whether the function takes `folder`, an empty one: the files it leaves there travel back."""
+    """Whether the function takes `folder`, an empty folder whose files are sent back."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the files it reads besides the packages' own (`inputs.contents`), by name: a
-    worker that finds other content there refuses."""
+    """Digests by name of the files it reads outside of the packages (`inputs.contents`); a worker
+    where they differ refuses the item."""
     expected: float = 0.0
-    """Seconds it is expected to take, for the estimate of the time left; 0 where nobody knows."""
+    """Expected duration in seconds, for the estimate of the time left; 0 if unknown."""
 
     def digest(self) -> str:
-        """Return a hash of all that its answer depends on except the processor.
+        """Return a hash of everything its answer depends on except the processor.
 
-        That is its name, function and arguments, the content of its inputs, and the code, the
-        versions and the settings of this process, which are those of the night.
+        That is its name, function and arguments, the content of its inputs, and the code, versions
+        and settings of this process, which are those of the nightly run.
 
         Raises:
-            ItemError: an argument is no JSON value.
+            ItemError: an argument is not a JSON value.
         """
         return self._digest
 
-    # Once: while a process with another environment starts, the driver has its variables.
+    # Cached: while a process with another environment starts, the driver temporarily has its
+    # variables.
     @cached_property
     def _digest(self) -> str:
         needs = self.needs.threads, sorted(self.needs.environment.items()), self.needs.device
@@ -113,7 +114,7 @@ class Item:
             raise ItemError(f"item {self.name!r}: expected JSON values, and {error}.") from error
 
     def resolve(self) -> Callable[..., Any]:
-        """Return its function."""
+        """Import and return its function."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -126,7 +127,7 @@ class Place:
     """Name of its machine."""
     process: int = 0
     fingerprint: str = ""
-    """Of processor, threads, flags and accelerators; `UNKNOWN` where they cannot be read."""
+    """Hash of processor, threads, flags and accelerators; `UNKNOWN` if they cannot be read."""
     processor: str = ""
     code: str = ""
     """Hash of the code it ran (`code`)."""
@@ -137,7 +138,7 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        """Return that of this process."""
+        """Return the place of this process."""
         cpu = dict(_processor())
         name = cpu.pop("name")
         flags = {flag: os.environ[flag] for flag in FLAGS if os.environ.get(flag)}
@@ -149,37 +150,37 @@ class Place:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an item."""
+    """Outcome and value of an item."""
 
     name: str
     state: State
     value: Any = None
-    """What its function returned: a JSON value."""
+    """Return value of its function: a JSON value."""
     reason: str = ""
-    """Why it failed, or was not run."""
+    """Why it failed or was not run."""
     place: Place = Place()
     seconds: float = 0.0
     attempts: int = 1
-    """How many workers took it; all but the last died of it, or for a reason of their own."""
+    """Number of workers that took it; all but the last died."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """What it left in its folder, by path."""
+    """Files it left in its folder, by path."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the files."""
+        """Return all fields except the files."""
         document = asdict(self)
         del document["files"]
         return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Answer:
-        """Read what `to_json` returned."""
+        """Read the result of `to_json`."""
         words = {"state": State(document["state"]), "place": Place(**document["place"])}
         return cls(**{**document, **words})
 
 
 @cache
 def _source(module: str) -> str:
-    """Return a hash of the file of a module, which `code` may not cover."""
+    """Return a hash of a module's file, which may lie outside of the packages hashed by `code`."""
     try:
         spec = importlib.util.find_spec(module)
     except ImportError:
@@ -190,13 +191,13 @@ def _source(module: str) -> str:
 
 
 def perform(item: Item, expected: Identity) -> Answer:
-    """Run an item in this process, whose environment is the one it needs.
+    """Run an item in this process, whose environment must be the one it needs.
 
-    An exception is the item's own: it would come again, so it is an answer, and no worker's death.
-    Code and inputs are checked before and after: what changed in between may have been read.
+    An exception is an answer: it is the item's fault and would recur, unlike the death of a worker.
+    Code and inputs are checked before and after, since changes in between may have been read.
 
     Args:
-        item: what to do.
+        item: the item to run.
         expected: the driver's code, versions and settings.
     """
     start, place = time.perf_counter(), Place.here()
@@ -204,7 +205,7 @@ def perform(item: Item, expected: Identity) -> Answer:
     try:
         _check_alike(item, expected, place.node)
         if _PROCESSORS:
-            # Which processors are used decides nothing; how many does.
+            # Results depend on the number of processors, not on which ones are used.
             os.sched_setaffinity(0, sorted(_PROCESSORS)[: item.needs.threads])
             place = Place.here()
         with tempfile.TemporaryDirectory() if item.folder else nullcontext() as name:
@@ -223,7 +224,7 @@ def perform(item: Item, expected: Identity) -> Answer:
 
 
 def _check_alike(item: Item, expected: Identity, node: str) -> None:
-    """Refuse to measure with other code, versions, settings or inputs than the driver's.
+    """Reject code, versions, settings or inputs that differ from the driver's.
 
     Raises:
         ItemError: something differs; the message names it and the remedy.
@@ -246,8 +247,8 @@ def _check_alike(item: Item, expected: Identity, node: str) -> None:
         )
 
 
-# Before the first item is imported: libraries set variables for themselves, which change nothing
-# once they are there.
+# Read before the first item is imported: libraries set variables for themselves, which have no
+# effect any more at that point.
 @cache
 def _own_identity() -> Identity:
     return Identity.here()
@@ -259,7 +260,7 @@ def _named(files: Sequence[str]) -> str:
 
 
 def not_run(item: Item, reason: str) -> Answer:
-    """Return the answer of an item that nothing could run."""
+    """Return the answer of an item that no worker could run."""
     return Answer(item.name, State.NOT_RUN, reason=reason)
 
 
@@ -270,7 +271,7 @@ def lost(item: Item, attempts: int, reason: str) -> Answer:
 
 
 def no_device(needs: Needs, where: str) -> str:
-    """Return why an item that needs an accelerator is not run."""
+    """Return the reason for not running an item that needs an accelerator."""
     return f"no device: {where} has none with {needs}"
 
 
@@ -281,13 +282,13 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 @cache
 def _processor() -> Mapping[str, str]:
-    """Return this machine's, read once: the system describes it again for each of its cores."""
+    """Return this machine's processor, read once: the system lists it again for each core."""
     return host()
 
 
 @cache
 def accelerators() -> tuple[str, ...]:
-    """Return the accelerators this process may use by name, from the files of their driver."""
+    """Return the names of the accelerators this process may use, read from their driver's files."""
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

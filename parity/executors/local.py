@@ -1,9 +1,8 @@
 """Items in processes of this machine, as many at a time as cores and memory allow.
 
-One rule of retries: every thread here owns one process. A process that dies takes one item with it,
-and that item only; it is given to a new process, until it has killed `ATTEMPTS` of them. A pool of
-several processes would not do: where one dies, the standard library gives up all of them, and does
-not say whose item it was.
+Every thread here owns one process. If a process dies, only the item it ran is affected: it is given
+to a new process, until it has killed `ATTEMPTS` of them. A pool of several processes would not do:
+if one dies, the standard library abandons all of them, and does not tell whose item it was.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ _STARTING = threading.Lock()
 
 
 class LocalExecutor:
-    """Processes of this machine."""
+    """Executor that runs items in processes of this machine."""
 
     name = "local"
 
     def __init__(self, workers: int | None = None) -> None:
-        """Take at most so many processes; None for as many as cores and memory allow."""
+        """Use at most `workers` processes; None for as many as cores and memory allow."""
         self.asked = workers
-        # Fixed here: while a process with another environment starts, this one has its variables.
+        # Read here: while a process with another environment starts, this one has its variables.
         self.identity = Identity.here()
-        # Before items are known; their memory may allow fewer.
+        # An upper bound: once items are known, their memory may allow fewer.
         self.workers = workers or threads()
         self._running: dict[str, tuple[str, float]] = {}
         self._threads: list[ThreadPoolExecutor] = []
         self._processes: list[_Process] = []
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items in their order; the futures are theirs, in that order."""
+        """Start items in their order and return their futures, in the same order."""
         devices = accelerators()
         groups: dict[bool, list[Item]] = {False: [], True: []}
         futures: dict[str, Future[Answer]] = {}
@@ -80,11 +79,11 @@ class LocalExecutor:
         return [futures[item.name] for item in items]
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker the item it is at and the time it began, as `time.time` gives it."""
+        """Return by worker its current item and its start time (`time.time`)."""
         return dict(self._running)
 
     def close(self) -> None:
-        """End every process at once, and start none again; what runs is given up."""
+        """Kill every process and start none again; running items are abandoned."""
         for pool in self._threads:
             pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
@@ -106,7 +105,7 @@ class LocalExecutor:
     def _open(
         self, local: threading.local, slots: Iterator[int], items: Sequence[Item], on_gpu: bool
     ) -> None:
-        """Give a thread its process, and the accelerators of no other one."""
+        """Give a thread its process, with accelerators that no other process uses."""
         shown = {}
         slot = next(slots)
         if on_gpu:
@@ -126,11 +125,11 @@ class LocalExecutor:
             except BrokenProcessPool:
                 process.end()
                 if process.closed:
-                    # The driver ended it: nobody waits for an answer.
+                    # The driver killed it: nobody waits for an answer.
                     raise
             finally:
                 del self._running[process.name]
-        return lost(item, ATTEMPTS, "each ended without a word, as for want of memory")
+        return lost(item, ATTEMPTS, "each died without an error message, as if out of memory")
 
 
 class _Process:
@@ -145,8 +144,8 @@ class _Process:
         self._lock = threading.Lock()
 
     def perform(self, item: Item) -> Answer:
-        """Run an item; raises BrokenProcessPool where the process died of it."""
-        # A library reads its variables, and counts its processors, once.
+        """Run an item; raise BrokenProcessPool if it killed the process."""
+        # Libraries read their variables and count their processors only once.
         setting = item.needs.environment, item.needs.threads
         if self.setting != setting:
             self.end()
@@ -170,7 +169,7 @@ class _Process:
         return future
 
     def end(self) -> None:
-        """End the process at once, with all that it started."""
+        """Kill the process and everything it started."""
         with self._lock:
             pool, self.pool, self.setting = self.pool, None, None
             for pid in self._pids:
@@ -180,13 +179,13 @@ class _Process:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """End the process, and start none again."""
+        """Kill the process and start none again."""
         self.closed = True
         self.end()
 
 
 def _end_with_parent() -> None:
-    """End this process, and what it started, when the driver ends: nobody else would."""
+    """Kill this process, and what it started, when the driver ends: nobody else would."""
     lead_group()
     parent = parent_process()
     assert parent is not None
@@ -200,7 +199,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """Context in which processes start with more variables: before they import anything."""
+    """Set variables for processes started within this context, before they import anything."""
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
     try:
@@ -218,7 +217,7 @@ def _fitting(needs: Needs, devices: Sequence[str]) -> int:
 
 
 def available_memory() -> int:
-    """Return how many bytes new processes may take; 0 where the system does not say."""
+    """Return how many bytes new processes may allocate; 0 if the system does not tell."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             sizes = dict(line.split(":", 1) for line in lines)

@@ -1,7 +1,7 @@
-"""The machine a process runs on: what tells processors apart, and what chooses kernels on them.
+"""Description of the host: what distinguishes processors, and what selects kernels on them.
 
 "AMD EPYC" names a dozen processors with different vector units, and another vector unit adds in
-another order. Imports nothing that computes: it is asked of workers before JAX is there. See
+another order. Imports nothing that computes, because workers call it before JAX is imported. See
 docs/verdicts.md "Another machine".
 """
 
@@ -14,18 +14,19 @@ import subprocess
 from pathlib import Path
 
 UNKNOWN = "unknown"
-"""What cannot be read. It equals nothing, itself included: such a host is always another one."""
+"""Value of fields that cannot be read. It equals nothing, not even itself, so such a host always
+counts as a different one."""
 FIELDS = ("vendor", "family", "model", "stepping", "instructions")
-"""What tells processors apart."""
+"""Fields that identify a processor type."""
 FLAGS = (
     "XLA_FLAGS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
     "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE",
     "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEFAULT_MATMUL_PRECISION",
 )  # fmt: skip
-"""Environment variables that choose kernels, and so the order in which sums are taken."""
+"""Environment variables that select kernels, and thereby the order of summation."""
 _CPUINFO = Path("/proc/cpuinfo")
-# Arithmetic and vector instructions only: kernels add and drop flags about mitigations.
+# Arithmetic and vector instructions only: kernel versions add and drop flags about mitigations.
 _ARITHMETIC = (
     "sse", "ssse", "pni", "avx", "fma", "f16c", "amx", "bmi", "abm", "popcnt", "gfni", "fp",
     "asimd", "neon", "sve", "sme", "bf16", "i8mm",
@@ -41,14 +42,14 @@ _SYSCTL = "machdep.cpu."
 
 
 def host() -> dict[str, str]:
-    """Return `FIELDS` and the processor's `name`; `UNKNOWN` stands for what cannot be read."""
+    """Return `FIELDS` and the processor's `name`; `UNKNOWN` for what cannot be read."""
     entries = _linux() if _CPUINFO.is_file() else _macos()
     identity = {field: entries.get(field) or UNKNOWN for field in FIELDS}
     return identity | {"name": entries.get("name") or platform.machine() or UNKNOWN}
 
 
 def threads() -> int:
-    """Return how many processors this process may use; macOS has no affinity."""
+    """Return the number of processors this process may use; macOS has no affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -79,7 +80,7 @@ def _macos() -> dict[str, str]:
     cpu = {n.removeprefix(_SYSCTL): v for n, v in entries.items() if n.startswith(_SYSCTL)}
     name = cpu.get("brand_string", "")
     features = f"{cpu.get('features', '')} {cpu.get('leaf7_features', '')}".lower()
-    # Apple's own processors have no family: the name, and which optional instructions there are.
+    # Apple's own processors have no family; use the name and the optional instructions instead.
     arm = " ".join(n for n, v in entries.items() if n.startswith("hw.optional.arm.") and v != "0")
     instructions = _hash(features) or (hashlib.sha256(arm.encode()).hexdigest()[:8] if arm else "")
     return {

@@ -1,8 +1,8 @@
-"""Seconds left of a sweep, from what its items were expected to take and what they take.
+"""Estimated time left in a sweep, from the expected and the measured seconds of its items.
 
-The pace is the ratio of measured to expected seconds. Items that are done say it. So does one that
-runs for longer than the pace gives it, as a lower bound: the longest items are begun early, and a
-slow machine shows there first.
+The pace is the ratio of measured to expected seconds over finished items. A running item that
+already exceeds its expected time at that pace contributes a lower bound: the longest items start
+early, so a slow machine shows there first.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+# Starting a process alone takes some seconds, so an item of a few seconds says little about the
+# speed of a machine, and one of 20 s says much.
 PRIOR = 5.0
-"""Seconds of work as long as expected that the pace is averaged with: the start of a process alone
-is some seconds, so a shorter item says little of how fast a machine is, and one of 20 s much."""
+"""Seconds of work at the expected pace that the measured pace is averaged with."""
+# An overdue item is unlikely to end at once. More than an eighth would affect items of minutes that
+# are on time.
 LATE = 8.0
-"""An item takes its age divided by this once more, at least: one that is late is not about to be
-over. More than an eighth would show in items of minutes that are on time."""
+"""A running item takes at least its age divided by this longer."""
+# The machine may be half or twice as fast as the one the expected seconds were measured on.
 UNSURE = 2.0
-"""Factor between the estimate and either end of its range before any item is done: a machine half
-or twice as fast as the one that the expected seconds are of."""
+"""Factor between the estimate and each end of its range before any item is finished."""
 
 
 def makespan(seconds: Sequence[float], workers: int, busy: Sequence[float] = ()) -> float:
-    """Return the seconds until the last item is over, where each goes to the first free worker.
+    """Return the seconds until the last item ends if each starts on the first free worker.
 
     Args:
-        seconds: Of each item that waits, in the order they are begun in.
-        workers: How many run at a time.
-        busy: Seconds that each item that runs still takes.
+        seconds: duration of each waiting item, in starting order.
+        workers: number of items that run at a time.
+        busy: remaining seconds of each running item.
     """
     free = [*busy, *([0.0] * (max(workers, 1) - len(busy)))]
     heapq.heapify(free)
@@ -40,18 +42,17 @@ def makespan(seconds: Sequence[float], workers: int, busy: Sequence[float] = ())
 
 @dataclass
 class Pace:
-    """What is known of how long items take."""
+    """Measured and expected durations of items."""
 
     left: dict[str, float]
-    """Expected seconds of items that are not done, in the order they are begun in; 0 where nobody
-    knows."""
+    """Expected seconds of unfinished items, in starting order; 0 if unknown."""
     expected: list[float] = field(default_factory=list)
-    """Of items that are done, in the order they were done in."""
+    """Expected seconds of finished items, in order of completion."""
     seconds: list[float] = field(default_factory=list)
-    """What those took."""
+    """Measured seconds of those items."""
 
     def done(self, name: str, seconds: float) -> None:
-        """Count an item that is over."""
+        """Record a finished item."""
         self.seconds.append(seconds)
         self.expected.append(self.left.pop(name, 0.0))
 
@@ -59,13 +60,13 @@ class Pace:
         """Return measured over expected seconds.
 
         Args:
-            ages: Seconds that each item that runs has been running.
+            ages: seconds that each running item has been running.
         """
         known = [(s, e) for s, e in zip(self.seconds, self.expected, strict=True) if e]
         taken = PRIOR + sum(s for s, _ in known)
         wanted = PRIOR + sum(e for _, e in known)
         late = [(ages[n], e) for n, e in self.left.items() if e and n in ages]
-        # The latest first: each raises the pace, or none after it does.
+        # Most overdue first: once one does not raise the pace, the remaining ones do not either.
         for age, expected in sorted(late, key=lambda pair: pair[0] / pair[1], reverse=True):
             if age / expected <= taken / wanted:
                 break
@@ -73,14 +74,14 @@ class Pace:
         return taken / wanted
 
     def estimate(self, ages: Mapping[str, float], workers: int) -> float | None:
-        """Return the seconds left; None before anything is known of how long items take.
+        """Return the seconds left; None while no duration is known.
 
-        An item takes what was expected of it, times the pace; one of which nothing was expected
-        takes what the median one did.
+        An item takes its expected seconds times the pace, or the median of the finished items if
+        nothing was expected.
 
         Args:
-            ages: As for `ratio`.
-            workers: How many items run at a time.
+            ages: as for `ratio`.
+            workers: number of items that run at a time.
         """
         pace = self.ratio(ages)
         typical = statistics.median(self.seconds) if self.seconds else 0.0
@@ -91,7 +92,7 @@ class Pace:
         return makespan([takes[n] for n in takes if n not in ages], workers, busy)
 
     def words(self, ages: Mapping[str, float], workers: int) -> str:
-        """Return the time left in words, a range before any item is done; "" where nobody knows."""
+        """Return the time left in words, a range before any item is finished; "" if unknown."""
         left = self.estimate(ages, workers)
         if left is None:
             return ""

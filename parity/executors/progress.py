@@ -1,4 +1,4 @@
-"""How a sweep goes: who is at what since when, what was slowest, and when it may be over."""
+"""Progress of a sweep: what each worker runs since when, the slowest items, and the time left."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from parity.executors.sweep import Executor
 
 EVERY, REDRAWN = 30.0, 0.5
-"""Seconds between two lines, and between two pictures on a terminal."""
+"""Seconds between two report lines, and between two redraws on a terminal."""
 LINES = 200
-"""Items of a sweep that get a line each; of more, only those that did not go well."""
+"""Largest sweep in which every item gets a line; in larger ones only problems do."""
 
 
 class Progress:
-    """Says what becomes of items: a table on a terminal, and lines anywhere."""
+    """Reports the progress of items: a table on a terminal, and lines elsewhere."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Progress:
         self._live: Any = None
 
     def __enter__(self) -> Progress:
-        """Begin to watch."""
-        # Reports that go nowhere, or to a bar of their own, leave the terminal alone.
+        """Start reporting."""
+        # Leave the terminal alone if reports are discarded or drawn by a progress bar.
         if sys.stderr.isatty() and getattr(self.report, "quiet", None) is False:
             from rich.console import Console
             from rich.live import Live
@@ -55,13 +55,13 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Watch no more."""
+        """Stop reporting."""
         self._over.set()
         if self._live is not None:
             self._live.stop()
 
     def done(self, answer: Answer) -> None:
-        """Count an answer, and say what is worth a line."""
+        """Count an answer, and report it if it deserves a line."""
         self.pace.done(answer.name, answer.seconds)
         self.slowest = sorted([*self.slowest, (answer.seconds, answer.name)], reverse=True)[:3]
         well = answer.state is State.DONE and answer.attempts == 1
@@ -74,11 +74,11 @@ class Progress:
         self._say(f"  {len(self.pace.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the seconds left; None before anything is known of how long items take."""
+        """Return the seconds left; None while no duration is known."""
         return self.pace.estimate(*self._running())
 
     def lines(self) -> list[str]:
-        """Return how it goes: counts and estimate, each worker, and what took longest."""
+        """Return the progress: counts and estimate, each worker, and the slowest items."""
         now = self.clock()
         head = f"{len(self.pace.seconds)} of {self.planned} in {now - self.start:.0f} s"
         if left := self.pace.words(*self._running()):
@@ -97,7 +97,7 @@ class Progress:
         return ages, self.executor.workers
 
     def table(self) -> Any:
-        """Return the same for a terminal."""
+        """Return `lines` as a table for a terminal."""
         from rich.table import Table
         from rich.text import Text
 

@@ -1,8 +1,8 @@
-"""A command in a child process that must leave a completion record: exit code 0 is earned.
+"""Supervision: a command runs in a child that must leave a completion record to exit with 0.
 
-`os._exit(0)` in a module under test, or `exit(0)` in its C code, ends the process on the spot. No
+`os._exit(0)` in a module under test, or `exit(0)` in its C code, ends the process on the spot: no
 `finally` runs, and the shell sees success. So the process that the shell waits for does nothing but
-wait itself. The child is forked before anything large is imported, which costs 2 ms.
+wait for a child. The child is forked before anything large is imported, which costs 2 ms.
 
 Source: docs/parity.md "Fail closed".
 """
@@ -20,21 +20,21 @@ from typing import Any
 from parity.executors.interrupts import end_with_parent, noted_by
 
 ENDED = 3
-"""Exit code where the program ended before the command did: incomplete."""
+"""Exit code of a program that ended before its command did: incomplete."""
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
-"""Signals that are sent to the process that waits, and meant for the one that works."""
+"""Signals forwarded from the waiting process to the working one."""
 _records: list[tuple[int, int]] = []
-"""Number of this process and the pipe that its record goes into; empty where nothing waits."""
+"""Process number and pipe for its completion record; empty if nothing supervises this process."""
 
 
 def supervised(command: Callable[[], Any]) -> int:
-    """Return the exit code of a command that runs in a child process.
+    """Run a command in a child process and return its exit code.
 
-    It runs in this process where there is no `fork`, or where a fork is not safe because threads
-    run already.
+    It runs in this process where there is no `fork`, and where a fork would be unsafe because
+    threads are already running.
 
     Args:
-        command: Ends by `SystemExit`, or returns its exit code.
+        command: ends by `SystemExit`, or returns its exit code.
     """
     if not hasattr(os, "fork") or threading.active_count() > 1 or "jax" in sys.modules:
         return _code_of(command)
@@ -54,8 +54,8 @@ def supervised(command: Callable[[], Any]) -> int:
 
 
 def record(code: int) -> None:
-    """Record that the command of this process has ended, and with which exit code."""
-    # A fork of the process has the pipe as well, and not the command.
+    """Record that the command of this process has ended, with its exit code."""
+    # A fork of this process inherits the pipe, but it is not the command.
     for pid, writer in _records:
         if pid == os.getpid():
             with suppress(OSError):
@@ -82,13 +82,13 @@ def _wait(child: int, reader: int) -> int:
 
     for name in FORWARDED:
         number = getattr(signal, name)
-        # nohup's SIGHUP stays ignored. A shell ignores SIGINT for what it starts in the
-        # background; a command that handles it all the same ends as it would without a parent.
+        # nohup's SIGHUP stays ignored. A shell ignores SIGINT for background jobs; a command that
+        # handles it nevertheless ends as it would without a parent.
         ignored = signal.getsignal(number) is signal.SIG_IGN
         if not ignored or number == signal.SIGINT:
             signal.signal(number, forward)
     _, status = os.waitpid(child, 0)
-    # Not until the end of the pipe: processes that the command left behind may hold it open.
+    # Do not read to the end of the pipe: processes left behind by the command may hold it open.
     os.set_blocking(reader, False)
     try:
         recorded = os.read(reader, 64).split()
@@ -96,7 +96,7 @@ def _wait(child: int, reader: int) -> int:
         recorded = []
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        # Ended by a signal, as this process is then for whoever waits for it.
+        # The child was ended by a signal; end this process by the same signal.
         with suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -1,10 +1,10 @@
-"""A sweep: items on an executor, with every answer stored as it comes, and none asked twice.
+"""Sweep: runs items on an executor and stores every answer as it arrives, so that none runs twice.
 
-The driver alone writes: an answer is a line at the end of one file, and never changed. What items
-leave behind are folders beside it, each there before the line that speaks of it. So a driver that
-is killed at any moment leaves whole answers or none, and the next one goes on from them. What
-failed or was not run is no answer, and is tried again. A line has a checksum of itself and of the
-files: an answer that was edited or lost a file is none either.
+Only the driver writes. An answer is one line appended to a file, and never changed. Files that
+items leave behind are stored in folders beside it, each before the line that refers to it. So a
+driver killed at any moment leaves complete answers only, and the next one resumes from them. Failed
+items and items not run are not stored, and are tried again. Each line has a checksum of itself and
+its files: an answer that was edited or lost a file is discarded.
 """
 
 from __future__ import annotations
@@ -30,41 +30,42 @@ from parity.executors.item import Answer, Item, ItemError, State
 from parity.executors.progress import Progress
 
 ANSWERS, LOCK = "answers.jsonl", ".lock"
+# Syncing each answer would take some milliseconds. A killed driver loses nothing, since the system
+# has the data; only a power failure can lose it.
 SYNCED_EVERY = 1.0
-"""Seconds of answers that a machine without power may lose; each waits for the disk otherwise, some
-milliseconds. A driver that is killed loses none: the system has them."""
+"""Seconds of answers that a power failure may lose."""
 Report = Callable[[str], None]
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Runs items: `start` gives each a future of its answer, and raises for none of them."""
+    """Runs items: `start` returns one future per item; a failed item is an answer, no exception."""
 
     name: str
 
     @property
     def workers(self) -> int:
-        """How many items run at a time, at most."""
+        """Largest number of items that run at a time."""
         ...
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items; the futures are theirs, in their order."""
+        """Start items and return their futures, in the same order."""
         ...
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return by worker the item it is at and the time it began."""
+        """Return by worker its current item and the start time."""
         ...
 
     def close(self) -> None:
-        """End what runs."""
+        """End all running items."""
         ...
 
 
 def open_executor(text: str = "local", address: str | None = None) -> Executor:
-    """Return the executor that `local`, `local:N` or `ray` names.
+    """Return the executor named `local`, `local:N` or `ray`.
 
     Raises:
-        ItemError: it is none of them, or cannot be had here.
+        ItemError: the name is not one of these, or the executor is not available here.
     """
     kind, _, count = text.partition(":")
     if kind == "local" and (not count or (count.isdecimal() and int(count))):
@@ -81,27 +82,29 @@ def open_executor(text: str = "local", address: str | None = None) -> Executor:
 
 
 class Answers:
-    """The answers of a sweep in a folder, which one driver at a time may have."""
+    """Stored answers of a sweep in a folder, which only one driver at a time may hold."""
 
     def __init__(self, folder: Path, file: TextIO, lines: Mapping[str, str]) -> None:
-        # Not above, for it brings JAX along; not when the first answer comes, which would wait.
+        # Imported here, not at the top, because it imports JAX; and not at the first answer, which
+        # would be delayed.
         from megalodon_jax import files
 
         self.folder, self.disk = folder, files
         self._file, self._lines = file, dict(lines)
         self._synced = time.monotonic()
         self.damaged: list[str] = []
-        """Names of items whose answer was not what had been written: they are run again."""
+        """Names of items whose stored answer was damaged: they are run again."""
 
     @classmethod
     @contextmanager
     def opened(cls, folder: Path) -> Iterator[Answers]:
-        """Context with the folder's answers, while no other driver can have it.
+        """Lock the folder and open its answers within this context.
 
-        The system's lock goes with its process, however that ends: nobody has to remove it.
+        The system releases the lock when the process ends for any reason, so nobody has to remove
+        it.
 
         Raises:
-            ItemError: another driver has it, or what is there is no file of answers.
+            ItemError: another driver holds the folder, or its file is no file of answers.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a+", encoding="utf-8") as lock:
@@ -118,15 +121,15 @@ class Answers:
             lock.write(f"process {os.getpid()} on {platform.node()} since {now}")
             lock.flush()
             for left in folder.glob(".*.partial"):
-                # Of a driver that was killed while it wrote.
+                # Left by a driver that was killed while it wrote.
                 shutil.rmtree(left, ignore_errors=True)
             lines = _whole_lines(folder / ANSWERS)
             with (folder / ANSWERS).open("a", encoding="utf-8") as file:
                 yield cls(folder, file, lines)
 
     def read(self, item: Item) -> Answer | None:
-        """Return the stored answer of an item, without its files; None where there is none, or
-        where it is not what was written.
+        """Return the stored answer of an item, without its files; None if there is none, or if it
+        was damaged.
         """
         key = _key(item)
         if key not in self._lines:
@@ -142,16 +145,16 @@ class Answers:
         return Answer.from_json(line["answer"])
 
     def files(self, item: Item) -> Path:
-        """Return the folder with what an item left."""
+        """Return the folder of the files an item left."""
         return self.folder / _key(item)
 
     def write(self, item: Item, answer: Answer) -> None:
-        """Store an answer; one that is there stays what it is."""
+        """Store an answer; an existing one is not changed."""
         key = _key(item)
         if key in self._lines:
             return
         if item.folder:
-            # A folder without its line is of a driver that was killed in between: replaced.
+            # A folder without a line was left by a driver killed in between: replace it.
             with self.disk.folder_written_aside(self.folder / key) as aside:
                 for name, content in answer.files.items():
                     (aside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +169,7 @@ class Answers:
             self._synced = time.monotonic()
 
     def discard(self) -> None:
-        """Delete every answer: they became a run, or are not wanted."""
+        """Delete all answers, after they became a run or are no longer wanted."""
         self._lines.clear()
         self._file.truncate(0)
         for path in self.folder.iterdir():
@@ -175,7 +178,7 @@ class Answers:
 
 
 def _line(key: str, answer: Any, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the line of an answer with its checksum."""
+    """Return the line of an answer, with its checksum."""
     facts = json.dumps([key, answer, dict(files)], sort_keys=True)
     checksum = hashlib.sha256(facts.encode()).hexdigest()
     return {"key": key, "answer": answer, "checksum": checksum}
@@ -188,16 +191,16 @@ def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _key(item: Item) -> str:
-    """Return what names an answer: its item in letters that a folder may have, and its work."""
+    """Return the key of an answer: its item's name in filename-safe characters, and its digest."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", item.name).lstrip(".")[:100]
     return f"{name}-{item.digest()}"
 
 
 def _whole_lines(path: Path) -> dict[str, str]:
-    """Return the answers of a file by key, and cut off one that a driver was killed in.
+    """Return the answers of a file by key, and cut off an incomplete last line.
 
     Raises:
-        ItemError: a line is none of an answer.
+        ItemError: a line is not an answer.
     """
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
@@ -219,16 +222,16 @@ def run(
     answers: Answers | None = None,
     report: Report = lambda line: None,
 ) -> Generator[Answer, None, None]:
-    """Yield the answer of every item once, those that are stored first, others as they come.
+    """Yield the answer of every item once: stored ones first, others as they finish.
 
     Args:
-        items: what to do; names are unique.
-        executor: who does it. It is closed at the end, however that comes.
-        answers: where answers are stored, and which items need not be run again.
-        report: gets a line for each item, and how it goes now and then.
+        items: items to run, with unique names.
+        executor: runs them; it is always closed at the end.
+        answers: stores answers, and tells which items need not run again.
+        report: receives a line for each item, and the progress from time to time.
 
     Raises:
-        ItemError: two items have one name, or an argument is no JSON value.
+        ItemError: two items have one name, or an argument is not a JSON value.
     """
     if twice := [name for name, n in Counter(item.name for item in items).items() if n > 1]:
         raise ItemError(f"expected every item's name once, received twice: {', '.join(twice)}.")
@@ -258,13 +261,13 @@ def collect(
     folder: Path | None = None,
     report: Report = lambda line: None,
 ) -> list[Answer]:
-    """Return the answers of items in their order, where all of them are needed.
+    """Return the answers of all items, in their order; fail unless all are done.
 
     Args:
-        items: what to do.
-        executor: who does it; closed at the end.
-        folder: where answers are stored, so that a driver that is killed can be started again.
-        report: as `run`.
+        items: items to run.
+        executor: runs them; closed at the end.
+        folder: stores answers, so that a killed driver can be started again.
+        report: as in `run`.
 
     Raises:
         RuntimeError: some items have no answer; the message names them with their reasons.

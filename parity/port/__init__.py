@@ -1,6 +1,6 @@
-"""A port and its original, two programs that should compute the same thing.
+"""Comparison of a port with its original: two programs that should compute the same thing.
 
-`compare` is given two sides and finds parameters, stages, truth and bounds by itself.
+`compare` takes two sides and finds parameters, stages, truth and bounds by itself.
 """
 
 from parity.port.compare import Port, PortError, compare

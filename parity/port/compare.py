@@ -1,4 +1,4 @@
-"""Two sides compared: parameters, stages, truth, bounds and gradients, found from their values.
+"""Comparison of two sides: parameters, stages, truth, bounds and gradients, found from values.
 
 Source: docs/your-own-port.md.
 """
@@ -46,7 +46,7 @@ from parity.sides.same_inputs import check_same_inputs
 from parity.sides.side import Rounding, Side, SideError, Trace
 
 FORCED = "rel_l2_forced"
-"""Metric of a stage that is fed the original's values: a gate where the original has no float64."""
+"""Metric of a stage that is fed the original's values; a gate if the original has no float64."""
 
 
 class PortError(ValueError):
@@ -55,39 +55,39 @@ class PortError(ValueError):
 
 @dataclass(frozen=True)
 class Port:
-    """A port and its original, which should compute the same of the same inputs."""
+    """A port and its original, which should compute the same result from the same inputs."""
 
     name: str
     original: Side
     port: Side
     case: str = ""
-    """Which of the cases of this name it is, such as `padding`."""
+    """Name of the case, such as `padding`."""
     valid: Valid = None
-    """Positions that mean something on both sides; see `Valid`."""
+    """Positions that are meaningful on both sides; see `Valid`."""
     pins: tuple[Pin, ...] = ()
-    """What is known of which stage is which."""
+    """Stage pairs that are already known."""
     gradients: bool = True
     """Whether derivatives are compared too."""
     loss: str | None = None
-    """The port's output, a scalar, whose derivatives they are; None takes those of all outputs in
-    one fixed random direction."""
+    """The port's scalar output to differentiate; None differentiates all outputs in one fixed
+    random direction."""
     bfloat16: bool = True
     """Whether both sides run in bfloat16 too."""
     masked_outputs: bool = False
-    """Whether outputs hold masks on purpose: infinities, or numbers beyond 1e30. Masks agree where
-    the float64 run has them too. Without this, an infinite output fails."""
+    """Whether outputs contain masks on purpose: infinities, or numbers beyond 1e30. Masks agree
+    where the float64 run has them too. If False, an infinite output fails."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
-    """Outputs of either side that are not compared, each with the reason: the output of that name,
-    and what is below it, such as `output.cache` and `output.cache[0]`."""
+    """Outputs of either side that are not compared, by name, with the reason. A name includes what
+    is below it: `output.cache` includes `output.cache[0]`."""
     device: str = "cpu"
-    """What measurements call the default device."""
+    """Name of the default device in measurements."""
     work: str = ""
-    """Hash of what both were given to compute, by which rows of another day are found; "" takes one
-    of all parameters and inputs."""
+    """Hash of the work given to both sides, by which rows of different days are matched; "" hashes
+    all parameters and inputs."""
 
     @property
     def title(self) -> str:
-        """What measurements call it."""
+        """The case name in measurements."""
         return f"{self.name}/{self.case}" if self.case else self.name
 
 
@@ -95,9 +95,9 @@ def compare(port: Port) -> Report:
     """Compare a port with its original.
 
     Raises:
-        PortError: the sides share no parameter, or the loss is no output of theirs.
-        AlignmentError: their stages cannot be aligned, or pins name none of them.
-        SideError: a side refuses its inputs, or they are not those of the other.
+        PortError: the sides share no parameter, or the loss is not an output of both.
+        AlignmentError: their stages cannot be aligned, or pins do not fit them.
+        SideError: a side rejects its inputs, or the sides have different inputs.
         ExitError: a side ended the program.
     """
     both = _both_sides(port)
@@ -123,7 +123,7 @@ def compare(port: Port) -> Report:
         rows += both.rows(edge, comparison)
     notices = (*original.notices, *ours.notices, *both.alone())
     own = [noise[side].floors(Rounding.OPERATIONS) for side in ("original", "port")]
-    # Of what is 0 to rounding, the norms that floors are relative to are rounding too.
+    # If a quantity is 0 up to rounding, the norm its floor is relative to is rounding too.
     known = ours.best.stages.keys() - bounds.cancelled[PortEdge.PORT64_ORIGINAL64]
     if dear := costly(own[0], {n: x for n, x in own[1].items() if n in known}):
         notices = (*notices, dear)
@@ -150,7 +150,7 @@ def compare(port: Port) -> Report:
             notices = (*notices, notice_of(two))
             place = localise(both.names, original, ours, constants)
     except SideError as error:
-        # A capture, for one, cannot be fed; what was compared without is no less worth.
+        # A capture, for example, cannot be fed. The comparison made so far remains valid.
         place = Place(PortEdge.PORT32_ORIGINAL32, ())
         notices = (*notices, f"no stage of the port was run on its own: {error}")
     if place.edge is PortEdge.ORIGINAL32_PORT64:
@@ -169,7 +169,7 @@ def compare(port: Port) -> Report:
 
 
 def _both_sides(port: Port) -> _Both:
-    """Return both sides, run as they are and in float64, with which part of one is which."""
+    """Run both sides unmodified and in float64, and find the correspondence between them."""
     with exits_named("a side, asked for its inputs,"):
         check_same_inputs(port.original, port.port)
     with exits_named("a side, asked for its parameters,"):
@@ -202,17 +202,17 @@ def _both_sides(port: Port) -> _Both:
 
 @dataclass
 class _Both:
-    """Both sides by the port's names."""
+    """Runs of both sides, and the correspondence between them by the port's names."""
 
     names: Correspondence
     original: SideRuns
     port: SideRuns
 
     def differentiate(self, port: Port) -> None:
-        """Take derivatives of both, of the loss or in one fixed direction of the outputs.
+        """Differentiate both sides: the loss, or one fixed direction of the outputs.
 
         Raises:
-            PortError: the loss is no output that both sides have.
+            PortError: the loss is not an output of both sides.
         """
         aligned = {pair.port for pair in self.names.alignment.pairs}
         best = self.port.best
@@ -230,7 +230,7 @@ class _Both:
         self.original.differentiate(self.names.cotangents(cotangents))
 
     def view(self, side: str, trace: Trace) -> Arrays:
-        """Return what a run of one side computed that the other computes too."""
+        """Return the stages and gradients of one side's run that the other side has too."""
         if side == "original":
             stages = self.names.stages(trace.stages)
             return stages | self.names.gradients(trace.gradients, self.port.best.gradients)[0]
@@ -243,12 +243,12 @@ class _Both:
         return self.original if side == "original" else self.port
 
     def lost(self, side: Side, noise: Mapping[str, Noise]) -> list[str]:
-        """Return parameters of the original that the port lacks, which no value shows yet.
+        """Return parameters of the original that the port lacks without any effect so far.
 
-        A fresh bias is 0 and a fresh scale 1 everywhere: without it the port computes the same
-        until it is trained, and the original's derivative says that it will be. One that is 0 to
-        rounding, such as that of a bias of keys, says that it will not. What the port lacks and has
-        other values either shows in a stage or is made anew there, such as a table.
+        A fresh bias is 0 and a fresh scale is 1, so a port without it computes the same until it is
+        trained. A non-zero derivative in the original shows that training will change it. One that
+        is 0 up to rounding, such as that of a key bias, shows that it will not. Missing parameters
+        with other values either show in a stage or are recomputed there, such as a table.
         """
         values = side.parameters()
         theirs = noise["original"]
@@ -263,13 +263,13 @@ class _Both:
         ]
 
     def alone(self) -> list[str]:
-        """Return notices of what the original has and the port has no counterpart of."""
+        """Return notices about parts of the original without a counterpart in the port."""
         parameters = [entry.name for entry in self.names.matching.unmatched_original]
         notices = []
         if parameters:
             notices.append(
-                f"nothing in the port is made of the original's {', '.join(parameters)}: it makes "
-                "that itself, or these inputs do not ask for it"
+                f"the port has no counterpart of the original's {', '.join(parameters)}: it "
+                "computes them itself, or these inputs do not need them"
             )
         for side, runs in (("original", self.original), ("port", self.port)):
             if runs.cotangents is not None and not runs.best.gradients:
@@ -277,9 +277,9 @@ class _Both:
         return notices
 
     def noise(self) -> dict[str, Noise]:
-        """Return what rounding does to each side that can run in float64."""
+        """Return the noise of each side that can run in float64."""
         original, port = self._noise("original"), self._noise("port")
-        # A side that answers from a capture cannot be moved: it rounds as the other does.
+        # A side that answers from a capture cannot be perturbed: assume the other side's rounding.
         responses = {
             kind: original.responses.get(kind) or port.responses.get(kind, {}) for kind in Rounding
         }
@@ -307,7 +307,7 @@ class _Both:
         return Noise(norms_of(exact), responses, squares)
 
     def _measured(self, side: str, trace: Trace) -> Arrays:
-        """Return what is compared, and of the original the derivatives that have no partner."""
+        """Return the compared values, and for the original also derivatives without a partner."""
         found = self.view(side, trace)
         if side == "port":
             return found
@@ -319,7 +319,7 @@ class _Both:
         }
 
     def edges(self) -> list[PortEdge]:
-        """Return what can be compared, mathematics first."""
+        """Return the edges that can be compared, mathematics first."""
         wide = (self.port.wide is not None, self.original.wide is not None)
         edges = {
             (True, True): (
@@ -334,7 +334,7 @@ class _Both:
         return [*edges[wide], PortEdge.PORT32_ORIGINAL32]
 
     def rows(self, edge: PortEdge, comparison: Comparison) -> list[Measurement]:
-        """Return what one edge measures: stages, results and derivatives, and exact results."""
+        """Return the measurements of one edge: stages, outputs, derivatives, and exact outputs."""
         arrays = self.arrays(edge)
         rows = [self._explained(row) for row in comparison.run(*arrays)]
         rows = [_with_hidden(row, comparison, *arrays) for row in rows]
@@ -348,7 +348,7 @@ class _Both:
         )
 
     def arrays(self, edge: PortEdge) -> tuple[Arrays, Arrays]:
-        """Return both sides of an edge; a result without a partner is on one of them only."""
+        """Return both sides of an edge; an output without a partner is on one side only."""
         left, right = (dict(self._arrays(name)) for name in edge.sides)
         if edge in BETWEEN:
             sides = dict(zip((name.rstrip("0123456789") for name in edge.sides), (left, right)))  # noqa: B905
@@ -362,7 +362,7 @@ class _Both:
         return left, right
 
     def _add_unpaired(self, port: Arrays, original: Arrays, edge: PortEdge) -> None:
-        """Add results that have no partner, and in its own shape what has another shape there."""
+        """Add outputs without a partner, and those whose shape differs from their partner's."""
         paired = {*port, *original}
         for name in self.port.best.outputs:
             if name not in paired:
@@ -379,7 +379,7 @@ class _Both:
                 original[mine] = trace.stages[name]
 
     def partners(self) -> dict[str, str]:
-        """Return the port's results by the original's."""
+        """Return the port's outputs by the original's names."""
         ours = self.port.best
         pairs = self.names.alignment.pairs
         named = {p.original: p.port for p in pairs if p.port in ours.outputs}
@@ -387,19 +387,19 @@ class _Both:
         return floats | exact_partners(self.original.best.exact, ours.exact)
 
     def _may_be_masked(self, name: str) -> bool:
-        """Return whether an infinity of a quantity may be meant: no derivative's is."""
+        """Return whether an infinity may be intended in a quantity; never in a derivative."""
         if Quantity(name).role is Role.GRADIENT:
             return False
         return name not in self.port.best.outputs or self.port.masked_outputs
 
     def _truth(self, name: str, edge: PortEdge) -> np.ndarray | None:
-        """Return the float64 values of a quantity; None where neither side has any."""
+        """Return the float64 values of a quantity; None if neither side has any."""
         wide = [side for side in edge.sides if side.endswith("64")] or ["original64", "port64"]
         found = (self._arrays(side).get(name) for side in reversed(wide))
         return next((x for x in found if x is not None), None)
 
     def _explained(self, row: Measurement) -> Measurement:
-        """Return a failure with a note that says what is wrong with a result."""
+        """Add a note to a failed output that says what is wrong with it."""
         if row.verdict is not Verdict.FAIL:
             return row
         pair = next((p for p in self.names.alignment.pairs if p.port == row.quantity), None)
@@ -424,7 +424,7 @@ class _Both:
         return row
 
     def compared(self) -> tuple[Arrays, Arrays]:
-        """Return results and derivatives of both sides at valid positions, by the port's names."""
+        """Return outputs and derivatives of both sides at valid positions, by the port's names."""
         sides = []
         for side, runs in (("original", self.original), ("port", self.port)):
             found = self.view(side, runs.best)
@@ -441,7 +441,7 @@ class _Both:
         return sides[0], sides[1]
 
     def _at_valid(self, arrays: Arrays) -> Arrays:
-        """Return the elements of arrays that mean something, as vectors."""
+        """Return the valid elements of arrays, as vectors."""
         results = {
             n: np.ones(x.shape) for n, x in arrays.items() if not n.startswith(Role.GRADIENT)
         }
@@ -449,10 +449,10 @@ class _Both:
         return {n: x[counted[n] > 0] if n in counted else x.ravel() for n, x in arrays.items()}
 
     def ledger(self, rows: Sequence[Measurement], port: Port) -> tuple[Entry, ...]:
-        """Return what of the original was compared and what was not, with reasons."""
+        """Return which outputs and derivatives of the original were compared, or why not."""
         without_derivatives = ""
         if not port.gradients:
-            without_derivatives = "it was not asked for (Port.gradients)"
+            without_derivatives = "it was not requested (Port.gradients)"
         for side, runs in (("original", self.original), ("port", self.port)):
             if port.gradients and not runs.best.gradients:
                 without_derivatives = f"the {side} has no trained parameter"
@@ -471,12 +471,12 @@ class _Both:
         return {} if trace is None else self.view(name.rstrip("0123456789"), trace)
 
     def _trace(self, name: str) -> Trace | None:
-        """Return the run that an edge calls by a name, such as `port32`."""
+        """Return the run that an edge calls by this name, such as `port32`."""
         runs = self.runs(name.rstrip("0123456789"))
         return runs.narrow if name.endswith("32") else runs.wide
 
     def repeats(self, work: Work, bounds: PortBounds, device: str) -> list[Measurement]:
-        """Return a failure for each side that does not compute the same twice."""
+        """Return a failure for each side that gives different results in two runs."""
         comparison = Comparison(work, PortEdge.PORT32_ORIGINAL32, bounds, "float32", device)
         partners = {pair.original: pair.port for pair in self.names.alignment.pairs}
         rows = []
@@ -493,22 +493,22 @@ class _Both:
 
 
 def _floating(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what holds floats: tables of whole numbers, such as indices, show in what they do."""
+    """Return floating parameters. Integer tables, such as indices, show in their effects."""
     return {n: x for n, x in parameters.items() if x.dtype.kind not in "biu"}
 
 
 def _of_the_original(name: str) -> str:
-    """Return the quantity of a derivative of the original that the port has no partner of."""
+    """Return the quantity of a derivative of the original that has no partner in the port."""
     return f"{Quantity.gradient(name)} of the original"
 
 
 def _with_hidden(
     row: Measurement, comparison: Comparison, actual: Arrays, expected: Arrays
 ) -> Measurement:
-    """Return a gate that passes on all elements as a failure where hidden ones do not pass.
+    """Turn a passing gate into a failure if elements hidden by larger ones do not pass.
 
-    Its value is then the share of their bound that they use, times the tolerance: nothing changes
-    in the numbers of what holds.
+    The failing value is the fraction of their bound that the hidden elements use, times the
+    tolerance. Rows that pass keep their numbers.
     """
     bounds = comparison.floors
     assert isinstance(bounds, PortBounds)
@@ -527,7 +527,7 @@ def _with_hidden(
 
 
 def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
-    """Return the gate of a quantity whose terms cancel with a note of what it is relative to."""
+    """Add a note to the gate of a quantity whose terms cancel: what its error is relative to."""
     assert isinstance(comparison.floors, PortBounds)
     cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
     if row.metric != "rel_l2" or row.note or not cancelled:
@@ -538,7 +538,7 @@ def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
 def _weights(
     work: Work, bounds: PortBounds, matching: Matching, device: str, lost: Sequence[str]
 ) -> Measurement:
-    """Return the gate that the port has the original's parameters, and lacks none of them."""
+    """Return the gate that the port has all of the original's parameters."""
     edge = PortEdge.PORT32_ORIGINAL32
     other = [pair.port for pair in matching.pairs if not pair.is_equal]
     other += [entry.name for entry in matching.unmatched_port]
@@ -551,7 +551,7 @@ def _weights(
 
 
 def _digest(port: Port) -> str:
-    """Return a hash of all that decides the numbers but the code."""
+    """Return a hash of everything that determines the results, except the code."""
     digest = hashlib.sha256(port.title.encode())
     for side in (port.original, port.port):
         for name, array in (*side.parameters().items(), *side.inputs().items()):

@@ -1,9 +1,9 @@
-"""Stages of one name that differ although nothing behind them does: two quantities, not one.
+"""Pairs of stages that share a name and differ without any effect: two different quantities.
 
-An embedding that scales what it returns and one whose caller scales it are called alike and differ
-by the scale, and every stage behind them agrees to the last digit. Such a pair is taken apart and
-told, not failed: what the program returns holds, and so do its derivatives; or, where something
-further on is wrong, a stage behind the pair is right until it is fed the original's value of it.
+For example, an embedding layer that scales its output and one whose caller scales it share a name
+and differ by the scale, yet all later stages agree to the last digit. Such a pair is dropped and
+reported, not failed, if the outputs and derivatives pass. If something later is wrong, the evidence
+is a stage after the pair that is correct until it is fed the original's value of the pair.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from parity.port.localisation import Place
 def idle_pairs(
     alignment: Alignment, rows: Iterable[Measurement], outputs: Collection[str]
 ) -> tuple[Pair, ...]:
-    """Return the pairs that fail though every pair behind them passes, in the port's order.
+    """Return the pairs that fail although every later pair passes, in the port's order.
 
     Args:
         alignment: pairs in the port's order of execution.
         rows: gates by the port's stages.
-        outputs: what either side returned: a difference there is its own effect.
+        outputs: outputs of either side; a difference there is an effect by itself.
     """
     failing = _failing(rows)
     idle: list[Pair] = []
@@ -45,13 +45,13 @@ def compensated(
     place: Place,
     outputs: Collection[str],
 ) -> Pair | None:
-    """Return the pair at which a difference is said to start, if it is two quantities.
+    """Return the culprit's pair if it is two different quantities, else None.
 
-    It is where a stage behind it is right as the port computes it, and wrong once it is fed the
-    original's value of that pair: what the port does next is not what the original does next.
+    It is, if a later stage is correct in the port's own run but wrong when fed the original's value
+    of the pair: the port then continues differently from the original.
 
     Args:
-        alignment, rows, outputs: as of `idle_pairs`.
+        alignment, rows, outputs: as for `idle_pairs`.
         place: where the difference starts.
     """
     culprit = place.culprit
@@ -68,17 +68,17 @@ def _failing(rows: Iterable[Measurement]) -> set[str]:
 
 
 def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
-    """Return whether a pair that differs may be two quantities of one name.
+    """Return whether a differing pair may be two quantities of one name.
 
-    What was paired by its values, or differs by less than another quantity would, is a stage that
-    is slightly wrong; and what is returned is its own effect.
+    A pair matched by value, or one that differs by less than another quantity would, is a stage
+    that is slightly wrong. The difference of an output is an effect by itself.
     """
     named = pair.by not in (AlignedBy.VALUE, AlignedBy.PIN) and pair.distance > EQUAL
     return named and not {pair.port, pair.original} & set(outputs)
 
 
 def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
-    """Return an alignment in which the stages of some pairs have no partner."""
+    """Return an alignment without some pairs, whose stages then have no partner."""
     originals = {pair.original: pair.layout.source for pair in idle}
     ports = {pair.port: pair.layout.target for pair in idle}
     return replace(
@@ -90,8 +90,8 @@ def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
 
 
 def notice_of(pair: Pair) -> str:
-    """Return what a reader should know of a pair that was taken apart."""
+    """Return the notice for a pair that was dropped."""
     return (
         f"{pair.port} is not what the original's {pair.original} is: they differ by "
-        f"{pair.distance:.0e} and what is made of them does not"
+        f"{pair.distance:.0e}, yet everything computed from them agrees; the pair was dropped"
     )

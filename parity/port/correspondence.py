@@ -1,7 +1,7 @@
-"""Which stage, output and parameter of the port is which of the original, and both under one name.
+"""Correspondence of stages, outputs and parameters of a port and its original.
 
-The names and layouts are the port's. What is not valid, such as a padded position, is zero on both
-sides: nothing about it is compared.
+Names and layouts are the port's. Invalid positions, such as padding, are zero on both sides and not
+compared.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Arrays", "Correspondence", "only_valid"]
 
 @dataclass(frozen=True)
 class Correspondence:
-    """What was found of two sides."""
+    """The stage alignment and the parameter matching of two sides."""
 
     alignment: Alignment
     matching: Matching
 
     def stages(self, original: Mapping[str, np.ndarray]) -> Arrays:
-        """Return stages of the original by the port's names, as they lie there."""
+        """Return stages of the original by the port's names, in the port's layouts."""
         return {
             pair.port: pair.layout(original[pair.original])
             for pair in self.alignment.pairs
@@ -36,7 +36,7 @@ class Correspondence:
         }
 
     def cotangents(self, port: Mapping[str, np.ndarray]) -> Arrays:
-        """Return cotangents of the port's outputs as those of the original's."""
+        """Map cotangents of the port's outputs to those of the original's outputs."""
         return {
             pair.original: np.array(pair.layout.inverse(port[pair.port]), order="C")
             for pair in self.alignment.pairs

@@ -1,4 +1,4 @@
-"""Whole numbers and bools that two sides return: paired by name and place, compared exactly."""
+"""Integer and bool outputs of two sides: paired by name and shape, compared exactly."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from parity.engine.compare import Comparison
 from parity.engine.measurement import Measurement
 
 METRIC = "unequal"
-"""How many elements differ; the largest that passes is 0."""
+"""Metric: the number of elements that differ; the largest that passes is 0."""
 Arrays = Mapping[str, np.ndarray]
 
 
 def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
-    """Return the port's names of the original's results: of one name, else of one shape in order.
+    """Return the port's names of the original's outputs: the same name, else the next same shape.
 
     Args:
-        original: Arrays of whole numbers and bools by name.
-        port: Likewise.
+        original: integer and bool arrays by name.
+        port: likewise.
     """
     partners = {name: name for name in original if name in port}
     rest = [name for name in port if name not in partners]
@@ -37,13 +37,13 @@ def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
 def compare_exactly(
     comparison: Comparison, original: Arrays, port: Arrays, partners: Mapping[str, str]
 ) -> list[Measurement]:
-    """Return a gate for each result of either side.
+    """Return one gate for each output of either side.
 
     Args:
-        comparison: Makes the gates.
-        original: Arrays of whole numbers and bools by name.
-        port: Likewise.
-        partners: The port's names by the original's (`exact_partners`).
+        comparison: makes the gates.
+        original: integer and bool arrays by name.
+        port: likewise.
+        partners: the port's names by the original's (`exact_partners`).
     """
     rows = []
     for name, expected in original.items():
@@ -69,7 +69,7 @@ def compare_exactly(
 
 
 def _mismatch(actual: np.ndarray, expected: np.ndarray) -> str:
-    """Return why two arrays are no pair; empty where they are one."""
+    """Return why two arrays cannot be compared; empty if they can."""
     if actual.shape != expected.shape:
         return f"expected shape {expected.shape}, received {actual.shape}"
     if (actual.dtype == bool) != (expected.dtype == bool):

@@ -1,8 +1,8 @@
-"""The elements of a result that its largest ones hide, compared on their own.
+"""Elements of an output that its largest elements hide, compared separately.
 
-A relative L2 bound of `b` lets every element pass whose size is below `b` times the norm: beside
-one element of 1e20 a whole result of ordinary numbers may be wrong. So what is that small is
-compared again without the large ones, and what is hidden among it again, until nothing is.
+A relative L2 bound `b` lets every element pass whose magnitude is below `b` times the norm: next to
+one element of 1e20, all other elements may be wrong. So the elements below that limit are compared
+again without the large ones. This repeats until no element is hidden.
 
 Source: docs/your-own-port.md "Elements that large ones hide".
 """
@@ -17,21 +17,22 @@ import numpy as np
 from parity.port_tolerances import NARROWING, STUDENT
 
 Arrays = Mapping[str, np.ndarray]
+# A kernel such as that of GELU, x / 2 * (1 + erf(...)), loses digits to the 1 where the sum is
+# 1e-14, which no perturbation of its inputs or result shows. For |x| below 10 the factor is below
+# 5, times 2 or 3 roundings.
 ROUNDINGS = 16
-"""Unit roundoffs of 1 that a hidden element may be off by, whatever its size. A kernel such as that
-of GELU computes 1 + erf(x) where that is 1e-14, and loses digits to the 1 that no perturbation from
-outside shows: half of x below 10, times 2 or 3 roundings."""
+"""Error in unit roundoffs of 1 that a hidden element may have, whatever its magnitude."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden elements that are furthest outside of what rounding explains.
+    """The hidden elements whose error exceeds the rounding bound most.
 
     Attributes:
-        count: How many elements are as small as that.
-        below: Their sizes are below this.
+        count: number of elements of this magnitude.
+        below: upper limit of their magnitudes.
         error: L2 norm of their difference.
-        bound: Largest that passes.
+        bound: largest norm that passes.
     """
 
     count: int
@@ -41,11 +42,11 @@ class Hidden:
 
     @property
     def fraction(self) -> float:
-        """Error over bound; beyond 1 they fail."""
+        """Error over bound; above 1 they fail."""
         return self.error / self.bound
 
     def text(self) -> str:
-        """Return what is wrong, in words."""
+        """Describe the error in words."""
         return (
             f"{self.count} elements below {self.below:.1e}, which larger ones hide, are off by "
             f"{self.error:.1e} (L2), and rounding explains {self.bound:.1e}"
@@ -54,20 +55,20 @@ class Hidden:
 
 @dataclass
 class Squares:
-    """The mean square of the change of each element under rounding, by quantity."""
+    """Mean square of each element's change under rounding, by quantity."""
 
     sums: dict[str, np.ndarray] = field(default_factory=dict)
     seeds: int = 0
 
     def add(self, exact: Arrays, moved: Arrays) -> None:
-        """Add a run that was moved by the signs of one more seed."""
+        """Add a run perturbed by the signs of one more seed."""
         self.seeds += 1
         for name, value in exact.items():
-            # An infinity masks; how far it moves is no question.
+            # An infinity is a mask; its change is irrelevant.
             counts = np.isfinite(value)
             with np.errstate(invalid="ignore", over="ignore"):
                 apart = np.where(counts, moved[name] - value, 0.0)
-                # Of scalars NumPy makes no arrays.
+                # NumPy returns a scalar, not an array, for 0-d inputs.
                 square = np.asarray(np.square(apart))
             if name in self.sums:
                 self.sums[name] += square
@@ -89,16 +90,16 @@ def hidden(
     mean_squares: np.ndarray,
     float64: bool,
 ) -> Hidden | None:
-    """Return the hidden elements that are furthest from passing; None where nothing is hidden.
+    """Return the hidden elements that are furthest from passing; None if nothing is hidden.
 
     Args:
-        actual: Any shape, finite.
-        expected: The same shape, finite: the truth where there is one.
-        bound: L2 norm of the difference that passes on all elements.
-        absolute: Share of the norm of the elements that passes on any of them.
-        factor: Noise floors that pass on all elements.
-        mean_squares: Square of the noise floor of each element.
-        float64: Whether both sides computed in float64.
+        actual: any shape, finite.
+        expected: the same shape, finite: the truth if there is one.
+        bound: largest L2 norm of the difference over all elements that passes.
+        absolute: fraction of the norm of a subset that passes on that subset.
+        factor: number of noise floors that pass on all elements.
+        mean_squares: square of the noise floor of each element.
+        float64: whether both sides computed in float64.
     """
     sizes, apart = np.abs(expected), np.abs(actual - expected)
     one = ROUNDINGS * 2.0**-24 * (NARROWING if float64 else 1.0)
@@ -106,7 +107,7 @@ def hidden(
     while True:
         small = sizes < bound
         count = int(small.sum())
-        # Of all elements nothing is hidden: they are rounding.
+        # If all elements are below the bound, nothing hides them: they are rounding.
         if not count or count == sizes.size:
             return worst
         norm = float(np.linalg.norm(sizes[small]))
@@ -115,7 +116,7 @@ def hidden(
         found = Hidden(count, bound, float(np.linalg.norm(apart[small])), smaller)
         if worst is None or found.fraction > worst.fraction:
             worst = found
-        # With each round the bound falls by orders of magnitude, or nothing is left to hide.
+        # Stop when the bound no longer falls by at least half; otherwise compare what is below it.
         if smaller >= bound / 2:
             return worst
         bound = smaller

@@ -1,4 +1,4 @@
-"""The ledger of a port: each result and derivative of the original, compared or not and why not.
+"""Ledger of a port comparison: for each output and derivative of the original, compared or why not.
 
 Source: docs/your-own-port.md "What was not compared".
 """
@@ -25,13 +25,13 @@ BETWEEN = (
 )
 """Edges that compare the port with the original; the others compare a side with itself."""
 ALL_DERIVATIVES = "grad/*"
-"""Entry for all derivatives where none was taken."""
+"""Entry that stands for all derivatives if none was computed."""
 NO_OUTPUT = "outputs"
-"""Quantity of the row that says that no result was compared."""
+"""Quantity of the row which reports that no output was compared."""
 
 
 class Role(StrEnum):
-    """What an entry is about."""
+    """Subject of an entry."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
@@ -39,14 +39,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One result or derivative of the original.
+    """One output or derivative of the original.
 
     Attributes:
-        name: The original's name of it.
-        role: Result or derivative.
-        port: What the port calls it; empty where the port has no counterpart.
-        compared: Whether a gate compared it with the port's.
-        reason: Why it was not compared; empty where it was.
+        name: the original's name of it.
+        role: output or derivative.
+        port: the port's name of it; empty without a counterpart.
+        compared: whether a gate compared it with the port's.
+        reason: why it was not compared; empty if it was.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Entry:
 
 
 def has_output(ledger: Iterable[Entry]) -> bool:
-    """Whether any result of the original was compared."""
+    """Return whether any output of the original was compared."""
     return any(entry.compared and entry.role is Role.OUTPUT for entry in ledger)
 
 
 def require_an_output(
     rows: Sequence[Measurement], ledger: Sequence[Entry], comparison: Comparison
 ) -> list[Measurement]:
-    """Return rows that cannot pass where no result was compared."""
+    """Add a row that cannot pass if no output was compared."""
     if has_output(ledger):
         return list(rows)
     reasons = {entry.reason for entry in ledger if entry.role is Role.OUTPUT}
@@ -88,15 +88,15 @@ def ledger_of(
     left_out: Mapping[str, str],
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
-    """Return an entry for each result and derivative of the original.
+    """Return an entry for each output and derivative of the original.
 
     Args:
-        rows: All measurements; what was compared is read from them.
-        original: Its most precise run.
-        partners: The port's results by the original's names.
-        matching: Which parameter is made of which.
-        left_out: Results that the case leaves out, with its reasons.
-        without_derivatives: Why no derivative was taken; empty where they were.
+        rows: all measurements, from which the compared quantities are read.
+        original: its most precise run.
+        partners: the port's outputs by the original's names.
+        matching: parameters of the original by parameter of the port.
+        left_out: outputs that the case excludes, with its reasons.
+        without_derivatives: why no derivative was computed; empty if some were.
     """
     gates = _gates(rows)
     entries = []
@@ -133,12 +133,12 @@ def _entry(
     port: str,
     gates: Mapping[str, Sequence[Measurement]],
 ) -> Entry:
-    """Return the entry of a result or parameter that the port has as some quantities."""
+    """Return the entry of an output or parameter, given the port's quantities for it."""
     why = "the port has no counterpart of it"
     for quantity in quantities:
         found = gates.get(quantity, ())
         if not any(_is_gate(row) for row in found):
-            # A parameter of which one part has no gate was not compared.
+            # A parameter counts as compared only if each of its parts has a gate.
             notes = (row.note for row in found if row.note)
             return Entry(name, role, port, reason=next(notes, why))
     return Entry(name, role, port, compared=True) if quantities else Entry(name, role, reason=why)

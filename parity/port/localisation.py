@@ -1,7 +1,7 @@
-"""Where a difference starts: every stage of the port fed the original's values.
+"""Localisation: runs every stage of the port on the original's values to find the first wrong one.
 
-First in float64, where a stage of the same mathematics agrees to the last digits; and where all do,
-in float32, which shows what is computed in less precision than it should be. Source:
+First in float64, where stages of the same mathematics agree to the last digits. If all do, then in
+float32, which shows what is computed in lower precision than it should be. Source:
 docs/your-own-port.md "Where it starts".
 """
 
@@ -28,31 +28,32 @@ from parity.sides.side import Precision, Rounding, Run, TellsOperations, TellsRe
 
 MAKES_MASK = "makes a mask that the original does not have"
 DOES = "first operation that the original does not do"
+# The effect of a float32 table averages out over a stage, but may show in full in one operation.
 ROOM = 4.0
-"""Tolerances of its stage by which an operation may be off: one table may show in it undiluted."""
+"""Factor on the tolerance of its stage up to which an operation may differ."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Every stage on its own, and the first that is wrong on its own."""
+    """Errors of every stage given correct inputs, and the first stage that is wrong."""
 
     edge: PortEdge
-    """What each stage, fed the original's values, was compared with."""
+    """The comparison made for each stage when it is fed the original's values."""
     stages: tuple[Stage, ...]
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
     where: str = ""
-    """Which elements of the culprit break its tolerance (`engine.where`)."""
+    """Description of the elements of the culprit that break its tolerance (`engine.where`)."""
     operation: Unknown | None = None
-    """Its first operation that the original does not do."""
+    """First operation of the culprit that the original does not perform."""
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """The lines to look at, the one to begin with first."""
+        """The lines to look at, the most suspicious first."""
         operation = self.operation
         if operation is None:
             return ()
-        # A line that makes a mask may be the one that applies it: it is shown once.
+        # The line that makes a mask may also be the one that applies it: list it once.
         why = dict.fromkeys(operation.mask, MAKES_MASK)
         for line in operation.source[:1]:
             why.setdefault(line, DOES)
@@ -60,12 +61,12 @@ class Place:
 
     @property
     def culprit(self) -> Stage | None:
-        """The first stage that is wrong although what it is fed is right."""
+        """The first stage that is wrong although its inputs are correct."""
         return next((stage for stage in self.stages if stage.broken), None)
 
     @property
     def last_right(self) -> Stage | None:
-        """The stage before it."""
+        """The stage before the culprit; without a culprit, the last stage."""
         before = [s for s in self.stages if not s.broken]
         if self.culprit is None:
             return before[-1] if before else None
@@ -76,13 +77,13 @@ class Place:
 def localise(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
-    """Return what every aligned stage of the port makes of the original's values.
+    """Run every aligned stage of the port on the original's values and compare the results.
 
     Args:
-        together_: which stage is which.
-        original: its runs.
-        port: its runs.
-        constants: what the original's float32 tables move its stages by, by the port's names.
+        together_: the correspondence of stages.
+        original: runs of the original.
+        port: runs of the port.
+        constants: effect of the original's float32 tables on its stages, by the port's names.
     """
     if port.wide is None:
         return _without_float64(together_, original, port)
@@ -90,7 +91,7 @@ def localise(
         fed = _Fed.of(together_, original, port)
         place = _against_float32(port, fed)
         if place.culprit is not None:
-            # Operations are known by their float64 values, which the original has none of.
+            # Operations are identified by float64 values, which the original does not have.
             return place
         narrow = _in_float32(port, fed)
         return place if narrow.culprit is None else narrow
@@ -106,7 +107,7 @@ def localise(
 def _narrow_operation(
     together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
 ) -> Unknown | None:
-    """Return the first operation of a stage that is done in less than float32."""
+    """Return the first operation of a stage that is computed in less than float32."""
     if not isinstance(port.side, TellsOperations):
         return None
     fed = _replaceable(original.best, together_, original, port)
@@ -117,9 +118,9 @@ def _narrow_operation(
 def _operation(
     together_: Correspondence, original: SideRuns, port: SideRuns, stage: Stage
 ) -> Unknown | None:
-    """Return the first operation of a stage that the original does not do.
+    """Return the first operation of a stage that the original does not perform.
 
-    Nothing where a side does not tell its operations: captures and torch modules as ports.
+    None if a side cannot list its operations: captures, and torch modules as ports.
     """
     ours, theirs = port.side, original.side
     if not isinstance(ours, TellsOperations) or not isinstance(theirs, TellsResults):
@@ -129,7 +130,7 @@ def _operation(
         operations, values = ours.operations_of(stage.name, fed)
     if not operations:
         return None
-    # Room for tables in float32, as the stage has; and well below what is wrong with it.
+    # Wide enough for float32 tables, as for the stage, and well below the error being explained.
     same = min(ROOM * stage.tolerance, stage.forced / ROOM)
     with exits_named(original.name):
         results = theirs.operation_results()
@@ -143,7 +144,8 @@ def _in_float64(
     fed = _replaceable(original.best, together_, original, port)
     forced = port.run(Run(Precision.FLOAT64, forced=fed)).stages
     known = {name: forced[name] for name in theirs}
-    # What is float32 on either side all the same, such as a table, is no difference of mathematics.
+    # Values that are float32 even in float64 runs, such as tables, are no difference of the
+    # mathematics: their effect belongs to the floor.
     tables, operations = (
         floors_of(known, lambda seed, kind=kind: port.moved(kind, seed, fed).stages)
         for kind in (Rounding.CONSTANTS, Rounding.OPERATIONS)
@@ -154,16 +156,16 @@ def _in_float64(
 
 
 def _against_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Return what the port makes in float64 of an original's values that has float32 alone.
+    """Compare the port's float64 stages with those of an original that has float32 only.
 
-    Each stage by itself rounds little, so an error shows here that what is rounded before it hides.
+    A single stage rounds little, so an error shows that the accumulated rounding would hide.
     """
     edge = PortEdge.ORIGINAL32_PORT64
     return _place(edge, port.best.stages, fed.exact, fed.theirs, fed.theirs, fed.floors)
 
 
 def _in_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Return what the port rounds in float32: its truth is its own float64 of the same inputs."""
+    """Compare the port's float32 stages with its own float64 stages on the same inputs."""
     forced = port.run(Run(forced=fed.replaced)).stages
     edge = PortEdge.PORT32_PORT64
     return _place(edge, port.narrow.stages, forced, fed.exact, fed.theirs, fed.floors)
@@ -179,19 +181,19 @@ def _without_float64(together_: Correspondence, original: SideRuns, port: SideRu
 
 @dataclass(frozen=True)
 class _Fed:
-    """What the port computes in float64 of the original's float32 values, stage by stage."""
+    """The port's float64 stages computed from the original's float32 values."""
 
     theirs: dict[str, np.ndarray]
-    """The original's, in float32."""
+    """The original's stages in float32."""
     replaced: dict[str, np.ndarray]
-    """Those of them that the port is fed."""
+    """The subset of these stages that is fed to the port."""
     exact: dict[str, np.ndarray]
     floors: Floors
-    """Of each stage on its own."""
+    """Noise floor of each stage by itself."""
 
     @classmethod
     def of(cls, together_: Correspondence, original: SideRuns, port: SideRuns) -> _Fed:
-        """Run the port on them, and again moved by rounding."""
+        """Run the port on the original's values, once exactly and then perturbed by rounding."""
         theirs = together_.stages(original.narrow.stages)
         fed = _replaceable(original.narrow, together_, original, port)
         stages = port.run(Run(Precision.FLOAT64, forced=fed)).stages
@@ -232,9 +234,9 @@ def _place(
 def _replaceable(
     trace: Trace, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, np.ndarray]:
-    """Return what the port can be fed: all but what it returns, and what has masks in it.
+    """Return the stages the port can be fed: all but its outputs and those with masks.
 
-    Padding too is the original's: what filters along a sequence may carry it into what counts.
+    Padding is fed too, since a filter along the sequence may carry it into valid positions.
     """
     kept = {*port.best.outputs} | {
         pair.port

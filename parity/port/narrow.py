@@ -1,4 +1,4 @@
-"""Both sides in bfloat16 against the truth: which is worse, and whether rounding explains it.
+"""Both sides in bfloat16 against float64: which is worse, and whether rounding explains the error.
 
 Source: docs/your-own-port.md "In bfloat16".
 """
@@ -22,13 +22,13 @@ from parity.sides.side import Precision, Rounding, Run, SideError
 
 @dataclass(frozen=True, slots=True)
 class NarrowStage:
-    """The errors of one stage in bfloat16, relative L2 against float64."""
+    """Errors of one stage in bfloat16, relative L2 against float64."""
 
     name: str
     port: float
     original: float
     floor: float
-    """What rounding every operation to the dtype it has in the port does to it."""
+    """Effect on the stage of rounding every operation to its dtype in the port."""
 
     @property
     def ratio(self) -> float:
@@ -41,13 +41,13 @@ class NarrowStage:
 def compare_narrow(
     comparison: Comparison, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> tuple[tuple[NarrowStage, ...], tuple[Measurement, ...], tuple[str, ...]]:
-    """Return the stages, their gates, and notices of what could not run.
+    """Return the stages, their gates, and notices about what could not run.
 
     Args:
         comparison: makes the gates.
-        together_: which stage is which.
-        original: its runs.
-        port: its runs.
+        together_: the correspondence of stages.
+        original: runs of the original.
+        port: runs of the port.
     """
     if port.wide is None:
         return (), (), ("bfloat16 is not compared: the port has no float64 to compare it with",)
@@ -84,8 +84,9 @@ def compare_narrow(
     )
     rows = []
     for stage in stages:
-        # What is no number fails, whether or not its rounding is known. Without any floor the port
-        # was not run under rounding, which a notice says; without its own, this was not measured.
+        # NaN fails whether or not its floor is known. If no floor is known at all, the port could
+        # not be perturbed, which a notice reports; if only this one is missing, the gate reports it
+        # as not measured.
         if floors or math.isnan(stage.port):
             bound = stage_bound(comparison.edge, Kind.BLOCK, stage.floor)
             rows.append(comparison.gate(stage.name, "rel_l2", stage.port, bound))
@@ -97,7 +98,7 @@ def compare_narrow(
 def _floors(
     port: SideRuns, truth: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the error that rounding explains, parameters in bfloat16 included; or why not."""
+    """Return the error explained by rounding, bfloat16 parameters included; or why unknown."""
 
     def moved(seed: int) -> Mapping[str, np.ndarray]:
         stages = port.run(Run(Precision.BFLOAT16, Rounding.OPERATIONS, seed)).stages

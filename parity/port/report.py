@@ -1,4 +1,4 @@
-"""What a comparison of a port says, for a program and as text for a person.
+"""Report of a port comparison, for programs and as text for people.
 
 Source: docs/your-own-port.md "Reading a report".
 """
@@ -23,14 +23,14 @@ from parity.port.narrow import NarrowStage
 from parity.port_tolerances import PortEdge
 
 AROUND = 3
-"""Stages shown before and behind the one where a difference starts."""
+"""Stages shown before and after the one where a difference starts."""
 ELEMENTS = 3
-"""Elements shown of it."""
+"""Elements of it that are shown."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Whether a port computes what its original does, and if not, where that starts."""
+    """Whether a port computes what its original does, and if not, where the difference starts."""
 
     title: str
     measurements: tuple[Measurement, ...]
@@ -38,53 +38,53 @@ class Report:
     matching: Matching
     place: Place
     narrow: tuple[NarrowStage, ...]
-    """Both sides in bfloat16; empty where that was not asked or does not run."""
+    """Errors of both sides in bfloat16; empty if not requested or not possible."""
     notices: tuple[str, ...]
-    """What a reader should know, such as what could not run."""
+    """Notices for the reader, such as what could not run."""
     ledger: tuple[Entry, ...]
-    """Each result and derivative of the original: compared, or the reason why not."""
+    """Each output and derivative of the original: compared, or the reason why not."""
     untransposed: Mapping[str, str] = field(default_factory=dict)
-    """Square matrices that lie the other way than conventions say, by the port's name."""
+    """Square matrices laid out against their conventions, with a note, by the port's name."""
 
     def __repr__(self) -> str:
-        """Return the answer: what a failing assertion shows of it."""
+        """Return the one-sentence answer, which a failing assertion shows."""
         return f"<Report: {self.sentence()}>"
 
     @property
     def holds(self) -> bool:
-        """Whether every gate holds, and a result of the original was compared at all."""
+        """Whether every gate passes, and at least one output of the original was compared."""
         return first_divergence(self.measurements) is None and has_output(self.ledger)
 
     @property
     def left_out(self) -> tuple[Entry, ...]:
-        """Results and derivatives of the original that were not compared, with reasons."""
+        """Outputs and derivatives of the original that were not compared, with reasons."""
         return tuple(entry for entry in self.ledger if not entry.compared)
 
     @property
     def contract(self) -> tuple[Gate, ...]:
-        """The gates that a run of this comparison must hold, one for each pair and edge.
+        """The gates that a run of this comparison must measure, one for each pair and edge.
 
-        Pairs are found from values, so they are known once both sides ran. That no result or
-        derivative of the original is silently left out is what `ledger` says.
+        Pairs are found from values, so they are known only after both sides ran. `ledger` ensures
+        that no output or derivative of the original is left out silently.
         """
         return tuple(dict.fromkeys(map(Gate.of, self._gates())))
 
     @property
     def culprit(self) -> Stage | None:
-        """The first stage that is wrong fed the right inputs; None where all gates hold."""
+        """The first stage that is wrong given correct inputs; None if all gates pass."""
         return None if self.holds else self.place.culprit
 
     @property
     def failures(self) -> tuple[Measurement, ...]:
-        """The gates that do not hold."""
+        """The gates that fail."""
         return tuple(m for m in self.measurements if m.verdict is Verdict.FAIL)
 
     @property
     def wrong_derivatives(self) -> tuple[str, ...]:
-        """Parameters whose derivatives are wrong, the one that is used last first.
+        """Parameters with wrong derivatives, the one used last in the forward pass first.
 
-        Derivatives come in from behind: what is wrong about one is wrong in all that is used before
-        it, so the first name is where that starts.
+        Derivatives are computed backwards: an error in one affects all parameters used before it,
+        so the first name is where the error starts.
         """
         quantities = (Quantity(m.quantity) for m in self.failures)
         names = dict.fromkeys(q.name for q in quantities if q.role is Role.GRADIENT)
@@ -97,7 +97,7 @@ class Report:
         return max(rows, key=lambda m: _order(m.fraction), default=None)
 
     def text(self) -> str:
-        """Return all of it as a person wants to read it: the answer first."""
+        """Return the whole report as text, the answer first."""
         return "\n".join([self.sentence(), "", *self._edges(), *self._place(), *self._rest()])
 
     def sentence(self) -> str:
@@ -126,7 +126,7 @@ class Report:
         if first.verdict is Verdict.NOT_COMPARABLE:
             return f"{self.title}: {first.quantity} was not compared: {first.note}"
         note = f": {first.note}" if first.note else ""
-        return f"{self.title}: {first.quantity} fails on {first.edge}, no stage on its own{note}"
+        return f"{self.title}: {first.quantity} fails on {first.edge}, no single stage does{note}"
 
     def _gates(self) -> list[Measurement]:
         return [m for m in self.measurements if m.verdict is not Verdict.INFO]
@@ -169,7 +169,7 @@ class Report:
         return lines + self._source()
 
     def _source(self) -> list[str]:
-        """Return the lines that make the culprit wrong, with the text around them."""
+        """Return the source lines that make the culprit wrong, with the text around them."""
         operation, lines = self.place.operation, []
         if operation is None:
             return lines
@@ -201,10 +201,10 @@ class Report:
                 f"{last.original:.1e} in the original"
             )
         if not self.holds:
-            # Equal values pass for right until something is wrong: then they are suspects.
+            # Equal values in odd places pass as correct until something is wrong.
             suspects = irregularities(self.matching.pairs)
             lines += [f"parameter {name}: {note}" for name, note in suspects.items()]
-            # Other layouts than the convention's are right where nothing differs at their use.
+            # An unconventional layout is correct if nothing differs where the parameter is used.
             at = self.place.stages.index(self.culprit) if self.culprit is not None else None
             stages = [stage.name for stage in self.place.stages]
             lines += [
@@ -218,9 +218,10 @@ class Report:
 
 
 def first_use(parameter: str, stages: Sequence[str]) -> int:
-    """Return which stage of a list in order of execution is the first that a parameter can be in.
+    """Return the index of the first stage that can use a parameter; -1 if none can.
 
-    That is the first of its own module, or of the nearest module around it that has stages.
+    That is the first stage of its own module, or of the nearest enclosing module with stages.
+    Stages are in order of execution.
     """
     parts = parameter.split(".")[:-1]
     while parts:

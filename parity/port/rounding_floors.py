@@ -1,4 +1,4 @@
-"""Noise floors of both sides of a port, by stage and derivative, and the bounds made of them.
+"""Noise floors of both sides of a port, by stage and derivative, and the bounds derived from them.
 
 Source: docs/your-own-port.md "What a tolerance is made of".
 """
@@ -23,13 +23,14 @@ from parity.port.hidden import Hidden, Squares, hidden
 from parity.port_tolerances import NARROWING, PORTS, PortEdge
 from parity.sides.side import Rounding
 
+# A response is a norm over all elements of a stage, and four of them agree within some ten per
+# cent; the factors of the tolerance table are 6 and more.
 SEEDS = 4
-"""Runs by which a floor is measured. A response is a norm over all elements of a stage, and four of
-them agree within some ten per cent; the factors of the table are 6 and more."""
+"""Number of runs that measure a noise floor."""
+# Of seven healthy pairs the largest ratio was 2.3 at any stage (variances as differences of squares
+# against sums of squares, means near 0). Such a variance with a mean of 30 deviations has 68.
 COSTLY = 8.0
-"""Floors of a port over its original's from which that is told. Of seven healthy pairs the largest
-was 2.3 at any stage (variances as differences of squares against sums of squares, means near 0);
-such a variance under a mean of 30 deviations has 68."""
+"""Warn when the port's noise floor exceeds the original's by this factor."""
 Arrays = Mapping[str, np.ndarray]
 Floors = dict[str, float]
 
@@ -46,13 +47,13 @@ def responses_of(
     seeds: int = SEEDS,
     squares: Squares | None = None,
 ) -> Floors:
-    """Return the root mean square, over seeds, of the norm of the change of each array.
+    """Return the root mean square, over seeds, of the norm of each array's change.
 
     Args:
-        exact: What nothing was moved in.
-        moved: The same moved by the signs of a seed.
-        seeds: How many.
-        squares: Gets the change of each element.
+        exact: unperturbed values.
+        moved: returns the values perturbed by the signs of a seed.
+        seeds: number of seeds.
+        squares: accumulates the change of each element.
     """
     responses: dict[str, list[float]] = {name: [] for name in exact}
     for seed in range(seeds):
@@ -60,7 +61,7 @@ def responses_of(
         if squares is not None:
             squares.add(exact, noisy)
         for name, value in exact.items():
-            # An infinity masks; how far it moves is no question.
+            # An infinity is a mask; its change is irrelevant.
             counts = np.isfinite(value)
             responses[name].append(relative_l2(noisy[name][counts], value[counts], 1.0))
     return {name: floor(values) for name, values in responses.items()}
@@ -73,13 +74,13 @@ def norms_of(arrays: Arrays) -> Floors:
 
 @dataclass(frozen=True)
 class Noise:
-    """A side in float64 and its response to rounding, as norms by quantity.
+    """Norms of a side's float64 values, and of their response to rounding, by quantity.
 
     Attributes:
         norms: L2 norm of each quantity.
-        responses: Root mean square of the norm of its change, by what is perturbed; empty where
-            the side cannot be perturbed.
-        squares: Mean square of the change of each element, likewise.
+        responses: root mean square of the norm of its change, by kind of perturbation; empty if the
+            side cannot be perturbed.
+        squares: mean square of the change of each element, likewise.
     """
 
     norms: Floors = field(default_factory=dict)
@@ -92,33 +93,34 @@ class Noise:
         return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
 
     def is_rounding(self, name: str) -> bool:
-        """Whether a quantity is 0 up to the rounding of float64.
+        """Return whether a quantity is 0 up to float64 rounding.
 
-        A bias before a softmax has the derivative 0, which is computed as a sum that cancels. The
-        error of a sum is at most n eps times the sum of its absolute terms (Higham 2002, 4.2),
-        whatever the sum is; the response to rounding every term measures that. A norm that the
-        tolerance of float64 allows as the error of such a sum is no information.
+        A bias before a softmax has derivative 0, computed as a sum that cancels. The error of a sum
+        is at most n eps times the sum of its absolute terms (Higham 2002, 4.2), whatever the sum
+        is; the response to rounding every term measures that. A norm that the float64 tolerance
+        would accept as the error of such a sum carries no information.
         """
         response = self.responses.get(Rounding.OPERATIONS, {}).get(name, math.nan)
         return self.norms[name] <= _factor(stage_kind(name)) * NARROWING * response
 
 
 def together(*floors: Mapping[str, float]) -> Floors:
-    """Return the floor of a difference of independent errors: the root of the sum of squares."""
+    """Combine noise floors of independent errors: the root of the sum of squares."""
     names = dict.fromkeys(name for each in floors for name in each)
     return {name: math.hypot(*(each.get(name, math.nan) for each in floors)) for name in names}
 
 
 def narrowed(floors: Mapping[str, float]) -> Floors:
-    """Return what float64 rounds where float32 rounds `floors`."""
+    """Convert float32 noise floors to those of float64."""
     return {name: value * NARROWING for name, value in floors.items()}
 
 
 def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | None:
-    """Return a notice of where float32 costs the port far more than the original, if it does.
+    """Return a notice of where float32 costs the port far more than the original; None if nowhere.
 
-    Each side is held to what its own operations round, so an algorithm that loses digits explains
-    its loss: the variance as a difference of squares, of numbers with a large mean, is one.
+    Each side is checked against the rounding of its own operations, so an algorithm that loses
+    digits is not reported otherwise. An example is the variance as a difference of squares of
+    numbers with a large mean.
     """
     known = [name for name in port if original.get(name, 0.0) > 0]
     first = next((name for name in known if port[name] > COSTLY * original[name]), None)
@@ -126,22 +128,22 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
         return None
     return (
         f"float32 costs the port {port[first] / original[first]:.0f} times what it costs the "
-        f"original from {first} on, by the operations it is made of: a way to compute it that "
-        "loses digits, or decides by a number that one rounding turns"
+        f"original from {first} on: there its algorithm loses digits, or branches on a number that "
+        "rounding changes"
     )
 
 
 @dataclass(frozen=True)
 class PortBounds:
-    """The bounds of one port: the table's factors of the floors of each edge.
+    """Bounds of one port: multiples of the noise floors of each edge, from the table.
 
     Attributes:
-        floors: Noise floors by quantity, relative to its scale.
-        scales: Norms by which errors are divided too, by quantity: that of the reference in
-            float64, or that of the terms where they cancel in it.
-        cancelled: Quantities whose scale is that of their terms (`Noise.is_rounding`).
-        original: Response of the original's elements, and the port's.
-        port: Likewise.
+        floors: noise floors by quantity, relative to its scale.
+        scales: norms that errors are divided by, by quantity: the norm of the float64 reference, or
+            that of its terms where they cancel.
+        cancelled: quantities whose scale is that of their terms (`Noise.is_rounding`).
+        original: noise of the original, which holds the responses of its elements.
+        port: likewise of the port.
     """
 
     floors: Mapping[Edge, Mapping[str, float]]
@@ -153,10 +155,10 @@ class PortBounds:
 
     @classmethod
     def of(cls, original: Noise, port: Noise) -> PortBounds:
-        """Return the bounds of two sides.
+        """Derive the bounds from the noise of two sides.
 
-        Floors of two sides are added as norms and then divided by one scale. Relative ones could
-        not be added: the derivative of one side may be 0 in float64, that of the other rounding.
+        Floors of two sides are added as norms and then divided by one scale. Relative floors could
+        not be added: a derivative may be 0 in float64 on one side and rounding on the other.
         """
         sides = {"original": original, "port": port}
         floors: dict[Edge, Floors] = {}
@@ -168,8 +170,9 @@ class PortBounds:
             zero = frozenset(name for name in reference.norms if reference.is_rounding(name))
             own = [s.responses.get(Rounding.OPERATIONS, {}) for s in (left, right)]
             own = own[:1] if left is right else [each for each in own if each]
-            # Rounding moves each term by a unit roundoff of it: over that, the response is their
-            # norm. Where nothing rounds there are no terms, and a tolerance of 0 on any scale.
+            # Rounding perturbs each term by one unit roundoff, so the response over the unit
+            # roundoff is the norm of the terms. Where nothing rounds there are no terms, and the
+            # tolerance is 0 on any scale.
             terms = {name: x / UNIT_ROUNDOFF for name, x in together(*own).items()}
             norms = {n: terms.get(n, x) if n in zero else x for n, x in reference.norms.items()}
             scales[edge] = {n: x if x > 0 and math.isfinite(x) else 1.0 for n, x in norms.items()}
@@ -178,24 +181,24 @@ class PortBounds:
         return cls(floors, scales, cancelled, original, port)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 that passes; NaN where no floor was measured."""
+        """Return the largest relative L2 that passes; NaN if no floor was measured."""
         floor = self.floors.get(edge, {}).get(quantity, math.nan)
         if quantity in self.cancelled.get(edge, ()):
-            # The absolute part of a rule is a share of the quantity itself, which is 0.
+            # The absolute part of a rule is relative to the quantity itself, which is 0.
             return _factor(kind, edge) * floor
         return stage_bound(edge, kind, floor)
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest value of a metric other than relative L2 that passes."""
+        """Return the largest value of another metric that passes; NaN without a rule."""
         row = rule(PORTS, edge, kind, metric)
         return math.nan if row is None else row.absolute
 
     def hidden(
         self, edge: Edge, kind: Kind, quantity: str, actual: np.ndarray, expected: np.ndarray
     ) -> Hidden | None:
-        """Return the elements that larger ones hide and that are furthest from passing.
+        """Return the elements hidden by larger ones that are furthest from passing.
 
-        None where nothing is hidden, no floor was measured, or the elements are no numbers.
+        None if nothing is hidden, no floor was measured, or elements are not finite.
         """
         squares = self._squares(edge, quantity)
         row = rule(PORTS, edge, kind)
@@ -216,7 +219,7 @@ class PortBounds:
         )
 
     def _squares(self, edge: Edge, quantity: str) -> np.ndarray | None:
-        """Return the square of each element's noise floor on an edge, as `_by_edge` of norms."""
+        """Return the square of each element's noise floor on an edge, combined as in `_by_edge`."""
         operations, tables = (
             [s.squares.get(kind, {}).get(quantity) for s in (self.original, self.port)]
             for kind in (Rounding.OPERATIONS, Rounding.CONSTANTS)
@@ -238,11 +241,11 @@ def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray |
 
 
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
-    """Return the bound of a quantity by its floor; see `PortBounds`."""
+    """Return the bound of a quantity with this noise floor; see `PortBounds`."""
     row = rule(PORTS, edge, kind)
     if row is None or row.noise_factor:
         return bound_from(row, floor)
-    # Float64 against float64: what is float32 on either side all the same has a floor too.
+    # Float64 against float64: values that are float32 on either side anyway have a floor too.
     bound = max(row.absolute, _factor(kind, edge) * floor)
     return bound if not math.isnan(floor) else math.nan
 
@@ -250,7 +253,7 @@ def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
 def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
     """Return how many noise floors pass on an edge; NaN without a rule.
 
-    The rules of float64 have no factor: rounding passes there as on edges of one float32 side.
+    Float64 rules have no factor: they use that of edges with one float32 side.
     """
     row = rule(PORTS, edge, kind)
     if row is None or row.noise_factor:
@@ -259,7 +262,7 @@ def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
 
 
 def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
-    """Return the response of each edge: of the left side's error, or of both."""
+    """Return the response of each edge: that of the left side's error, or of both sides."""
     o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
     tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]
     tables = [each for each in tables if each]

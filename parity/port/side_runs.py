@@ -1,4 +1,4 @@
-"""The runs of one side of a port that a comparison needs."""
+"""The runs of one side of a port comparison."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from parity.sides.projection import Valid, only_valid
 from parity.sides.side import Precision, Rounding, Run, Side, SideError, Trace
 
 MASK = 1e30
-"""Size from which on a number stands for none: what is added to scores that are not to count."""
+"""Magnitude from which a number is a mask, such as one added to scores to exclude them."""
 
 
 class SideRuns:
-    """One side: as it is, in float64 where it can, and moved by rounding.
+    """Runs of one side: unmodified, in float64 if possible, and perturbed by rounding.
 
     Args:
-        side: what runs.
-        valid: positions that mean something; see `Valid`.
+        side: the side to run.
+        valid: meaningful positions; see `Valid`.
         whose: `original` or `port`, for messages.
-        masked_outputs: whether results hold masks on purpose, as intermediates may.
-        left_out: results that are not compared: these, and what is below them.
+        masked_outputs: whether outputs contain masks on purpose, as intermediates may.
+        left_out: outputs that are not compared, including everything below them.
 
     Raises:
-        SideError: the side refuses its inputs.
+        SideError: the side rejects its inputs.
         ExitError: the side ended the program.
     """
 
@@ -46,9 +46,9 @@ class SideRuns:
         self.shared: frozenset[str] = frozenset()
         self.notices: tuple[str, ...] = ()
         self.masked: set[str] = set()
-        """Stages that have masks among their numbers."""
+        """Stages that contain masks."""
         self.dropped: dict[str, str] = {}
-        """Results that `left_out` names, each with the name there that covers it."""
+        """Outputs covered by `left_out`, each with the entry that covers it."""
         self.narrow = self.run(Run())
         self.unrepeatable = self._unrepeatable()
         self.wide: Trace | None = None
@@ -60,22 +60,23 @@ class SideRuns:
 
     @property
     def best(self) -> Trace:
-        """The most precise run there is."""
+        """The most precise run available."""
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run) -> Trace:
-        """Return a run, zero where positions are not valid and 1 or -1 where there is a mask.
+        """Run the side; set invalid positions to zero and masks to 1 or -1.
 
-        The lowest number of a dtype is another one in float64, and next to it no other counts.
+        A mask such as the lowest number of a dtype differs between dtypes, and would dominate every
+        norm.
         """
         with exits_named(self.name):
             trace = self._without_left_out(self.side.run(how))
         stages = only_valid(trace.stages, self.valid)
         for name, x in stages.items():
             if name in trace.outputs and not self.masked_outputs:
-                # A huge result is a result unless the case says that it is a mask.
+                # A huge output is an output unless the case declares masks.
                 continue
-            # Moved by rounding, the lowest number there is may become an infinity.
+            # Perturbed by rounding, the lowest number of a dtype may overflow to infinity.
             masks = (np.abs(x) >= MASK) & (np.isfinite(x) | (how.rounding is not None))
             if masks.any():
                 self.masked.add(name)
@@ -84,7 +85,7 @@ class SideRuns:
         return replace(trace, stages=stages, whole=trace.stages, exact=exact)
 
     def differentiate(self, cotangents: Mapping[str, np.ndarray]) -> None:
-        """Run again with derivatives, which all runs have from here on."""
+        """Run again with derivatives, which all later runs have too."""
         self.cotangents = dict(cotangents)
         self.narrow = self.run(Run(cotangents=self.cotangents))
         if self.wide is not None:
@@ -93,14 +94,14 @@ class SideRuns:
     def moved(
         self, rounding: Rounding, seed: int, forced: Mapping[str, np.ndarray] | None = None
     ) -> Trace:
-        """Return a float64 run moved by the signs of a seed; forced, it has no derivatives."""
+        """Return a float64 run perturbed by the signs of a seed; without derivatives if forced."""
         how = Run(Precision.FLOAT64, rounding, seed, shared=self.shared)
         if forced is None:
             return self.run(replace(how, cotangents=self.cotangents))
         return self.run(replace(how, forced=forced))
 
     def _without_left_out(self, trace: Trace) -> Trace:
-        """Return a run without the results that are not to be compared."""
+        """Return a run without the outputs that are not to be compared."""
         names = (*trace.outputs, *trace.exact, *trace.unread)
         dropped = {n: top for n in names if (top := covering(n, self.left_out)) is not None}
         if not dropped:
@@ -115,7 +116,7 @@ class SideRuns:
         )
 
     def _unrepeatable(self) -> str | None:
-        """Return the first stage that a second run computes otherwise, bit by bit."""
+        """Return the first stage whose bits differ in a second run; None if there is none."""
         again = self.run(Run())
         second = again.stages | again.exact
         for name, value in (self.narrow.stages | self.narrow.exact).items():
@@ -127,5 +128,6 @@ class SideRuns:
 
 
 def covering(name: str, names: Collection[str]) -> str | None:
-    """Return which of `names` a result is or lies below: `output.cache[0]` is in `output.cache`."""
+    """Return the entry of `names` that is or contains an output: `output.cache[0]` is in
+    `output.cache`."""
     return next((n for n in names if name == n or name.startswith((f"{n}.", f"{n}["))), None)
