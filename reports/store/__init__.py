@@ -1,5 +1,5 @@
-"""The run folder: its schema and migrations, how it is written aside and renamed, and how the
-measurements of many runs are queried as one table.
+"""The run folder: schema and migrations, atomic writing, and queries over many runs as one
+table.
 """
 
 from reports.store.manifest import Environment, Manifest, SuiteResult, read_manifest

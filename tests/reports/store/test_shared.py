@@ -237,7 +237,7 @@ def test_a_run_that_the_storage_refuses_is_kept_and_sent_later(
         raise OSError("the network went away")
 
     monkeypatch.setattr(shared, "deliver", refuse)
-    with pytest.raises(StoreError, match=r"network went away.*whole in .*unsent.*next command"):
+    with pytest.raises(StoreError, match=r"network went away.*complete in .*unsent.*next command"):
         write_run(copy, night(1))
     assert not objects(storage) and not list_runs(copy)[0]
     monkeypatch.setattr(shared, "deliver", deliver)
