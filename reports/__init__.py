@@ -1,4 +1,4 @@
-"""What a person sees in the morning: the run folder, its history, the verdict and the page.
+"""Storing, judging and showing runs: the run folder, history, verdict, page and command line.
 
 Source: docs/reports.md, docs/verdicts.md.
 """

@@ -202,7 +202,7 @@ def test_pinning_pins_a_run_as_a_diff_of_one_line_per_group(tmp_path: Path, clea
     folder = tmp_path / "pinned"
     good, better = nights(tmp_path / "runs", 1e-6, 2e-6)
     first = pin_run(good, "as measured", folder)
-    assert first.lines()[0] == "0 levels moved, 1 are new, 0 are gone"
+    assert first.lines()[0] == "0 levels moved, 1 are new, 0 were removed"
     before = first.path.read_text(encoding="utf-8").splitlines()
     assert pins.load("cpu", folder).pins == (first.pin,)
     second = pin_run(better, "twice as large, because", folder)
@@ -271,7 +271,7 @@ def test_a_slow_drift_is_found_against_the_pinned_run(
     assert words == [Word.PASS] + [Word.CHANGED] * 26 + [Word.REGRESSED] * 2
     told = cli("gate", "latest", "--out", tmp_path / "runs")
     assert told.exit_code == 1
-    assert f"held against run {pin.run}" in told.output
+    assert f"levels compared with run {pin.run}" in told.output
     # Against one other run nothing else counts, and the pinned one has a name.
     told = cli("gate", "latest", "--against", "pinned", "--out", tmp_path / "runs", "--json")
     assert json.loads(told.stdout)["baseline"] == pin.run

@@ -117,7 +117,7 @@ def test_what_recordings_cannot_answer_is_no_part_of_a_recorded_night(monkeypatc
     assert nightly_module.plan_of(replace(night, cases=("port/plain",))) == (PORT_PART,)
     kind("recorded")
     assert [part for part in live if part not in nightly_module.plan_of(night)] == [PORT_PART]
-    with pytest.raises(ValueError, match=r"port/plain asks megalodon-hf itself.*make reference"):
+    with pytest.raises(ValueError, match=r"port/plain needs megalodon-hf itself.*make reference"):
         nightly_module.plan_of(replace(night, cases=("length_c", "port/plain")))
 
 

@@ -208,9 +208,9 @@ def test_the_environment_of_a_night_on_workers_names_hosts_and_how_many_workers_
     assert rows["measured on m: EPYC, 4 threads, fingerprint f"] == "a, b"
     assert rows["measured on n: EPYC, 4 threads, fingerprint ?"] == "c"
     # The last worker of a part finished it, and only those before it died.
-    assert rows["workers that died, and another finished"] == "b: 2"
+    assert rows["workers that died and were replaced"] == "b: 2"
     nobody_died = dict(facts.machine(manifest(parts=[parts[0], parts[2]])))
-    assert "workers that died, and another finished" not in nobody_died
+    assert "workers that died and were replaced" not in nobody_died
 
 
 def test_a_case_says_what_held_and_what_was_not_compared_and_why():

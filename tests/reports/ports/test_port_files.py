@@ -58,7 +58,7 @@ def test_two_ports_of_one_title_are_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("name", "told"), [("no.py", "is not there"), ("", "is a folder")])
+@pytest.mark.parametrize(("name", "told"), [("no.py", "does not exist"), ("", "is a folder")])
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str, told: str) -> None:
     with pytest.raises(UserFileError, match=told), ports_of(tmp_path / name):
         pass
