@@ -153,8 +153,8 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             "looks",
             f"{len(document.get('steps') or ()):,} kept, one every {document.get('every')} steps",
         ),
+        ("cost of the watch", f"{100 * part:.2f} % of {seconds:,.0f} s{advice}"),
         ("skipped steps", f"{skipped:,} skipped by the optimiser or a loss scaler"),
-        ("steps left out", f"{skipped:,} that the optimiser or a loss scaler skipped"),
     ]
     if document.get("remedied"):
         facts.append(
