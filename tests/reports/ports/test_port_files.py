@@ -37,7 +37,7 @@ def test_several_ports_are_cases(tmp_path: Path) -> None:
         ("port = 1\n", "has no function `port`"),
         ("def port(): return None\n", "returned None: expected a parity.Port"),
         ("def port(): return ['a']\n", "returned a list of str: expected a parity.Port"),
-        ("def port(): return []\n", "returned no port at all"),
+        ("def port(): return []\n", "returned no port: expected"),
     ],
 )
 def test_a_file_that_names_no_port_is_told_what_was_expected(
