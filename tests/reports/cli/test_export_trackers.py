@@ -68,7 +68,10 @@ def test_names_of_curves_are_ones_that_trackers_take() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("mlflow", "--to", "x"), "mlflow takes its destination from MLFLOW_TRACKING_URI, not --to."),
+        (
+            ("mlflow", "--to", "x"),
+            "mlflow takes its destination from MLFLOW_TRACKING_URI, not --to.",
+        ),
         (("junit", "--history"), "--history is for mlflow and wandb; junit takes one run"),
     ],
 )

@@ -327,7 +327,7 @@ def test_meshes_are_rows_and_the_one_that_parts_comes_first_with_its_reason():
     assert good["start"] == good["note"] == "" and good["cells"][0]["share"] == "50 %"
     assert bad["cells"][1] is None
     page = render(night, decide(night, None), History())
-    assert "&lt;q&gt;" in page and "1 of 2 part from one device" in page
+    assert "&lt;q&gt;" in page and "1 of 2 differ from one device" in page
     assert marks.section_of(night.measurements[3]) == "meshes"
 
 
