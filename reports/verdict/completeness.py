@@ -68,7 +68,7 @@ def lacking(run: Run, found: Breaches, old_schema_may_pass: bool = False) -> str
     without = sorted(known - planned - WITHOUT_GATES)
     if without or not planned <= known:
         names = ", ".join(label(name, 40) for name in without or sorted(planned - known))
-        what = "has no gate in the contract" if without else "is in the contract but did not run"
+        what = "has no gate in the contract" if without else "is in the contract but not in the run"
         return f"Nothing failed, but suite {names} {what}. Measure again."
     return ""
 

@@ -104,7 +104,7 @@ def test_a_processor_that_cannot_be_read_equals_none(tmp_path: Path, monkeypatch
     assert fingerprint(unknown.manifest.environment) is None
     [comparison] = compare_with_pins(unknown, levels_of(unknown, {}), [pin_of(unknown, {})])
     assert not comparison.same
-    assert "cannot be read" in decide(unknown, None).sentence
+    assert "cannot be identified" in decide(unknown, None).sentence
 
 
 @pytest.mark.parametrize(

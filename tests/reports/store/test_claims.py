@@ -118,7 +118,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_folder(tmp_path: Path) -> None:
     store, _ = storage()
     assert machine(tmp_path, "a").listed() == []
     store.bucket = "another"
-    with pytest.raises(StoreError, match="make the bucket"):
+    with pytest.raises(StoreError, match="create the bucket"):
         machine(tmp_path, "a").listed()
 
 

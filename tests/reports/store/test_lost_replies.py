@@ -506,7 +506,7 @@ def test_an_error_that_is_an_answer_is_not_asked_again(tmp_path: Path) -> None:
     store.before = forbid
     for work in (machine(tmp_path, "a").listed, lambda: machine(tmp_path, "a").claim("x")):
         asked.clear()
-        with pytest.raises(StoreError, match="give credentials"):
+        with pytest.raises(StoreError, match="provide credentials"):
             work()
         assert len(asked) == 1
 

@@ -267,14 +267,14 @@ def test_what_cannot_be_reached_is_said(
 
     monkeypatch.setattr(Objects, "names", refuse)
     refused = cli("list", "--out", f"file://{tmp_path}/runs")
-    assert refused.exit_code == 2 and "give credentials" in refused.output
+    assert refused.exit_code == 2 and "provide credentials" in refused.output
 
 
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_said(machine: Any, server: str) -> None:
     for command in (("list",), ("nightly", "--case", "plain")):
         missing = cli(*command, "--out", "s3://no-such-bucket/runs")
-        assert missing.exit_code == 2 and "make the bucket" in missing.output
+        assert missing.exit_code == 2 and "create the bucket" in missing.output
 
 
 def test_what_is_here_is_asked_for_once(
