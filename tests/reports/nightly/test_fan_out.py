@@ -284,7 +284,7 @@ def test_parts_of_a_night_know_what_was_asked_for(options: Options) -> None:
 
 def test_what_does_not_go_with_an_executor_is_wrong_usage() -> None:
     for arguments, words in (
-        (("--executor", "local", "--shard", "1/2"), "leave out --shard"),
+        (("--executor", "local", "--shard", "1/2"), "omit --shard"),
         (("--no-resume",), "go with --executor"),
         (("--address", "auto"), "go with --executor"),
     ):
