@@ -90,8 +90,8 @@ def worse(changes: Sequence[Change], counts: Counts) -> str:
     first = next(c for c in changes if c.what in (What.WORSE, What.DRIFTED))
     then, now = contrast(first.before, first.now)
     return (
-        f"All {count(counts.gates, 'gate')} hold, but {count(counts.worse, 'value')} left what was "
-        f"measured before. The gravest is {place(first)}: {metric_name(first.metric)} {then} → "
+        f"All {count(counts.gates, 'gate')} hold, but {count(counts.worse, 'value')} left their "
+        f"history or level. The worst is {place(first)}: {metric_name(first.metric)} {then} → "
         f"{now}, {first.note}."
     )
 
@@ -109,7 +109,7 @@ def incomplete(run: Run, missing: Sequence[str]) -> str:
     reason = f": {label(first.reason, 120)}" if first.reason else ""
     more = f" {count(len(partial) - 1, 'more suite')} did not finish." if len(partial) > 1 else ""
     return (
-        f"Nothing failed, but suite {label(first.name, 40)} is not whole "
+        f"Nothing failed, but suite {label(first.name, 40)} is incomplete "
         f"({label(first.status, 40)}): {first.executed} of {first.planned} checks "
         f"executed{reason}.{more}"
     )

@@ -148,7 +148,7 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
     monkeypatch.setattr(nightly_module, "run_controls", missed)
     outcome = nightly(Options(tmp_path / "all", reference="recorded"), quiet)
     assert outcome.decision.word is Word.INCOMPLETE
-    assert "suite controls is not whole (failed): 1 of 2 checks" in outcome.decision.sentence
+    assert "suite controls is incomplete (failed): 1 of 2 checks" in outcome.decision.sentence
     # A few cases are asked for to answer a question about those cases.
     outcome = nightly(Options(tmp_path / "one", ("length_c",), "recorded"), quiet)
     assert outcome.decision.word is Word.PASS

@@ -90,7 +90,7 @@ def test_a_suite_executes_exactly_what_it_planned_and_plans_something(counts):
     ]
     night = replace(NIGHT, manifest=replace(NIGHT.manifest, suites=tuple(suites)))
     decision = decide(night, None)
-    assert decision.word is Word.INCOMPLETE and "suite parity is not whole" in decision.sentence
+    assert decision.word is Word.INCOMPLETE and "suite parity is incomplete" in decision.sentence
 
 
 def test_a_suite_and_its_contract_go_together():
