@@ -17,8 +17,7 @@ STEP = (2, 128)
 
 
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
-    """Return token ids (2, 128) int32 for one step: the first bytes of a text, or random ids
-    without.
+    """Return token ids (2, 128) int32 for one step, from the start of a text or random.
 
     Raises:
         FileNotFoundError: the text does not exist.

@@ -36,9 +36,7 @@ VERSION = 3
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one piece of work, one entry per round; the reference's are empty if it is
-    missing.
-    """
+    """Seconds of one piece of work, per round; the reference's are empty if it is missing."""
 
     first: float
     """Seconds of JAX's first call, which compiles."""
@@ -159,8 +157,7 @@ def length_timings(
 
 
 def identity(config: MegalodonConfig, length: int, environment: Environment, *more: object) -> str:
-    """Return a hash of everything except code and versions that determines the duration of the
-    work.
+    """Return a hash of all that determines the duration of the work, except code and versions.
 
     The whole processor counts: one name is sold with a dozen vector units. `more` is anything else
     that the work depends on.

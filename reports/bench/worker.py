@@ -22,9 +22,7 @@ FILE = Path(__file__)
 
 
 class WorkerError(RuntimeError):
-    """A worker could not start or ended early; the message ends with the last line of its
-    stderr.
-    """
+    """A worker could not start or ended early; the message has the last line of its stderr."""
 
 
 class Worker:

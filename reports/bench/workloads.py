@@ -119,8 +119,7 @@ def gemm_floor(config: MegalodonConfig, length: int) -> Work:
 
 
 def copy_floor(nbytes: int, rounds: int, megabytes: int = 256) -> tuple[float, ...]:
-    """Return the seconds that copying `nbytes` bytes takes, per round, from copies of `megabytes`
-    MiB.
+    """Return the seconds to copy `nbytes` bytes, per round, from copies of `megabytes` MiB.
 
     Read and write count once. The copies are made on JAX's device.
     """
@@ -183,8 +182,7 @@ def inputs(
 def reference_workloads(
     model: MegalodonForCausalLM, ids: np.ndarray, autocast: bool = False
 ) -> dict[str, Work]:
-    """Return the reference's work with the weights of `model`, optionally with autocast to
-    bfloat16.
+    """Return the reference's work with the weights of `model`; `autocast` to bfloat16.
 
     Raises:
         ReferenceUnavailableError: megalodon-hf cannot run here.

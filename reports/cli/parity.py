@@ -91,9 +91,7 @@ def parity(ctx, torch_path, jax_path, as_json, quiet, **fields) -> None:
 @click.option("--fault", type=FAULT, help="Plant a known bug first.")
 @click.pass_context
 def explain(ctx, case: str, fault: str | None) -> None:
-    """Show where CASE first leaves the oracle, whether it starts there, and which parameters
-    act.
-    """
+    """Show where CASE leaves the oracle, whether it starts there, and which parameters act."""
     unchecked()
     from parity.faults import by_name as fault_by_name
     from parity.megalodon.cases import by_name

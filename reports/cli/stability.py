@@ -171,8 +171,7 @@ def _check_together(ctx: click.Context, subject: str | None) -> None:
 @quiet_option
 @click.pass_context
 def activations(ctx, path, text, as_json, quiet) -> None:
-    """Report which activations and gradients of the checkpoint PATH leave narrow formats in one
-    step.
+    """Report the values in one step of the checkpoint PATH that leave narrow formats.
 
     Measures ranges of every named intermediate, its derivative and every gradient, and for each
     head the largest attention logit and the entropy.

@@ -64,9 +64,7 @@ NEWEST = 5
 
 
 def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float], bool]:
-    """Return the seconds of each part, and whether they are from a night on this kind of
-    processor.
-    """
+    """Return the seconds of each part, and whether this kind of processor measured them."""
     here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
     for folder in sorted(run_folders(out), reverse=True)[:NEWEST]:
         try:

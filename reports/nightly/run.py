@@ -236,9 +236,7 @@ def select_cases(options: Options) -> list[Case]:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint:
-    """Return the given checkpoint or the committed one, with held-out text from its folder if
-    any.
-    """
+    """Return the given checkpoint or the committed one, with its own held-out text if any."""
     folder = folder or BYTE_LM
     own = folder / "heldout.txt"
     return Checkpoint(folder, own if own.is_file() else BYTE_LM / "heldout.txt")

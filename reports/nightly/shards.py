@@ -51,8 +51,7 @@ class Shard:
         return shard
 
     def part_of(self, plan: Sequence[str]) -> tuple[str, ...]:
-        """Return every `count`-th part of a plan, starting at `index`: neighbours cost about the
-        same.
+        """Return every `count`-th part of a plan from `index` on: neighbours cost about the same.
 
         Raises:
             ValueError: there are more shards than parts.

@@ -212,9 +212,7 @@ def run_known_differences(
 
 
 def run_products(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
-    """Compare every GEMM backend, or only the selected ones, with float64 products of its
-    inputs.
-    """
+    """Compare every GEMM backend, or only the selected ones, with float64 products."""
     suite = SuiteRun(SUITE_OF[PRODUCTS_PART], planned=len(only or BACKENDS))
     suite.contract = [gate for gate in product_gates() if not only or gate.case in only]
     with _breakdowns_named(suite):
@@ -281,9 +279,7 @@ def run_port(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteR
 
 
 def run_mesh(_: Reference, report: Report, only: Collection[str] = ()) -> SuiteRun:
-    """Compare training on one device with meshes of eight, for all subjects or the selected
-    ones.
-    """
+    """Compare training on one device with meshes of eight, for all or the selected subjects."""
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
         suite.contract = list(mesh_contract.gates(only))
@@ -334,9 +330,7 @@ def run_stability(
 
 
 def run_controls(reference: Reference, report: Report) -> SuiteRun:
-    """Plant the control faults; one that the triangle does not detect leaves the suite
-    incomplete.
-    """
+    """Plant the control faults; a missed one leaves the suite incomplete."""
     suite = SuiteRun(SUITE_OF[CONTROLS_PART], planned=len(CONTROLS))
     with _breakdowns_named(suite):
         texts = [t for _, t in missed(Suite(reference, device=device_kind()), NoiseFloors.load())]

@@ -187,16 +187,12 @@ def _judged(entry: Entry) -> bool:
 
 
 def _healthy(entry: Entry) -> bool:
-    """Return whether a run is evidence about its code: no planted fault and no selection of
-    cases.
-    """
+    """Return whether a run has no planted fault and no selection of cases."""
     return _judged(entry) and not (entry.fault or entry.selected)
 
 
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
-    """Return the word and sentence of the first screen: those of the newest complete night, if
-    any.
-    """
+    """Return the word and sentence of the first screen, from the newest complete night."""
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
     if not nights:

@@ -22,9 +22,7 @@ _NO_HISTORY = Markup('<span class="muted">no history yet</span>')
 
 
 def _level(value: float) -> float:
-    """Return log10 of a share, clipped to the range of a sparkline; values not finite become
-    inf.
-    """
+    """Return log10 of a share, clipped to the range of a sparkline; inf if it is not finite."""
     return math.log10(min(max(value, 1e-6), 1e12)) if math.isfinite(value) else math.inf
 
 
@@ -161,9 +159,7 @@ SCALE = 1.2
 
 
 def heat_map(heat: HeatMap) -> Markup:
-    """Draw a heat map with layers down and modules across; each cell prints
-    log10(error/tolerance).
-    """
+    """Draw a heat map, layers down and modules across; cells print log10(error/tolerance)."""
     left, top, wide, tall, gap = 64, 20, 66, 26, 2
     columns = len(heat.columns)
     span = columns * wide

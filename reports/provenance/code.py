@@ -1,6 +1,4 @@
-"""State at the start of a night: code, inputs and commit; checked during the night and at its
-end.
-"""
+"""State at the start of a night: code, inputs and commit, which must not change until its end."""
 
 from __future__ import annotations
 

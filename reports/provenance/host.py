@@ -71,9 +71,7 @@ def differences(now: Environment, then: Environment) -> tuple[str, ...]:
 
 
 def processor(environment: Environment) -> str:
-    """Name the processor of a run with family, model and stepping, or its GPU with what identifies
-    it.
-    """
+    """Name the processor of a run with family, model and stepping, or its GPU with its identity."""
     name, here = environment.device.name or UNKNOWN, environment.host
     fields = GPU_FIELDS if environment.device.kind == "cuda" else FIELDS[1:]
     parts = [f"{n} {here[n]}" for n in fields if here.get(n, UNKNOWN) != UNKNOWN]

@@ -32,9 +32,7 @@ class Outcome:
     """None for a shard, which is judged after merging."""
     folder: Path
     against: tuple[str, ...] = ()
-    """One line for each run that levels were compared with, each unusable pin and each damaged
-    run.
-    """
+    """One line for each run that levels were compared with, each unusable pin, each damaged run."""
 
     @property
     def page(self) -> Path:

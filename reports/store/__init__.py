@@ -1,6 +1,4 @@
-"""The run folder: schema and migrations, atomic writing, and queries over many runs as one
-table.
-"""
+"""The run folder: schema and migrations, atomic writing, and queries over many runs."""
 
 from reports.store.manifest import Environment, Manifest, SuiteResult, read_manifest
 from reports.store.query import Table

@@ -64,9 +64,7 @@ def _typing_error(text: str) -> str:
 
 
 def copy_of(address: str) -> Path:
-    """Return the local path for the copy of a folder on shared storage, whether or not it
-    exists.
-    """
+    """Return the path for the local copy of a folder on shared storage, existing or not."""
     address = address.rstrip("/")
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]

@@ -1,6 +1,4 @@
-"""Checks one run folder for listings: whether its files are unchanged, and a summary of its
-gates.
-"""
+"""Checks one run folder for listings: whether its files are unchanged, and its gates."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ class Examined:
     broken: int = 0
     work: str = ""
     rows: pa.Table | None = None
-    """Gates with recomputed verdicts and shares of tolerance; None for a run without
-    measurements.
-    """
+    """Gates with recomputed verdicts and shares of tolerance; None without measurements."""
 
 
 def examine(folder: Path, only: bool = False) -> Examined:
@@ -101,9 +97,7 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, int]:
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return the words of a column, starting with those of `Verdict`, and each row's index into
-    them.
-    """
+    """Return the words of a column, those of `Verdict` first, and each row's index into them."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     found = column.dictionary.to_pylist()

@@ -1,5 +1,4 @@
-"""The content of run.json: identity, environment and selection of a run, and the result of each
-suite.
+"""The content of run.json: identity, environment, selection and suites of a run.
 
 Source: docs/reports.md "Store".
 """
@@ -75,9 +74,7 @@ class Environment:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Read an environment from a document that contains its fields; missing ones are
-        unknown.
-        """
+        """Read an environment from a document with its fields; missing ones are unknown."""
         parts = _fields_of(cls, document)
         parts["device"] = Device(**_fields_of(Device, parts.get("device")))
         parts["reference"] = ReferenceInfo(**_fields_of(ReferenceInfo, parts.get("reference")))
@@ -248,9 +245,7 @@ class Manifest:
         return self.kind is RunKind.PYTEST and bool(self.ports) and alone
 
     def shares_subject(self, other: Manifest) -> bool:
-        """Return whether both runs have one kind, and at least one subject in common or both
-        none.
-        """
+        """Return whether both runs have one kind, and a common subject or none."""
         alike = self.subject == other.subject or bool(self.subject & other.subject)
         return self.kind is other.kind and alike
 
@@ -394,9 +389,7 @@ def _check_time(created: str, path: Path) -> None:
 
 
 def parse_manifest(content: bytes, path: Path) -> Manifest:
-    """Parse the bytes of a run.json, migrated to the current schema; raises like
-    `read_manifest`.
-    """
+    """Parse the bytes of a run.json and migrate it; raises like `read_manifest`."""
     document = parse_json(content, path)
     check_seal(document, path)
     document = migrate(document, path)

@@ -38,8 +38,7 @@ class Objects:
     """Path of the folder within the file system."""
 
     def names(self) -> list[str]:
-        """Return the visible folders, whether or not they are runs; empty if the root does not
-        exist.
+        """Return the visible folders, runs or not; empty if the root does not exist.
 
         Raises:
             FileNotFoundError: the parent of the root, such as a bucket, does not exist.
@@ -81,9 +80,7 @@ class Objects:
         return max((again(lambda p=path: self.files.modified(p)) for path in paths), default=None)
 
     def now(self) -> datetime:
-        """Return the current time by the clock of the storage, by writing and deleting a probe
-        object.
-        """
+        """Return the storage's time, by writing and deleting a probe object."""
         probe = f".partial-{uuid.uuid4().hex[:8]}"
         self.create(probe, b"")
         try:

@@ -82,9 +82,7 @@ class Storage:
             return
 
     def _may_grow(self, name: str) -> bool:
-        """Return whether a run of the copy may still get a page or a verdict, which are sent
-        last.
-        """
+        """Return whether a run of the copy may still get its page or verdict, which come last."""
         folder = self.copy / name
         with suppress(FileNotFoundError):
             young = time.time() - folder.stat().st_mtime < ABANDONED
@@ -109,8 +107,7 @@ class Storage:
             return self.objects.names()
 
     def get(self, paths: Sequence[str], folder: Path) -> None:
-        """Copy objects below the storage folder to the same relative paths below `folder`, in
-        parallel.
+        """Copy objects to the same relative paths below `folder`, in parallel.
 
         Missing objects are skipped. Raises like `listed`.
         """
@@ -123,9 +120,7 @@ class Storage:
             list(pool.map(one, paths))
 
     def put(self, file: Path, path: str) -> None:
-        """Upload a file below the storage folder, overwriting an existing one; raises like
-        `listed`.
-        """
+        """Upload a file below the storage folder, with overwriting; raises like `listed`."""
         with _refusals_named(self.address):
             self.objects.replace(path, file)
 
@@ -193,9 +188,7 @@ class Storage:
         self.tokens.pop(name, None)
 
     def delete(self, name: str) -> None:
-        """Delete a run. An interrupted deletion leaves no readable run, and `clean` completes
-        it.
-        """
+        """Delete a run; if interrupted it is unreadable, and `clean` completes the deletion."""
         with _refusals_named(self.address):
             remove(self.objects, name)
 

@@ -160,9 +160,7 @@ def drift_change(drift: Drift, comparison: PinComparison, run: Run) -> Change:
 
 
 def unseen_change(drift: Drift, comparison: PinComparison) -> Change:
-    """Return the change for a group that grew by more than `UNSEEN`, but by less than rounding
-    explains.
-    """
+    """Return the change for a group that grew by more than `UNSEEN`, but not beyond its limit."""
     note = (
         f"not comparable yet: {drift.what} of these gates, {drift.ratio:.2f} times that of "
         f"{pin_name(comparison)}; rounding between the machines explains {drift.limit:.2f}, and "

@@ -61,9 +61,7 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
 
 
 def suite_of(m: Measurement) -> str:
-    """Return the suite of a measurement; runs of older schemas do not store it, so it is
-    derived.
-    """
+    """Return the suite of a measurement, which is derived for runs of older schemas."""
     if m.suite:
         return m.suite
     if m.edge == PRODUCTS:

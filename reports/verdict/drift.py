@@ -108,9 +108,7 @@ class PinComparison:
 
     @property
     def unseen(self) -> tuple[Drift, ...]:
-        """One drift per wide group that grew more than `UNSEEN` within its limit, largest ratio
-        first.
-        """
+        """One drift per wide group that grew more than `UNSEEN` within its limit, largest first."""
         first: dict[Group, Drift] = {}
         left = {drift.group for drift in self.drifts}
         for drift in sorted(self.compared, key=lambda d: (-d.ratio, d.group, d.what)):

@@ -198,9 +198,7 @@ def _read(path: Path) -> Pin:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError on a repeated name, of which only the last would
-    count.
-    """
+    """Return a JSON object; raise ValueError on a repeated name, of which only one would count."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name occurs twice in one object")

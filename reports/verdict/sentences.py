@@ -66,9 +66,7 @@ def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[M
 
 
 def _shared(run: Run, failing: Sequence[Measurement]) -> str:
-    """Say what to suspect if JAX and the oracle agree with each other but not with the
-    reference.
-    """
+    """Say what to suspect if JAX and the oracle agree with each other but not the reference."""
     case = failing[0].case
     broken = {m.edge for m in failing if m.case == case}
     ours = {MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE}
@@ -149,9 +147,7 @@ def since(baseline: Run | None, environment: Sequence[str], changes: Sequence[Ch
 def against_one(
     run: Run, baseline: Run | None, environment: Sequence[str], changes: Sequence[Change]
 ) -> str:
-    """Say how a passing run compares with the one run that was requested, or that it passes
-    alone.
-    """
+    """Say how a passing run compares with the one requested run, or that it passes alone."""
     if baseline is None:
         gates = sum(m.verdict is not Verdict.INFO for m in run.measurements)
         return f"{selection(run)}All {count(gates, 'gate')} hold; {tightest(run)}."

@@ -33,8 +33,7 @@ class Since:
 
 
 def since_when(m: Measurement, run: Run, history: History) -> Since | None:
-    """Return since when a gate fails that fails in `run`; None if no earlier run measured the same
-    work.
+    """Return since when a failing gate of `run` fails; None without an earlier run of its work.
 
     Only the newest streak counts: if a gate passed in between, the streak starts after that. Runs
     that did not measure the gate are skipped, which widens the range of commits.

@@ -68,9 +68,7 @@ def _gates(document: Mapping[str, Any], run: Run) -> list[Measurement]:
 
 
 def _holds(document: Mapping[str, Any], run: Run) -> bool:
-    """Return whether a port holds: its report says so, it has at least one gate, and all gates
-    hold.
-    """
+    """Return whether a port's report says that it holds and all its gates, at least one, hold."""
     return bool(document["holds"]) and state_of(_gates(document, run)) == "pass"
 
 
@@ -263,9 +261,7 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return both sides in bfloat16; stages where the port is worst relative to the original
-    first.
-    """
+    """Return both sides in bfloat16, the stages where the port is relatively worst first."""
     if not stages:
         return None
     rows = [_narrow(stage) for stage in stages]

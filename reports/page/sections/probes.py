@@ -122,8 +122,7 @@ def _asks(f: Finding) -> bool:
 
 
 def audits(run: Run) -> list[dict]:
-    """Return one entry per probe other than survival: counts by severity, the findings to read, and
-    the others.
+    """Return one entry per probe except survival: counts by severity, and its findings.
 
     The dtype and value audits come first, and are listed even without any finding.
     """

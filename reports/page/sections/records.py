@@ -122,9 +122,7 @@ def _finding(f: Finding) -> tuple[float, tuple[Any, ...]]:
 
 
 def _column(name: str, values: Sequence[Any]) -> Any:
-    """Return numbers and ids unchanged, and texts as a list of distinct texts and indices into
-    it.
-    """
+    """Return numbers and ids unchanged, and texts as distinct texts with indices."""
     if name == "id":
         return list(values)
     if name in ("value", "tolerance"):

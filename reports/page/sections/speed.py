@@ -48,9 +48,7 @@ _PARTS: dict[str, tuple[str, str, str, Callable[[float], str]]] = {
 """For each metric: suffix of the line's name, the metrics of its two sides ("" if missing), and
 their format."""
 _LEVELS = (*_PARTS, "floor_ratio")
-"""Metrics that are searched for changes of level: ratios, which a slower machine does not
-change.
-"""
+"""Metrics that are tested for changes of level: ratios, which do not depend on machine load."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:

@@ -28,8 +28,7 @@ STEADY = 1.05
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return the worst share of tolerance of each edge over the nights, and the gates that moved
-    most.
+    """Return the worst share of tolerance of each edge over nights, and the gates that moved most.
 
     None without an earlier night.
     """

@@ -120,9 +120,7 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve per family of parameters: in percent, or if `scale` is 0 log10 of the
-    value.
-    """
+    """Return a curve per family of parameters, in percent, or log10 if `scale` is 0."""
     steps = document.get("steps") or []
     lines = []
     for i, (family, series) in enumerate((document.get("families") or {}).items()):

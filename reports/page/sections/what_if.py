@@ -74,9 +74,7 @@ def as_text(costs: Sequence[Cost]) -> str:
 
 
 def section(run: Run) -> dict[str, Any] | None:
-    """Return the data of the section: heat maps of the narrow formats, and a table of all
-    formats.
-    """
+    """Return the data of the section: heat maps of narrow formats, and a table of all formats."""
     rows = list(run.manifest.stability.get("what if") or ())
     if not rows:
         return None
