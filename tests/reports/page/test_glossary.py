@@ -63,7 +63,10 @@ def test_the_page_carries_the_document_itself() -> None:
 def test_every_entry_is_read_as_plain_text() -> None:
     words = glossary()
     assert len(words) == DOCUMENT.read_text(encoding="utf-8").count("\n- **")
-    assert words["gate"] == "a measurement that a tolerance decides; others only inform."
+    assert (
+        words["gate"]
+        == "a measurement with a tolerance, which decides the verdict; other measurements only inform."
+    )
     assert words["anchor"].endswith("may not drift from.")
     assert not any(re.search(r"[*`\]]|\.md", sentence) for sentence in words.values())
 
