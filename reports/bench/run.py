@@ -65,7 +65,7 @@ class Options:
     """Numbers of rows that are decoded and generated at a time."""
     bfloat16: bool = False
     other: Path | None = None
-    """Where `megalodon-jax` of the package index is installed (`reports.bench.other`)."""
+    """Folder or environment with `megalodon-jax` of the package index (`reports.bench.other`)."""
 
 
 def bench(options: Options, report: Report) -> Run:

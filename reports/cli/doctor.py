@@ -43,7 +43,7 @@ class Line:
     topic: str
     value: str
     advice: str = ""
-    """What to change; empty if nothing is wrong."""
+    """Advice; empty if nothing is wrong."""
     optional: bool = False
     """Whether numbers are correct even without following the advice."""
 

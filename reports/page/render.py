@@ -40,7 +40,7 @@ from reports.verdict.history import History
 DRILLED = 200
 """Failing tensors described element by element, first those where a difference starts."""
 SHOWN = 6
-"""Of these, the number shown without the script."""
+"""Number of these that are shown without the script."""
 _HERE = Path(__file__).parent
 _ESCAPE = "\\U0010ffff"
 """Longest escape of a single character."""

@@ -1,4 +1,4 @@
-"""Which gates began or ceased to fail in each of many runs.
+"""Gates that began or ceased to fail in each of many runs.
 
 A gate is followed through the runs of one kind that did the same work. Runs that did not measure it
 are skipped. A run with a planted fault is compared with earlier runs, but later runs are never

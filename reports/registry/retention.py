@@ -1,4 +1,4 @@
-"""Which stored runs may be deleted: old ones that nothing is compared with.
+"""Deletion of old runs that nothing is compared with.
 
 Source: docs/reports.md "Store".
 """

@@ -49,7 +49,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     timings: tuple[Timing, ...] = ()
     tensors: tuple[Deviation, ...] = ()
-    """Where and by how much the failed measurements differ."""
+    """Deviations of the failed measurements: where they differ and by how much."""
     explanations: tuple[Explanation, ...] = ()
     """Accounts of failed cases: where each first leaves the oracle, and whether it starts there."""
 

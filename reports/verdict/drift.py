@@ -187,7 +187,7 @@ def compare_with_pins(
     pins: Iterable[Pin],
     before: Mapping[Group, Level] | None = None,
 ) -> tuple[PinComparison, ...]:
-    """Compare a run's levels with the pin of its own machine and with the best pin of another.
+    """Compare a run's levels with the pin of its own machine and the best pin of another machine.
 
     Args:
         run: The measured run.

@@ -1,4 +1,4 @@
-"""Which sections of the page contain failures; marked in the navigation.
+"""Sections of the page that contain failures, for marks in the navigation.
 
 See docs/reports.md.
 """
