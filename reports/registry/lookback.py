@@ -58,6 +58,7 @@ _TICKS = "▁▂▃▄▅▆▇█"
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A run that can be queried.
+
     Attributes:
         manifest: manifest of the run.
         file: its measurements, as a path that DuckDB can read.

@@ -178,6 +178,7 @@ def _create_local(place: str, content: bytes, aside: str) -> None:
 
     fsspec's local file system checks and then writes, so two writers may both succeed and a reader
     may see half a file. A hard link can only be made if its name is free.
+
     Raises:
         FileExistsError: the file exists.
     """

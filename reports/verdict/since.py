@@ -1,5 +1,6 @@
 """When a gate began to fail: the last run in which it held, the first in which it failed, and
 the commits between them.
+
 Source: docs/verdicts.md "Since when".
 """
 

@@ -1,5 +1,6 @@
 """First divergences: the first failing stage of every case, since when it fails, and the
 account of the case that the night made.
+
 Pure functions from a run to plain data. Source: docs/reports.md "What broke, and where".
 """
 
