@@ -53,7 +53,7 @@ def test_a_file_that_names_no_port_is_told_what_was_expected(
 
 def test_two_ports_of_one_title_are_refused(tmp_path: Path) -> None:
     path = write_port(tmp_path, "\n\ndef port():\n    return [one(), one()]\n")
-    told = "several ports called mlp: give each a name or a case"
+    told = "several ports called mlp: give each a different name or case"
     with pytest.raises(UserFileError, match=told), ports_of(path):
         pass
 

@@ -253,7 +253,10 @@ def test_what_cannot_be_reached_is_said(
     # A folder that is made by whoever writes there first.
     assert (missing.exit_code, "no runs in file://" in missing.output) == (0, True)
     unknown = cli("list", "--out", "nothing://runs")
-    assert (unknown.exit_code, "installed that reads nothing://runs" in unknown.output) == (2, True)
+    assert (unknown.exit_code, "installed package that reads nothing://runs" in unknown.output) == (
+        2,
+        True,
+    )
     monkeypatch.setattr(
         "fsspec.url_to_fs", lambda *_, **__: (_ for _ in ()).throw(ImportError("Install s3fs"))
     )
