@@ -55,7 +55,7 @@ def unknown(what: str, value: str, names: Sequence[str], listed: str = "") -> st
         return f"no {what} {value!r}. Did you mean {' or '.join(map(repr, close))}?"
     if listed and len(names) > FEW:
         return f"no {what} {value!r}; `megalodon-numerics {listed}` lists all {len(names)}."
-    return f"no {what} {value!r}; expected {', '.join(names) or 'none'}."
+    return f"no {what} {value!r}; there are {', '.join(names) or 'none'}."
 
 
 def _triangle() -> list[str]:

@@ -159,7 +159,10 @@ def test_history_says_what_it_does_not_find(tmp_path: Path) -> None:
     nowhere = cli("history", "--out", f"{tmp_path}/none/*")
     assert (nowhere.exit_code, "nothing matches" in nowhere.output) == (2, True)
     unknown = cli("history", "--out", "nothing://runs")
-    assert (unknown.exit_code, "installed that reads nothing://runs" in unknown.output) == (2, True)
+    assert (unknown.exit_code, "installed package that reads nothing://runs" in unknown.output) == (
+        2,
+        True,
+    )
 
 
 def test_a_year_of_history_is_gathered_once(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_one_case_alone_can_be_compared_and_its_pins_written(tmp_path: Path) -> 
     path = write_port(tmp_path, CASES)
     options = "--out", tmp_path / "runs", "--quiet"
     refused = compare_by_command(path, "--write-pins", tmp_path / "pins.json", *options)
-    assert (refused.exit_code, "say --case, one of mlp/short, mlp/long" in refused.output) == (
+    assert (refused.exit_code, "with --case: mlp/short, mlp/long" in refused.output) == (
         2,
         True,
     )
