@@ -114,7 +114,7 @@ def merge_shards(
     known = {f"{i}/{count}": reason for i, reason in (reasons or {}).items()}
     if missing and not partial and not known.keys() >= set(missing):
         raise StoreError(
-            f"expected all {count} shards, but {', '.join(missing)} are missing; run them again, "
+            f"expected all {count} shards, but missing: {', '.join(missing)}; run them again, "
             "or merge the others with --partial: the verdict will be INCOMPLETE"
         )
     runs = [run for _, run in shards]

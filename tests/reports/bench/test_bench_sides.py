@@ -342,7 +342,7 @@ def test_an_environment_is_taken_by_its_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lengths", "2048"], "expected a length to compare with, as 2048,2048"),
+        (["--lengths", "2048"], "expected a second length to compare, such as 2048,2048"),
         (["--lengths", "2k,8k"], "expected integers such as 1,8,64, received '2k,8k'"),
         (["--rows", "0,8"], "expected integers such as 1,8,64, received '0,8'"),
     ],
